@@ -1,10 +1,6 @@
-// attention_bench.cpp -- attention of one row and of a chunk on the CPU, by KV format and context, and what
-// sealing takes.
-//
-//   attention_bench [formats] [cells] [heads/kv_heads/width] [threads]   lists separated by commas; defaults
-//   below
-// Layers follow each other as in a model, so many that no cache holds the cells of all. Each figure is the best
-// of many passes: us of a layer.
+// attention_bench.cpp -- times CPU attention of one row and of a chunk, and block sealing.
+//   attention_bench [formats] [cells] [heads/kv_heads/width] [threads]   lists, with commas
+// Enough layers alternate that no cache holds their cells. Figures: best pass, us per layer.
 
 #include <fmt/format.h>
 
@@ -35,7 +31,7 @@ struct Heads {
   int32_t heads = 8, kv_heads = 2, width = 256;
 };
 
-// A sequence of `cells` whose last `rows` are in the batch, certain.
+// A sequence of `cells` cells; its last `rows` are the certain rows of the batch.
 struct Sequence {
   std::vector<int32_t> position, sequence, parent, blocks;
   int32_t first = 0, rows, context, slot = 0;
@@ -88,7 +84,7 @@ class Layers {
     }
   }
   const std::vector<KvLayer>& all() const { return layers_; }
-  double seal_us() const { return seal_us_; }  // of a block
+  double seal_us() const { return seal_us_; }  // per block
 
  private:
   std::byte* take(int64_t size_bytes) {
@@ -97,7 +93,6 @@ class Layers {
     memory_.push_back(std::move(*made));
     return static_cast<std::byte*>(memory_.back().data());
   }
-  // f16 numbers between -2 and 2, small and large ones.
   std::byte* halves(int64_t size_bytes) {
     std::byte* at = take(size_bytes);
     uint32_t x = 1;
@@ -115,7 +110,7 @@ class Layers {
   double seal_us_ = 1e9;
 };
 
-// us of a layer: of each the best pass.
+// us per layer, best pass.
 double measure(Device& device, const Layers& layers, const Heads& heads, int32_t rows, int32_t cells) {
   const Sequence sequence(rows, cells);
   const int64_t width = int64_t{heads.heads} * heads.width;
@@ -133,7 +128,7 @@ double measure(Device& device, const Layers& layers, const Heads& heads, int32_t
                              {q.data(), DType::f32, rows, width, width}, {}, params, layers.all()[i],
                              sequence.batch);
       best[i] = std::min(best[i], now_s() - start);
-      if (rows > 1 && i == 1) break;  // bound by arithmetic: some layers tell as much as all
+      if (rows > 1 && i == 1) break;  // bound by arithmetic: a few layers suffice
     }
   }
   const auto end = rows > 1 ? best.begin() + std::min<int64_t>(2, std::ssize(best)) : best.end();

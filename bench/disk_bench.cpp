@@ -1,15 +1,13 @@
-// disk_bench.cpp -- what the disk tier of the prefix cache costs in a large directory.
+// disk_bench.cpp -- cost of the prefix cache's disk tier in a large directory.
 //
-//   disk_bench DIR [FILES] [BLOCKS]     default 50000 files of 40 blocks each; DIR is made anew and removed
+//   disk_bench DIR [FILES] [BLOCKS]     default 50000 files of 40 blocks; DIR is recreated, removed
 //
-// Blocks are of 64 bytes, so the directory is small and its files are many. Every second file hangs on the
-// one before it. Prints
-//   start       the first, which opens every file, and the one after it; memory of the index a block
-//   close       with nothing queued
-//   find        of a prefix that is there, and of one that is not
-//   store       new prefixes of 40 blocks with room, and at the limit: the engine's thread (begin_store and
-//               the call after its step), all that the writer does, and the longest load_state(), which the
-//               engine's thread asks while the writer works
+// Blocks have 64 bytes. Every second file extends the prefix of the one before it. Prints:
+//   start   first start, which opens every file; second start; index memory per block.
+//   close   with an empty queue.
+//   find    a stored prefix and a missing one.
+//   store   prefixes of 40 blocks, below and at the limit: time of the engine's thread, time
+//           of the writer, longest load_state() while the writer works.
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -58,7 +56,6 @@ struct Prefix {
   std::vector<PrefixHash> hashes;
 };
 
-// A file as the tier writes it, without its fsync: `blocks` blocks of `p` from `first` on.
 void make_file(const std::string& directory, int number, const Prefix& p, int32_t first, int32_t blocks) {
   DiskHeader header;
   header.flags = kDiskHasState;
@@ -81,7 +78,7 @@ void make_file(const std::string& directory, int number, const Prefix& p, int32_
 }
 
 struct Tier {
-  // Without the staging's memory, which is no part of a start.
+  // Leaves out the staging memory, which is not part of a start.
   Tier(const std::string& directory, uint64_t limit) {
     DiskOptions options;
     options.directory = directory;
@@ -115,7 +112,7 @@ void stores(Tier& t, const char* what, int count, uint32_t salt) {
     if (!room) fmt::print("not stored\n");
     const auto written = Clock::now();
     std::thread waiting([&] { t.tier->drain(); });
-    // As an engine that takes steps of 0.2 ms.
+    // Polls as an engine with steps of 0.2 ms would.
     while (t.tier->stats().stored + t.tier->stats().dropped < before + static_cast<uint64_t>(i) + 1) {
       const auto ask = Clock::now();
       t.tier->load_state();

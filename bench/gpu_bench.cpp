@@ -1,14 +1,11 @@
-// gpu_bench.cpp -- products, experts and top-k on the GPU at the shapes of real models: time, GB/s, TFLOP/s;
-// and how long pinned memory takes.
+// gpu_bench.cpp -- times GPU products, experts, top-k and pinned memory at real shapes.
 //
-// Method: each row is a recorded step of several calls, replayed and timed as a whole; weights rotate over
-// copies that together are at least 256 MB, so that they come from memory and not from the L2 cache; codes
-// and inputs are random. Best of five. GB/s counts the packed weights that a call must read, once; the share
-// is of a copy by a kernel measured in the same run. TFLOP/s counts 2 n k for each row of x.
+//   gpu_bench [filter [rows]]     only names with the filter; only this number of rows of x.
+//   gpu_bench --rows [filter]     us of the products of a decoding step of 27B and 35B-A3B by rows.
 //
-//   gpu_bench [filter [rows]]     only what has the filter in its name; only that many rows of x
-//   gpu_bench --rows [filter]     us of every product of a decoding step of 27B and 35B-A3B by rows of x,
-//                                 with the norms that go with them, and what a step of each adds up to
+// Best of five replays of a recorded step of several calls. Weights rotate over copies of at least
+// 256 MB, so they do not come from the L2 cache. GB/s counts packed weights, once; the share is of
+// a copy kernel. TFLOP/s counts 2 n k for each row.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -96,7 +93,6 @@ class Bench {
     if (!health.ok()) fmt::print("{}\n", health.error().message);
   }
 
-  // Products of a step by rows: `count` of them in a step.
   void rows_table() {
     start();
     using enum GgmlType;
@@ -134,7 +130,7 @@ class Bench {
  private:
   static constexpr std::array<int64_t, 15> kRowCounts = {1,  2,  4,  8,  9,   12,  16, 17,
                                                          24, 32, 48, 64, 112, 128, 256};
-  enum class Kind : uint8_t { plain, added, normed, gated };  // gated: behind a norm, too
+  enum class Kind : uint8_t { plain, added, normed, gated };  // gated: also normed
 
   void step_product(const std::string& name, const std::vector<std::pair<GgmlType, int64_t>>& parts,
                     int64_t k, Kind kind, int count) {
@@ -313,10 +309,9 @@ class Bench {
     load_us_ += now_us() - start;
   }
 
-  // Time of one of `calls` calls that `record` makes.
   template <typename F>
   double time_us(int calls, F&& record) {
-    record();  // once by itself: first launches are slow
+    record();  // warm-up: first launches are slow
     device_->synchronize();
     const bool recording = device_->begin_record();
     record();
@@ -449,7 +444,6 @@ class Bench {
     fmt::print("loading: {:.2f} GB at {:.2f} GB/s\n", loaded_bytes_ * 1e-9, loaded_bytes_ / load_us_ * 1e-3);
   }
 
-  // As checkpoints and swap take it when an engine starts; and both ways of a copy.
   void host_memory() {
     if (!wanted("host memory")) return;
     constexpr size_t kBytes = size_t{16} << 30, kCopied = size_t{1} << 30;

@@ -1,12 +1,9 @@
-// gpu_sequence_bench.cu -- times the GPU ops on what sequences own: delta, attention, norms, at published
-// shapes.
-//
-// Each row is the median of graph replays. A graph holds one call per layer, over as many layers as it takes
-// to leave the L2 cache (at least 320 MB of state or cells), so that a call finds its memory cold, as in a
-// step. Inputs are random. Bytes and flops are counted, not measured; `copy` is a device-to-device copy of
-// this GPU, bytes read and written, and 790 TFLOP/s its measured bf16 product.
-//
+// gpu_sequence_bench.cu -- times the GPU ops on per-sequence data (delta, attention, norms).
 //   gpu_sequence_bench [part of a row's name]
+// Median of graph replays. A graph has one call per layer, over at least 320 MB of state or cells,
+// so each call misses the L2 cache, as in a step.
+// Bytes and flops are counted, not measured. `copy` counts bytes read and written. 790 TFLOP/s is
+// the measured bf16 product rate.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -52,7 +49,6 @@ __global__ void fill_kernel(T* data, int64_t count, float scale, uint64_t seed) 
   }
 }
 
-// Device memory of one row of the table.
 class Arena {
  public:
   ~Arena() {
@@ -89,7 +85,7 @@ class Arena {
   uint64_t seed_ = 0;
 };
 
-// Seconds per call: the median replay of a graph of calls 0 .. calls-1, divided by their number.
+// Seconds per call: the median replay of a graph of calls 0 .. calls-1, divided by `calls`.
 double seconds_per_call(Context& context, int calls, const std::function<void(int)>& call) {
   call(0);
   check(cudaStreamSynchronize(context.stream), "warm up");
@@ -146,11 +142,11 @@ const ModelShape kShapes[] = {
     {"35B-A3B", {16, 32, 128, 128, 4}, 16, 2, 256, 2048},
 };
 
-// Parents of uncertain rows, -1 for roots: a chain of up to eight, whose members get siblings behind them.
+// Parents of uncertain rows, -1 for roots: a chain of up to eight, then siblings of its members.
 int32_t parent_of(int32_t node) { return node < 8 ? node - 1 : node - 9; }
 
-// Sequences that hold `past` positions and bring `certain` certain and, but for all after the first `drafting`,
-// `nodes` uncertain rows each.
+// Rows of sequences at position `past`: `certain` certain rows each, and `nodes` uncertain rows for
+// the first `drafting` sequences.
 struct Rows {
   Batch batch;
   int32_t blocks = 0;
@@ -194,7 +190,6 @@ struct Rows {
   }
 };
 
-// The GPU, ops on a stream of its own that times them, and the device that gives their workspace.
 struct Gpu {
   Context context;
   std::unique_ptr<Device> device;
@@ -228,8 +223,7 @@ __global__ void stand_at(cuda::DeltaView layer, int64_t layer_elements, int fold
   layer.folded(blockIdx.x)[threadIdx.x] = folded;
 }
 
-// One layer's rule, on average over a whole cycle of folds: eight steps of each of its layers, at positions
-// that follow each other, the states set back before each replay. `uncertain`: what the ring is made for.
+// Averages one layer over a cycle of folds; replays restore states. The ring fits `uncertain` rows.
 void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain, int32_t nodes,
                int32_t uncertain) {
   const bool run = certain > 1;
@@ -284,7 +278,6 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   };
   const double seconds = timed(
       [&](const cuda::DeltaArgs& args, const DeltaLayer& own) { ops.delta_rule(o, in, w, own, args.batch); });
-  // What has to move, on average.
   double entries = 0, folds = run ? 1 : 0;
   for (int32_t i = 0, folded = stood; i < steps && !run; ++i) {
     const int32_t due = std::max(folded, ring.fold_position(kPast + i));
@@ -324,7 +317,6 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   print_row(name, seconds, moved, certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0);
 }
 
-// What a decoding step's attention has of its rows before they are stored.
 struct FreshRows {
   Tensor k, v, table;
   AttentionWeights w;
@@ -367,7 +359,7 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
     layer.v = layer.k + pool;
     ops.attention(o, q, qg, params, layer, rows.batch);
   });
-  double seen = 0;  // (row, cell) pairs of a sequence
+  double seen = 0;  // (row, cell) pairs per sequence
   for (int32_t i = 0; i < certain + nodes; ++i) seen += past + i + 1;
   const double flops = 4.0 * m.head_dim * m.heads * seen * sequences;
   const double bytes =
@@ -384,8 +376,7 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
   print_row(name + " with store", whole, bytes, 0);
 }
 
-// Attention over a layer that seals its blocks, K and V alike, and sealing all of them. Beside the f16 rows of
-// attention_row this says what a format costs; bytes are those of units.
+// Attention over sealed blocks (K and V of one format), and sealing. Bytes are of sealed units.
 void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t sequences, int32_t past,
                 int32_t certain, int32_t nodes, int32_t drafting = 1 << 30) {
   const std::string name =
@@ -435,7 +426,7 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
   const AttentionParams params{m.heads, 1.0f / 16, 0, kJointSigmoid};
   const double seconds =
       seconds_per_call(context, 2, [&](int) { ops.attention(o, q, qg, params, kv, rows.batch); });
-  const double seen = certain * (past + (certain + 1) / 2.0);  // (row, cell) pairs of a sequence
+  const double seen = certain * (past + (certain + 1) / 2.0);  // (row, cell) pairs per sequence
   print_row(name, seconds, unit_bytes, certain > 1 ? 4.0 * m.head_dim * m.heads * seen * sequences : 0);
   if (certain != 1) return;
   const FreshRows fresh(arena, m, t);
@@ -480,7 +471,6 @@ void small_rows(Gpu& gpu, const ModelShape& m, int32_t tokens) {
   }
 }
 
-// The peaks: what plain kernels move.
 void measure_peaks(Device& device) {
   const auto peaks = device.measure_peaks();
   if (!peaks.ok()) {

@@ -1,15 +1,13 @@
-// loop_corpus.cpp -- how often the loop guard would end a legal text, and where it ends one that loops.
+// loop_corpus.cpp -- measures the loop guard: false alarms on legal texts, delay on loops.
 //
 //   loop_corpus [--rule thought|answer] [--covered N] [--plain N] [--copies N] [--period N]
 //               [--documents N] [PATH...]
 //
-// Legal texts: every text file below the PATHs is a section of its own, and so is each of N made documents
-// (default 400 of each kind, seeded): zeros, rules, base64, hex dumps, CSV, JSON, tables, logs, code, lists,
-// songs, headers. Prints bytes, tokens, sections and alarms by origin, each alarm with its place. Behind an
-// alarm the section begins anew, as a text goes on behind a quotation.
-// Loops: made ones of every kind; prints the token at which each is found, counted from where it begins.
-// Last: what looking costs, in CPU time. Tokens are those of the built-in model. Exit code 1: a legal text was ended, or a
-// loop was missed.
+// - Legal texts: text files below the PATHs, and N generated documents per kind (default 400).
+//   Prints bytes, tokens, sections and alarms by origin. A new section begins after an alarm.
+// - Loops: generated. Prints how many tokens after its start each loop is found.
+// - Cost: CPU time of the checks.
+// Tokens are those of the built-in model. Exit code 1: a legal text was ended, or a loop missed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -71,8 +69,6 @@ std::string base64(Random& random, size_t bytes, bool zeros) {
   }
   return out + "==\n";
 }
-
-// ---- Legal documents -----------------------------------------------------------------------------------
 
 std::string lines(Random& random, size_t low, size_t high, const std::function<std::string(size_t)>& line) {
   std::string out;
@@ -227,9 +223,6 @@ const std::vector<std::pair<const char*, Maker>> kLegal = {
     {"blank lines", [](Random& r) { return repeated("\n", up_to(r, 10, 300)); }},
 };
 
-// ---- Loops ---------------------------------------------------------------------------------------------
-
-// The pattern that a text repeats until it is stopped.
 const std::vector<std::pair<const char*, Maker>> kLoops = {
     {"one token", [](Random&) { return std::string("!"); }},
     {"271 stray closes", [](Random&) { return std::string("</think>"); }},
@@ -254,8 +247,6 @@ const std::vector<std::pair<const char*, Maker>> kLoops = {
        return lines(r, 92, 92, [&](size_t i) { return fmt::format("  call_{}(a{});", i, i); });
      }},
 };
-
-// ---- The two measurements ------------------------------------------------------------------------------
 
 struct Origin {
   size_t bytes = 0, tokens = 0, sections = 0, alarms = 0;
@@ -313,7 +304,6 @@ class Corpus {
     }
   }
 
-  // Prints the origins; true: no alarm.
   bool report() const {
     Origin all;
     fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", "legal texts", "bytes", "tokens", "sections", "alarms");
@@ -331,7 +321,6 @@ class Corpus {
     return all.alarms == 0;
   }
 
-  // Where a text that loops is ended: tokens behind the first token of the loop.
   bool loops() {
     bool all = true;
     fmt::print("{:40} {:>12} {:>12} {:>12}\n", "loops", "period", "found behind", "copies");
@@ -356,7 +345,7 @@ class Corpus {
     return all;
   }
 
-  // Nanoseconds for each token of a text, the looks shared among all tokens.
+  // ns per token of a text; the cost of a check is spread over all tokens.
   void cost(const char* name, const std::vector<int32_t>& text) {
     const std::clock_t begin = std::clock();
     size_t found = 0;
@@ -380,7 +369,7 @@ void costs(Corpus& corpus) {
   std::vector<int32_t> few, runs;
   while (few.size() < 100'000) few.push_back(static_cast<int32_t>(random() % 2));
   corpus.cost("two tokens at random", few);
-  // Close to a loop all the time: runs that end just before they count.
+  // Always close to a loop: each run ends just before it would count.
   while (runs.size() < 100'000) {
     runs.insert(runs.end(), 2000, 1);
     runs.push_back(static_cast<int32_t>(runs.size()));

@@ -1,15 +1,9 @@
-// mask_bench.cpp -- what token masks cost with a vocabulary of a published size.
-//
-//   mask_bench [TOKENS]     default 248320
-//
-// The vocabulary is the demo model's, enlarged by random joins of its tokens. Each form is compiled anew and
-// followed by 400 random allowed tokens: the first masks of a form walk the tree of tokens, later ones find
-// what was kept. Prints, in ms,
-//   whole    a mask and the token before it, done at once: mean, 99th percentile, longest
-//   engine   what of it the engine's thread does when workers take what is long (FormMask), and how many
-//            of the masks they took
-// and at the end, for 16 answers of dear forms at once, what all of them take of the engine's thread between
-// two of its steps.
+// mask_bench.cpp -- cost of token masks with a vocabulary of a published size.
+//   mask_bench [TOKENS]     default 248320, the demo model's tokens and random joins of them
+// Each grammar is compiled without a cache, then 400 random allowed tokens follow. Prints, in ms:
+//   whole    a mask and the token before it: mean, 99th percentile, longest.
+//   engine   the same on the engine's thread if workers take long masks (FormMask).
+// At the end: time of the engine's thread between two steps for 16 answers with expensive grammars.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,7 +54,6 @@ VocabularyData enlarged(VocabularyData data, size_t tokens) {
 
 using Program = std::shared_ptr<const GrammarProgram>;
 
-// Times of steps, as a line's part.
 std::string figures(std::vector<double> ms) {
   double sum = 0;
   for (const double one : ms) sum += one;
@@ -88,7 +81,8 @@ std::vector<double> whole(const Program& program, const Tokenizer& tokenizer) {
     matcher->allowed(bits);
     double ms = ms_since(step);
     if (const int32_t id = any_of(bits, random); id < 0) {
-      matcher = std::make_unique<GrammarMatcher>(program);  // the sentence is whole: another
+      // the sentence is complete: start another
+      matcher = std::make_unique<GrammarMatcher>(program);
     } else {
       const Clock::time_point advance = Clock::now();
       matcher->advance(tokenizer.piece(id));
@@ -99,7 +93,6 @@ std::vector<double> whole(const Program& program, const Tokenizer& tokenizer) {
   return step_ms;
 }
 
-// What the caller's thread does of it.
 std::vector<double> engines_part(const Program& program, const std::shared_ptr<const Tokenizer>& tokenizer,
                                  const std::shared_ptr<MaskWorkers>& workers) {
   std::mt19937 random(2);
@@ -128,7 +121,7 @@ std::vector<double> engines_part(const Program& program, const std::shared_ptr<c
 
 void follow(const char* name, const std::shared_ptr<const Tokenizer>& tokenizer,
             const std::function<Program(GrammarCache&)>& compile) {
-  // Nothing is known from the forms before.
+  // Separate caches, so that no measurement profits from an earlier one.
   GrammarCache first(*tokenizer), second(*tokenizer);
   const Clock::time_point begin = Clock::now();
   const Program program = compile(first);
@@ -148,7 +141,6 @@ void follow(const char* name, const Json& schema, const std::shared_ptr<const To
   });
 }
 
-// A call of a tool with so many optional members, which must come.
 void follow_call(const char* name, int members, Dialect::Calls form,
                  const std::shared_ptr<const Tokenizer>& tokenizer) {
   Json properties = Json::object();
@@ -173,7 +165,6 @@ void follow_call(const char* name, int members, Dialect::Calls form,
   });
 }
 
-// Of `answers` at once, all of forms whose every state is new.
 void crowd(int answers, const std::shared_ptr<const Tokenizer>& tokenizer) {
   GrammarCache grammars(*tokenizer);
   std::vector<std::unique_ptr<FormMask>> masks;
@@ -217,7 +208,6 @@ Json record() {
   return item;
 }
 
-// 250 values that begin alike.
 Json alike() {
   Json options = Json::array();
   for (int i = 0; i < 250; ++i)

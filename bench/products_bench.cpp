@@ -1,9 +1,7 @@
-// products_bench.cpp -- speed of the product kernels by layout, rows and threads, beside what the machine can
-// do.
-//
-//   products_bench [types] [rows] [set MiB] [threads]   lists separated by commas; defaults below
-// GOP/s counts 2 N K M; GB/s counts the bytes of the weights as they lie in memory. Each figure is the best
-// of many passes over the whole set of matrices (N x K = 3584 x 1024).
+// products_bench.cpp -- speed of the product kernels by layout, rows and threads.
+//   products_bench [types] [rows] [set MiB] [threads]   lists, with commas
+// GOP/s counts 2 N K M. GB/s counts weight bytes in memory. Figures: best pass over the set of
+// matrices (N x K = 3584 x 1024).
 
 #include <fmt/format.h>
 
@@ -91,7 +89,7 @@ void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t se
             &set.weights[i], nullptr, {y.data(), braid::DType::f32, rows, Set::kN, Set::kN}};
         products.linear(std::span(&part, 1), {x.data(), braid::DType::f32, rows, Set::kK, Set::kK});
         best[i] = std::min(best[i], now_s() - start);
-        if (rows >= 16 && i == 3) break;  // bound by arithmetic: a few matrices tell as much as all
+        if (rows >= 16 && i == 3) break;  // bound by arithmetic: a few matrices suffice
       }
     }
     double total = 0, timed = 0;

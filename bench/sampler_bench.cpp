@@ -1,10 +1,7 @@
-// sampler_bench.cpp -- what drawing a token from whole rows costs with a vocabulary of a published size.
-//
+// sampler_bench.cpp -- cost of sampling from whole rows with a vocabulary of a published size.
 //   sampler_bench [VOCABULARY [THREADS]]     default 248320, 4
-//
-// Rows are random: peaked as those of a model that knows what it says, with a few tokens far above the others,
-// or flat. Prints, in ms, the best of five rounds, what one row takes, and what a step takes in which 16
-// sequences draw from rows of their own, on one thread and on THREADS, as the engine's judge hands them out.
+// Rows are random: peaked or flat. Prints the best of five rounds, in ms: one row, and a step of 16
+// sequences with their own rows, on one thread and on THREADS.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -49,7 +46,6 @@ struct Bench {
   ThreadPool pool;
   std::vector<SamplerScratch> scratch;
 
-  // draw(row, scratch) of kRows rows.
   void print(const char* name, const std::function<void(int, SamplerScratch&)>& draw) {
     const double one = best_ms([&] { draw(0, scratch[0]); });
     const double alone = best_ms([&] {

@@ -1,6 +1,5 @@
-// server_churn.cpp -- the load `churn`: many streams at once on a server whose memory is too small for all of
-// them, greedy and drawn, some of which leave. Every answer that ends must be the one that its prompt gets
-// alone, and nothing may be held afterwards.
+// server_churn.cpp -- the load `churn`: streams on a server with too little memory for all of them.
+// Some clients leave. Every complete answer must equal its solo answer, and nothing may leak.
 #include <memory>
 #include <random>
 
@@ -14,7 +13,7 @@ struct Question {
   int tokens = 0;
 };
 
-// Sentences of the kind that the built-in model knows.
+// Sentences that the built-in model was trained on.
 std::string sentences(std::mt19937& random, int count) {
   static constexpr const char* kThings[] = {"hammer", "island", "kettle", "lantern", "falcon", "glacier"};
   static constexpr const char* kLooks[] = {"dusty", "brave", "calm", "eager", "jolly", "pale"};
@@ -45,7 +44,6 @@ std::string user_text(std::mt19937& random, size_t number) {
   }
 }
 
-// Every third prompt begins with the same system message, two of five are drawn.
 std::vector<Question> questions() {
   std::mt19937 random(29);
   const std::string shared = "<|im_start|>system\\n" + sentences(random, 12) + "<|im_end|>\\n";
@@ -80,7 +78,7 @@ std::vector<std::string> alone(const std::vector<Question>& asked) {
   return out;
 }
 
-// The same number for the same texts, to compare servers (FNV-1a).
+// FNV-1a, to compare the answers of two servers.
 uint64_t hash_of(const std::vector<std::string>& texts) {
   uint64_t hash = 14695981039346656037u;
   for (const std::string& text : texts)
@@ -96,14 +94,13 @@ struct Outcome {
   bool kept() const { return answers > 0 && left > 0 && different == 0 && failed == 0 && !stuck; }
 };
 
-// A server in which nobody hears anything for so long is stuck, and not slow: a step of 200 sequences with
-// sixteen rows each takes about two seconds of two slow cores.
+// A server that sends nothing for this long is stuck, not slow. A step of 200 sequences with
+// sixteen rows each takes about two seconds on two slow cores.
 constexpr double kPatienceSeconds = 60;
 
-// Tells a slow server from one that stands still.
 class Watch {
  public:
-  // `heard`: any number that changes while somebody is answered.
+  // `heard`: any number that changes while clients receive tokens.
   bool stands_still(long heard) {
     if (heard != heard_) {
       heard_ = heard;
@@ -117,11 +114,10 @@ class Watch {
   double since_ = 0;
 };
 
-// A client and when it loses patience: at a moment, or at a token; else not at all.
 struct Visitor {
   std::unique_ptr<Client> client;
-  double until = 0;  // 0: it stays
-  int events = 0;    // 0: whatever comes
+  double until = 0;  // 0: never
+  int events = 0;    // 0: never
 
   void ask(const std::vector<Question>& asked, std::mt19937& random) {
     const size_t which = random() % asked.size();
@@ -151,10 +147,9 @@ void compare(const Client& client, const std::vector<std::string>& solo, Outcome
                            "\n  together: " + client.text();
 }
 
-// Half of the clients ask for little at once and get much: all run together while their prompts are short, and as
-// their answers grow most have to make room for others, more than there is room for copies of. More run here
-// than will under the load, so what slots, activations and logits of so many take is touched by then, and does
-// not look like a leak later.
+// Half of the clients get long answers. All run together at first; then most are preempted, more
+// than swap has room for. More sequences run here than under the load, so that their slots,
+// activations and logits do not look like a leak later.
 Outcome all_at_once(int count, const std::vector<Question>& asked, const std::vector<std::string>& solo) {
   std::vector<size_t> short_ones;
   for (size_t i = 0; i < asked.size(); ++i)
@@ -180,8 +175,8 @@ Outcome all_at_once(int count, const std::vector<Question>& asked, const std::ve
   return out;
 }
 
-// `count` clients for `seconds`. Whoever is being answered then hears the end; those who have heard nothing yet
-// leave: with memory for a third of them, their turns would take longer than the load.
+// Runs `count` clients for `seconds`. Then started answers are read to their end; other clients
+// leave, because with memory for a third of them waiting would take too long.
 Outcome run(int count, double seconds, const std::vector<Question>& asked,
             const std::vector<std::string>& solo, std::mt19937& random) {
   Outcome out;
@@ -232,7 +227,6 @@ bool is_empty(const Held& h) {
   return h.running == 0 && h.waiting == 0 && h.slots == 0 && h.blocks == 0 && h.connections <= 1;
 }
 
-// Of all sources or none that drafts.
 double sum_of(const std::string& text, const std::string& name) {
   double sum = 0;
   for (size_t at = text.find("\n" + name + "{"); at != std::string::npos;
@@ -257,7 +251,7 @@ int churn(int count, double seconds) {
   double preempted = grown("braid_num_preemptions_total");
   std::printf("churn: %ld at once: %ld failed, %ld unlike alone; %.0f preempted\n", crowd.answers,
               crowd.failed, crowd.different, preempted);
-  // Until allocators and caches have seen everything.
+  // Lets allocators and caches reach their full size.
   Outcome warm_up;
   if (!crowd.stuck) warm_up = run(count, seconds / 4, asked, solo, random);
   if (crowd.stuck || warm_up.stuck) give_up("churn: nobody has heard anything for a minute");

@@ -1,5 +1,4 @@
-// server_hostile.cpp -- requests that mean harm, beside a client that reads: schemas one after the other, and
-// whole sets at a time.
+// server_hostile.cpp -- hostile requests beside a reading client, one by one and in sets.
 #include "server_load.h"
 
 #include <array>
@@ -9,9 +8,7 @@ namespace {
 
 constexpr double kLongestPauseS = 0.05;
 constexpr double kMemoryMargin = 1.2;
-constexpr size_t kSentBytes = 65536;  // at a time, so that the reader beside reads on
-
-// ---- Requests --------------------------------------------------------------------------------------------
+constexpr size_t kSentBytes = 65536;  // per turn, so that the reader is served in between
 
 std::string post(const std::string& path, const std::string& body) {
   return "POST " + path +
@@ -27,7 +24,6 @@ std::string chat_text(const std::string& schema) {
                   schema + "}}}");
 }
 
-// `part` for each number, with commas between.
 template <typename Part>
 std::string listed(int count, const Part& part) {
   std::string out;
@@ -89,7 +85,6 @@ std::vector<std::pair<std::string, std::string>> hostile_schemas() {
   };
 }
 
-// A call of a tool with so many optional parameters, which the model has to make.
 std::string forced_call(int members, int fresh) {
   return post("/v1/chat/completions",
               R"({"messages":[{"role":"user","content":"call it"}],"max_tokens":200,"stream":true,)"
@@ -103,7 +98,7 @@ std::string forced_call(int members, int fresh) {
                   "}}}}]}");
 }
 
-// Keys that the public hash of a common library does not tell apart (64-bit Murmur, its fixed seed).
+// Keys with the same 64-bit Murmur hash; libstdc++ uses this hash with a fixed seed.
 std::string colliding_key(uint64_t& counter) {
   constexpr uint64_t kMultiplier = 0xc6a4a7935bd1e995u, kTarget = 0x123456789abcdefu;
   constexpr uint64_t kBegin = 0xc70f6907u ^ (16 * kMultiplier);
@@ -127,7 +122,7 @@ std::string colliding_key(uint64_t& counter) {
 
 struct Harm {
   std::string name;
-  std::vector<std::string> requests;  // sent at the same time
+  std::vector<std::string> requests;  // sent together
 };
 
 std::string user_text(const std::string& content, const std::string& more = "") {
@@ -194,12 +189,9 @@ std::vector<Harm> hostile_bodies() {
   return out;
 }
 
-// ---- The reader beside them ------------------------------------------------------------------------------
-
 class Reader {
  public:
   Reader() { client_.ask(0, 100'000); }
-  // Pauses between its tokens until then, in seconds.
   void read(int ms) {
     if (!client_.busy()) {
       if (!client_.fault().empty()) give_up(client_.fault());
@@ -220,10 +212,9 @@ class Reader {
   std::vector<float> gaps_;
 };
 
-// Requests that are sent side by side, while the reader reads.
 class Visitors {
  public:
-  // Their statuses; 0: the connection ended without one. `look` is called now and then.
+  // Counts HTTP statuses; 0: the connection ended without one. Calls `look` repeatedly meanwhile.
   template <typename Look>
   static std::map<int, int> send(const std::vector<std::string>& requests, Reader& reader, const Look& look) {
     std::vector<Visitor> all;
@@ -236,7 +227,7 @@ class Visitors {
           --open;
           ++statuses[status(visitor)];
         }
-        reader.read(0);  // what one step takes is no pause of the server's
+        reader.read(0);  // time of one step() is not a pause of the server
       }
       if (now_s() > next_look) look(), next_look = now_s() + 0.05;
     }
@@ -252,7 +243,6 @@ class Visitors {
     bool ended;
   };
 
-  // True: it has its whole answer.
   static bool step(Visitor& visitor) {
     static char buffer[65536];
     const std::string& request = *visitor.request;
@@ -296,7 +286,7 @@ double engine_memory_mb(const std::string& page, const std::string& use) {
 
 }  // namespace
 
-// Each form with a number of its own, so that none is known already.
+// Each grammar contains a number of its own, so that none is cached.
 int schemas(double seconds) {
   Reader reader;
   reader.alone(3, "schemas");
@@ -322,11 +312,11 @@ int schemas(double seconds) {
   return kept && worst < 1e3 * kLongestPauseS ? 0 : 1;
 }
 
-// What /metrics says that requests and forms hold is taken before memory is looked at and after it, and the
-// larger of both counts. The engine's blocks, states and checkpoints count whole: their pages become resident
-// with the first prompts that use them.
+// /metrics is read before and after the process's memory; the larger value counts. Blocks, states
+// and checkpoints count whole, because first prompts make them resident.
 int hostile(double seconds) {
-  const auto sets = hostile_bodies();  // takes seconds, in which nobody would read
+  // built first: this takes seconds, during which the reader would stall
+  const auto sets = hostile_bodies();
   Reader reader;
   reader.alone(3, "hostile");
   const auto told_mb = [] {

@@ -1,9 +1,7 @@
-// tables_bench.cpp -- what the host does for a decoding step's arrays beside a device with its own memory.
-//
-//   tables_bench [SEQUENCES] [CONTEXT] [TOKENS]     default 512 sequences of 1,280 tokens, context 262,144
-//
-// The device only counts. Prints, of a step in which everybody decodes: bytes sent ahead of the record, copies, and
-// microseconds of filling, the most and the median; and the same of a step after one sequence has left.
+// tables_bench.cpp -- host cost of filling a decoding step's arrays for a device with own memory.
+//   tables_bench [SEQUENCES] [CONTEXT] [TOKENS]     default 512 of 1,280 tokens, context 262,144
+// Prints, for a step in which all sequences decode, and again after one has left: bytes sent ahead
+// of the record, copies, and longest and median microseconds of filling.
 #include <fmt/format.h>
 
 #include <algorithm>

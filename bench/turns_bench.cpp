@@ -1,9 +1,7 @@
-// turns_bench.cpp -- what the ends of answers cost those who go on: every answer leaves a checkpoint of its state.
-//
-//   turns_bench MODEL SEQUENCES STEPS [PROMPT] [ANSWER] [CACHE_DIR]     default prompts of 64 tokens, answers of 32
-//
-// So many requests are always there; whoever has ended is followed by a new one. Prints tokens a second of all, and
-// the time between two tokens of one: median, 99th percentile, most. Prompts are random, so nothing is found.
+// turns_bench.cpp -- cost of ending answers, which leave a checkpoint, for the running ones.
+//   turns_bench MODEL SEQUENCES STEPS [PROMPT] [ANSWER] [CACHE_DIR]     defaults: 64, 32 tokens
+// A new request follows each ended one. Prints tokens per second, and median, 99th percentile and
+// maximum time between tokens. Prompts are random, so no prefix is cached.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -73,7 +71,7 @@ int main(int argc, char** argv) {
     for (int32_t i = 0; i < prompt; ++i)
       request.prompt.push_back(
           static_cast<int32_t>(random() % static_cast<uint32_t>(engine.config().vocabulary)));
-    // The first ones end at different times.
+    // Staggers the ends of the first answers.
     request.max_tokens = asked < sequences ? 1 + static_cast<int32_t>(asked % answer) : answer;
     request.sampling.temperature = 0;
     if (auto id = engine.submit(std::move(request), readers); !id.ok()) fail(id.error().message);

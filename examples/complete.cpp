@@ -1,9 +1,7 @@
 // complete.cpp -- the engine as a library: two prompts at once, each streamed to its own file.
-//
 //   complete MODEL.gguf "first prompt" "second prompt"
-//
-// Build: `ninja example_complete`. Texts become token ids with Tokenizer; the engine sees ids only. Requests
-// that begin alike share what they have in common, whether they come together or one after the other.
+// Build: `ninja example_complete`. Tokenizer converts text to ids; the engine sees only ids.
+// Requests share the KV blocks of a common prefix.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -17,7 +15,7 @@ using namespace braid;
 
 namespace {
 
-// Hears of one answer. Called between the engine's steps.
+// Receives one answer. Called between the engine's steps.
 class Printer : public Sink {
  public:
   Printer(const Tokenizer& tokenizer, int number) : text_(tokenizer), number_(number) {}

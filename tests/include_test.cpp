@@ -1,13 +1,13 @@
-// include_test.cpp -- rooms stay rooms.
+// include_test.cpp -- include rules between the folders of src/ ("rooms").
 //
-// A folder of src/ is a room, and its README.md is its opening page. The page's line "Open to: ..." names the
-// rooms whose sources may #include its headers; "all" means every room. Held here:
-//   every #include "room/..." is one that the page of that room allows (tests may look into any room of
-//   their layer or below)
-//   a layer (the first folder) includes its own rooms and lower layers only
-//   rooms do not include each other in a circle; a room and a room inside it may
-//   a room has at most 20 files and a page of at most 15 lines
-//   nobody stands in "Open to" who does not come
+// A room's README.md has a line "Open to: ..." with the rooms that may include its headers, or
+// "all". Rules:
+// - Every #include "room/..." is allowed by that room's page. Tests may include rooms of their
+//   layer or below.
+// - A layer (the first folder) includes only its own rooms and lower layers.
+// - Rooms do not include each other in a circle; a room and a room inside it may.
+// - A room has at most 20 files and a page of at most 15 lines.
+// - Every room in "Open to" uses the permission.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -155,8 +155,8 @@ TEST(Includes, ARoomIsSmall) {
   for (const auto& [room, files] : read_house().files) EXPECT_LE(files.size(), kMostFiles) << room;
 }
 
-// base/json bounds values, depth and work; the library's own reader bounds nothing. Headers of safetensors are
-// read as they come, by gguf/safetensors.cpp.
+// base/json bounds values, depth and work; the library's reader does not. gguf/safetensors.cpp
+// reads headers by events.
 TEST(Sources, JsonFromOutsideHasOneReader) {
   static const std::regex of_json(R"re(([Jj]son)::(parse|accept|sax_parse)\s*\()re");
   int found = 0;
@@ -177,7 +177,7 @@ TEST(Sources, JsonFromOutsideHasOneReader) {
   EXPECT_EQ(found, 2);
 }
 
-// All machines compile all sources: those for one processor are empty behind their #if on the others.
+// All machines compile all sources, so sources for one processor must be empty on others.
 TEST(Sources, ForOneProcessorAreEmptyElsewhere) {
   int found = 0;
   for (const auto& entry : fs::recursive_directory_iterator(fs::path(BRAID_SOURCE_DIR) / "src")) {

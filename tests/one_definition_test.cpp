@@ -1,9 +1,7 @@
 // one_definition_test.cpp -- the one-definition rule over all of src/.
-//
-// Two classes of one name in one namespace share their weak symbols: the linker keeps one destructor for both, and
-// no compiler sees it, because no source includes both headers. So this test reads all sources and wants each
-// type, inline function, template and inline variable of a named namespace to be defined in one file.
-// Unnamed namespaces and static functions are left out: they are their file's own.
+// Two classes of one name in one namespace share weak symbols: the linker keeps one destructor for
+// both, without a diagnostic. So each type, inline function, template and inline variable of a
+// named namespace must be defined in one file. Unnamed namespaces and static functions are exempt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +30,7 @@ struct Definition {
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-// Words and single characters; without comments, literals and preprocessor lines.
+// Words and single characters; skips comments, literals and preprocessor lines.
 class Lexer {
  public:
   explicit Lexer(const std::string& text) : text_(text) {}
@@ -96,7 +94,6 @@ class Lexer {
     out_.push_back({"\"\"", line_});
     skip_to(end + 1);
   }
-  // Digit separators belong to the number.
   void take_word() {
     const bool number = std::isdigit(static_cast<unsigned char>(text_[at_])) != 0;
     size_t end = at_;
@@ -112,7 +109,7 @@ class Lexer {
   bool line_start_ = true;
 };
 
-// The definitions at namespace level that other files could make, too.
+// Definitions at namespace level with external linkage.
 class Reader {
  public:
   explicit Reader(const std::string& text) : tokens_(Lexer(text).tokens()) {}
@@ -138,7 +135,7 @@ class Reader {
         if (!is_type) function(head);
         std::vector<Token> body;
         take_group(body, "{", "}");
-        // `= {...}` and what follows a type's body go on up to the semicolon.
+        // `= {...}`, and declarators after a type's body, continue up to the semicolon.
         if (!is_type && !has(head, "=")) head.clear();
       } else {
         head.push_back(tokens_[at_]);
@@ -152,7 +149,6 @@ class Reader {
     return std::any_of(head.begin(), head.end(), [&](const Token& t) { return t.text == word; });
   }
 
-  // Everything up to the closing bracket, which becomes the current token.
   void take_group(std::vector<Token>& into, const std::string& open, const std::string& close) {
     int depth = 0;
     for (; at_ < tokens_.size(); ++at_) {
@@ -178,7 +174,6 @@ class Reader {
     return true;
   }
 
-  // What is left of a declaration without `template <...>`, attributes and alignas.
   static std::vector<Token> plain(const std::vector<Token>& head) {
     std::vector<Token> out;
     for (size_t i = 0; i < head.size(); ++i) {

@@ -1,5 +1,4 @@
-// output_test.cpp -- where the program writes: results that cannot be written, streams that are closed, files that
-// are no regular files, and the input of editors and converters that leave something out or in.
+// output_test.cpp -- unwritable results, closed streams, special files, unusual input files.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -47,7 +46,6 @@ class OutputTest : public testing::Test {
   }
   std::string messages() const { return file("messages.json", R"([{"role": "user", "content": "hi"}])"); }
 
-  // Commands whose result goes to stdout, each of them short.
   std::vector<Arguments> results() const {
     const std::string text = file("text", std::string(4000, 'a') + " word");
     return {{"--help"},
@@ -70,7 +68,7 @@ class OutputTest : public testing::Test {
   fs::path folder_;
 };
 
-// The exit code with these descriptors as stdout and stderr; -1: closed. What goes to `err` is read by nobody here.
+// The exit code with these descriptors as stdout and stderr; -1: closed.
 int exit_code_with(const Arguments& arguments, int out, int err, int in = -2) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -134,14 +132,13 @@ TEST_F(OutputTest, NobodyReadsStderrAndTheProgramGoesOn) {
         EXPECT_NE(bytes_of(result), "") << arguments[0];
       }
     }
-    // An error is still an exit code.
     EXPECT_EQ(exit_code_with({"inspect", path("missing")}, nothing, -1), 2);
   }
   ::close(full);
   ::close(nothing);
 }
 
-// With all standard streams closed the model or the result would get their numbers, and messages would go into it.
+// With closed standard streams a model or result file could get descriptor 2 and receive messages.
 TEST_F(OutputTest, MessagesDoNotGoIntoFiles) {
   const std::string out = path("small.gguf"), again = path("again.gguf");
   ASSERT_EQ(run_braid({"quantize", kDemo, out, "Q8_0"}).exit_code, 0);
@@ -176,7 +173,6 @@ TEST_F(OutputTest, QuantizeWritesIntoAFifoAndBehindALink) {
   }
 }
 
-// Editors on Windows begin a file with a byte order mark, which is no part of the text.
 TEST_F(OutputTest, AByteOrderMarkIsNoPartOfAPrompt) {
   const std::string plain = file("plain.txt", "Who are you?"),
                     marked = file("marked.txt", "\xEF\xBB\xBFWho are you?");
@@ -188,7 +184,6 @@ TEST_F(OutputTest, AByteOrderMarkIsNoPartOfAPrompt) {
             answer(plain));
 }
 
-// Converters that leave tokenizer keys out.
 TEST_F(OutputTest, AFileWithoutMergesIsRefusedAndWithoutTypesNamed) {
   const auto demo = braid::GgufFile::open(kDemo);
   ASSERT_TRUE(demo.ok());

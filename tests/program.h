@@ -1,4 +1,4 @@
-// program.h -- starts the real braid program as a user would and collects what it says.
+// program.h -- runs the real braid program and collects its output.
 #pragma once
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ struct Outcome {
   std::string err;
 };
 
-// Runs BRAID_PROGRAM with `arguments`, `input` on stdin; gives up (kills it) after two minutes.
+// Runs BRAID_PROGRAM with `arguments` and `input` on stdin; kills it after two minutes.
 inline Outcome run_braid(const std::vector<std::string>& arguments, const std::string& input = "") {
   int in_pipe[2], out_pipe[2], err_pipe[2];
   if (::pipe(in_pipe) != 0 || ::pipe(out_pipe) != 0 || ::pipe(err_pipe) != 0) std::abort();

@@ -1,4 +1,4 @@
-// program_test.cpp -- the real program, started as a user would start it, on the built-in model.
+// program_test.cpp -- the real program on the built-in model.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,6 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A folder of this test's own, removed at its end.
 class ProgramTest : public testing::Test {
  protected:
   ProgramTest() {
@@ -209,7 +208,7 @@ TEST_F(InspectCommand, RendersAConversation) {
   EXPECT_EQ(outcome.out, "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n");
 }
 
-// Perplexity figures: docs/benchmarks.md says where they come from.
+// docs/benchmarks.md has the sources of the perplexity figures.
 double perplexity(const std::vector<std::string>& more) {
   std::vector<std::string> all = {"ppl", "-f", kRoot + "/tests/goldens/corpus-heldout.txt", "-c", "2048"};
   all.insert(all.end(), more.begin(), more.end());
@@ -342,7 +341,7 @@ TEST_F(ProgramTest, BenchComparesWaysToSpeculate) {
   EXPECT_EQ(rows[2]["accepted_by_depth"].size(), 3u);
   EXPECT_TRUE(read_file(svg).starts_with("<svg"));
 
-  // Everything is accepted, or nothing, and answers of random tokens go on to their end.
+  // All drafts or none are accepted; answers of random tokens run to their end.
   auto forced = bench;
   forced.insert(forced.end(),
                 {"--spec", "mtp", "--spec-always", "-p", "8", "--accept", "1", "--accept", "0"});
@@ -362,20 +361,19 @@ TEST_F(ProgramTest, BenchComparesWaysToSpeculate) {
   }
 }
 
-// The first to be done with its prompt decodes while the others are not: a token for each of their chunks.
+// The first sequence done with its prompt decodes a token per chunk of the others.
 TEST_F(ProgramTest, BenchTakesTheContextThatItsBatchNeeds) {
   const std::vector<std::string> batch = {"bench", "-m",  kDemo, "--batch", "8", "-p", "200", "-n",
                                           "4",     "-ub", "16",  "-r",      "1", "-o", "json"};
   const auto outcome = run_braid(batch);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_GT(nlohmann::json::parse(outcome.out).at(0).at("decode_tok_s").get<double>(), 0);
-  // What was given is raised to what is needed.
   auto too_short = batch;
   too_short.insert(too_short.end(), {"-c", "256"});
   EXPECT_EQ(run_braid(too_short).exit_code, 0);
 }
 
-// One line of the report as numbers: K bits, V bits, errors of K, V, divergence, the worst layer's, output.
+// K bits, V bits, errors of K and V, divergence, the worst layer's, output.
 std::vector<double> report_row(const std::string& out, const std::string& format) {
   const auto at = out.find("\n" + format + " ");
   EXPECT_NE(at, std::string::npos) << out;

@@ -1,4 +1,4 @@
-// serve_test.cpp -- `braid serve` as an operator runs it: TLS, a config file, signals, several models.
+// serve_test.cpp -- `braid serve` for operators: TLS, a config file, signals, several models.
 
 #include <gtest/gtest.h>
 #include <openssl/evp.h>
@@ -21,7 +21,6 @@ namespace fs = std::filesystem;
 const std::string kRoot = BRAID_SOURCE_DIR;
 const std::string kDemo = kRoot + "/models/braid-demo-q8_0.gguf";
 const std::string kMoe = kRoot + "/tests/goldens/braid-tiny-moe-q4_k_m.gguf";
-// Little, so that several servers fit into one small machine.
 const std::vector<std::string> kSmall = {"-c", "1024",    "-np", "2",      "-t",
                                          "1",  "--think", "off", "--temp", "0"};
 
@@ -40,7 +39,6 @@ class ServeTest : public testing::Test {
     std::ofstream(path(name), std::ios::binary) << text;
     return path(name);
   }
-  // A key and a certificate for localhost that it signs itself.
   void make_certificate() {
     EVP_PKEY* key = EVP_EC_gen("P-256");
     ASSERT_NE(key, nullptr);
@@ -91,7 +89,6 @@ class ServeTest : public testing::Test {
             {{"model", model}, {"prompt", "The harbor"}, {"max_tokens", 12}, {"ignore_eos", true}});
     return answer.contains("choices") ? answer["choices"][0]["text"].get<std::string>() : answer.dump();
   }
-  // A stream that goes on for as long as the context lasts.
   static void begin_long(Connection& connection) {
     connection.send("POST", "/v1/completions",
                     Json{{"prompt", "The harbor"}, {"stream", true}, {"ignore_eos", true}}.dump());
@@ -121,7 +118,6 @@ TEST_F(ServeTest, TlsWithACertificate) {
   plain.send("GET", "/health");
   plain.read_all();
   EXPECT_NE(plain.status(), 200);
-  // A client that trusts nobody in particular does not connect.
   file("other.pem", "");
   EXPECT_FALSE(Connection(server.port, path("other.pem")).connected);
   server.signal(SIGTERM);
@@ -199,7 +195,7 @@ TEST_F(ServeTest, OptionsFromAFile) {
   EXPECT_EQ(strict.status(), 404);
 }
 
-// The container's way: all addresses, no key.
+// As in a container: all addresses, no key.
 TEST_F(ServeTest, NamesAreGuardedOnEveryAddress) {
   const auto status = [](const Served& server, const std::string& host) {
     Connection client(server.port);
@@ -237,7 +233,7 @@ TEST_F(ServeTest, OptionsWithoutEffectAreRefused) {
   }
 }
 
-// Environment, file, earlier, later: each goes before the one in front of it.
+// Order of precedence, lowest first: environment, file, earlier option, later option.
 TEST_F(ServeTest, TheLastOptionWins) {
   const std::string config = file("braid.conf", "ctx-size = 600\nctx-size = 640\nshare-cache = false\n");
   const auto context = [](std::vector<std::string> options) {
@@ -255,7 +251,6 @@ TEST_F(ServeTest, TheLastOptionWins) {
   EXPECT_EQ(context({"-t", "1", "-c", "704", "--config", config, "--ctx-size", "736"}), "736");
   ::unsetenv("BRAID_CTX_SIZE");
   EXPECT_EQ(context({"-t", "1", "-c", "704", "--no-page", "--no-page", "-c", "576"}), "576");
-  // Other commands, too.
   const Outcome run =
       run_braid({"run", "-p", "The", "-n", "1", "-n", "2", "--temp", "1", "--temp", "0", "-t", "1"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
@@ -297,8 +292,7 @@ TEST_F(ServeTest, ProbesSeeThatItDrains) {
   ASSERT_NE(server.port, 0) << server.log();
   server.signal(SIGTERM);
   ASSERT_TRUE(server.wait_log("shutting down"));
-  // Nothing runs; the port is open all the same, /health says what comes, and who has not heard of it is
-  // served.
+  // The port stays open: /health reports draining, and clients that missed it are served.
   std::string status;
   while (status != "draining") {
     const Json health = get(server.port, "/health");
@@ -311,7 +305,6 @@ TEST_F(ServeTest, ProbesSeeThatItDrains) {
 }
 
 TEST_F(ServeTest, WhileAnswersEndNewOnesAreRefusedOverNewConnections) {
-  // 262144 tokens last longer than this test.
   Served server({"-c", "0", "-np", "2", "-t", "1", "--drain-timeout", "1000"});
   ASSERT_NE(server.port, 0) << server.log();
   auto stream = std::make_unique<Connection>(server.port);
@@ -406,7 +399,6 @@ TEST_F(ServeTest, AHangupReadsKeysAgain) {
   EXPECT_EQ(status("one"), 401);
   for (const char* key : {"two", "three", "always"}) EXPECT_EQ(status(key), 200) << key;
   EXPECT_TRUE(stream.read_until("data: [DONE]")) << "what runs is not disturbed";
-  // What cannot be read changes nothing.
   file("keys", "# none\n");
   server.signal(SIGHUP);
   ASSERT_TRUE(server.wait_log("holds no key; keys and certificate stay as they were")) << server.log();
@@ -434,7 +426,6 @@ TEST_F(ServeTest, AHangupReadsTheCertificateAgain) {
   old.send("GET", "/health");
   old.read_all();
   EXPECT_EQ(old.status(), 200) << "connections keep what they began with";
-  // A key that is not the certificate's, and no certificate at all.
   fs::copy_file(path("cert.pem"), path("good.pem"));
   make_certificate();
   fs::copy_file(path("good.pem"), path("cert.pem"), fs::copy_options::overwrite_existing);
@@ -460,7 +451,7 @@ TEST_F(ServeTest, AHangupWithNothingToReadIsNoEnd) {
 }
 
 TEST_F(ServeTest, AnswersThatTakeTooLongEndWithAnError) {
-  // 262144 tokens are more than a second whatever the machine.
+  // 262144 tokens take more than a second on any machine.
   Served server({"-c", "0", "-np", "1", "--drain-timeout", "0.2"});
   ASSERT_NE(server.port, 0) << server.log();
   Connection stream(server.port);
@@ -535,7 +526,6 @@ TEST_F(ServeTest, SeveralModelsByName) {
     EXPECT_EQ(complete(server.port, trick), moe) << trick;
   }
 
-  // Many at once, of all models.
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
   for (int t = 0; t < 3; ++t) {
@@ -570,7 +560,7 @@ TEST_F(ServeTest, TheCacheInFilesIsCounted) {
     ASSERT_NE(server.port, 0) << server.log();
     EXPECT_EQ(metric(server.port, "braid_disk_cache_files"), 0);
     text = ask(server.port, "/v1/completions", body)["choices"][0]["text"];
-    // Files are written behind the answer; what is still under way is written before the end.
+    // Files are written after the answer; pending ones are written before the end.
     server.signal(SIGTERM);
     EXPECT_EQ(server.wait(), 0);
   }
@@ -591,7 +581,7 @@ TEST_F(ServeTest, TheCacheInFilesIsCounted) {
   EXPECT_EQ(metric(server.port, "braid_disk_cache_write_errors_total"), 0);
 }
 
-// Agents of many turns at a time: what each has said before is still there when it comes back.
+// Conversations of many turns, interleaved: earlier turns are still cached at the next one.
 TEST_F(ServeTest, ConversationsFindTheirPrefixes) {
   constexpr int kConversations = 8, kTurns = 12;
   static const char* const kWords[] = {"harbor", "engine", "river",  "signal", "window", "garden",
@@ -641,7 +631,7 @@ TEST_F(ServeTest, ConversationsFindTheirPrefixes) {
   EXPECT_GE(share, 88);
 }
 
-// Chats over one system message, one after the other: each computes its own question, whatever its length.
+// Chats over one system message, in sequence: each computes only its question, whatever its length.
 TEST_F(ServeTest, ASystemMessageIsComputedOnce) {
   Served server({"-c", "10240", "-np", "1", "-t", "2", "--think", "off", "--temp", "0"});
   ASSERT_NE(server.port, 0) << server.log();
@@ -664,7 +654,7 @@ TEST_F(ServeTest, ASystemMessageIsComputedOnce) {
     const std::string salt = std::to_string(words), system = text(words, words);
     const auto [first, none] = chat(salt, system, text(5, 1));
     EXPECT_EQ(none, 0);
-    const int head = first - 5;  // with the marks of messages, which the question has too
+    const int head = first - 5;  // without the message marks, which the question has too
     table += "[report] system message of about " + std::to_string(words) + " tokens:";
     for (const int question : {5, 20, 100, 400}) {
       const auto [prompt, cached] = chat(salt, system, text(question, question + 2));
@@ -680,7 +670,7 @@ TEST_F(ServeTest, ASystemMessageIsComputedOnce) {
 TEST_F(ServeTest, APromptIsScoredAsItWasWritten) {
   Served server({"-c", "1024", "-np", "2", "-t", "1", "--temp", "0", "--act", "f32"});
   ASSERT_NE(server.port, 0) << server.log();
-  // What was generated, given back as a prompt, has the log probabilities that it was generated with.
+  // Generated tokens, sent back as a prompt, keep their log probabilities.
   const Json written = ask(
       server.port, "/v1/completions",
       {{"prompt", "The harbor"}, {"max_tokens", 24}, {"ignore_eos", true}, {"logprobs", 3}})["choices"][0];
@@ -702,8 +692,8 @@ TEST_F(ServeTest, APromptIsScoredAsItWasWritten) {
   EXPECT_EQ(read["finish_reason"], "length");
 }
 
-// A model that says one token for ever, in its thought and behind it: the thought is closed, then the answer
-// ends. And a limit, however small, leaves a visible part.
+// A model repeats one token, in its thought and after it: the thought is closed, then the answer
+// ends. Any limit, however small, leaves a visible part.
 TEST_F(ServeTest, AModelThatGoesRoundIsStopped) {
   Served server({"--ctx-size", "640"});
   ASSERT_NE(server.port, 0) << server.log();

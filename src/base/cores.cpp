@@ -13,7 +13,7 @@
 namespace braid {
 namespace {
 
-// "0-3,8,10-11" -> 0 1 2 3 8 10 11. Stops at the first thing that is no such list.
+// "0-3,8,10-11" -> 0 1 2 3 8 10 11. Stops at the first malformed item.
 std::vector<int> parse_cpu_list(const std::string& text) {
   std::vector<int> out;
   std::istringstream in(text);
@@ -43,7 +43,6 @@ void tighten(int* limit, long long quota, long long period) {
   if (*limit == 0 || cpus < *limit) *limit = cpus;
 }
 
-// The quota of one directory, whichever version's files it has.
 void read_quota(const std::string& folder, int* limit) {
   std::string line;
   if (read_line(folder + "/cpu.max", &line)) {
@@ -59,7 +58,7 @@ void read_quota(const std::string& folder, int* limit) {
   }
 }
 
-// Quotas hold for a group and everything below it, so each ancestor counts.
+// A quota holds for a group and all groups below it, so each ancestor counts.
 void read_quota_chain(const std::string& root, std::string path, int* limit) {
   while (true) {
     read_quota(root + path, limit);
@@ -86,7 +85,7 @@ std::vector<int> read_affinity() {
       if (CPU_ISSET_S(cpu, size_bytes, set)) out.push_back(cpu);
     }
     CPU_FREE(set);
-    if (ok) break;  // it fails while the set is smaller than the kernel's mask
+    if (ok) break;  // fails while the set is smaller than the kernel's mask
   }
   if (out.empty()) out.push_back(0);
   return out;

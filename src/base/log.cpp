@@ -157,7 +157,7 @@ Status reopen_log() {
 void log_failure(const char* what, const char* why) noexcept {
   try {
     spdlog::error("{} failed: {}", what, why);
-  } catch (...) {  // no memory for the line: its parts as they are
+  } catch (...) {  // out of memory: write the parts directly
     for (const char* part : {"error: ", what, " failed: ", why, "\n"}) {
       if (::write(STDERR_FILENO, part, std::strlen(part)) < 0) return;
     }

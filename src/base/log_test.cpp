@@ -1,4 +1,4 @@
-// log_test.cpp -- which lines are written, whatever BRAID_LOG says.
+// log_test.cpp -- which lines each level of BRAID_LOG writes.
 #include "base/log.h"
 
 #include <gtest/gtest.h>

@@ -15,10 +15,8 @@ namespace braid {
 namespace {
 
 constexpr int32_t kSmallestContext = 512;
-constexpr int32_t kInterleavedTokens = 512;  // of an interleaved step: larger ones gain nothing
+constexpr int32_t kInterleavedTokens = 512;  // larger interleaved steps gain nothing
 
-// What the ops keep beside their operands: the device's word, or a rough upper bound for one that does not
-// know.
 uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds& needs) {
   if (const size_t known = device.workspace_bytes(needs); known > 0) return known;
   const auto rows = static_cast<uint64_t>(needs.max_tokens);
@@ -28,10 +26,8 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
   return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
 }
 
-// Prefixes that can be gone on from: a handful for each who runs, the turns of a conversation.
 int64_t usual_images(const EngineOptions& options) { return std::max(16, 4 * options.max_sequences); }
 
-// What host memory has to spare for copies.
 uint64_t spare_host_bytes(const MemoryPlan& plan) {
   return plan.own_memory ? available_memory_bytes() / 2 : plan.spare_bytes();
 }
@@ -52,7 +48,7 @@ std::vector<MemoryPlan::KvFormatBytes> kv_formats_of(const ModelConfig& config, 
   return formats;
 }
 
-// Without what drafts.
+// Without draft heads.
 ModelConfig trunk_of(ModelConfig config) {
   config.mtp.clear();
   config.drafter.clear();
@@ -61,8 +57,7 @@ ModelConfig trunk_of(ModelConfig config) {
 
 }  // namespace
 
-// What the cache takes by itself, the widest first. Fewer bits are for people to ask for: of those that are
-// fast on a CPU, c4 has been measured with no real model yet (docs/kv-cache.md).
+// Automatic choices, the widest first. Narrower formats must be requested (docs/kv-cache.md).
 constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
 
 Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& device) {
@@ -74,7 +69,7 @@ Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& dev
     tried.k_codec = tried.v_codec = name == "f16" ? nullptr : *find_kv_codec(name);
     const Status status = plan_with(tried, model, device);
     if (!status.ok() && status.error().kind == ErrorKind::unsupported)
-      continue;  // by the model or the device
+      continue;  // unsupported by the model or the device
     chosen = tried;
     if (status.ok() && all_contexts_fit && plan.check_fits().ok()) break;
   }
@@ -94,19 +89,18 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
     interleaved_tokens = std::min(options.ubatch_tokens, kInterleavedTokens);
   decoding_rows = options.max_sequences * per_sequence;
   logit_rows = StepOutputs::rows_for(options.max_sequences, decoding_rows, max_rows, config.vocabulary);
-  if (dflash != nullptr)  // whose blocks are guessed together
+  if (dflash != nullptr)  // its blocks run together
     logit_rows = std::max(logit_rows, std::min(decoding_rows, dflash_sizes(options).block_rows));
 
   sizes.slots = options.max_sequences;
   sizes.ring = device.delta_ring(options.max_drafts);
-  // Paths of a tree are not as deep as it has rows.
+  // Paths of a tree are shorter than its number of rows.
   sizes.ring.lag = std::min(sizes.ring.lag, options.draft_depth);
   sizes.k_format = options.k_format;
   sizes.v_format = options.v_format;
   BRAID_TRY(plan_sealing(options, config));
   if (config.drafts()) sizes.hidden_cells = options.max_drafts + 1;
-  // Files know nothing of groups: with a cache directory all layers keep everything, as beside recurrent
-  // ones.
+  // Files have no KV groups, so with a cache directory all layers keep all blocks.
   if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty() && !sizes.seals())
     sizes.window = config.largest_window();
   BRAID_TRY(device.accepts(workspace_needs(options, model)));
@@ -141,7 +135,6 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   return plan_disk(options, config);
 }
 
-// Which layers' blocks are sealed, and what stays exact beside them.
 Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfig& config) {
   if (options.k_codec == nullptr) return {};
   BRAID_CHECK(options.v_codec != nullptr);
@@ -164,13 +157,12 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
   return {};
 }
 
-// Of what a sequence reads exact, in a checkpoint; 0 where nothing is sealed.
+// Size of the exact rows in a checkpoint; 0: nothing is sealed.
 uint64_t EngineMemory::exact_bytes(const ModelConfig& config) const {
   if (!sizes.seals()) return 0;
   return static_cast<uint64_t>(sizes.tail.most_exact_blocks()) * sizes.block_bytes(config, 1);
 }
 
-// Of a checkpoint's image; 0: a sequence is nothing but its blocks.
 uint64_t EngineMemory::checkpoint_bytes(const ModelConfig& config) const {
   CacheSizes one = sizes;
   one.slots = 1;
@@ -178,9 +170,9 @@ uint64_t EngineMemory::checkpoint_bytes(const ModelConfig& config) const {
   return resume_bytes == 0 ? 0 : resume_bytes + sizes.block_bytes(config, 0);
 }
 
-// In host memory more rows gain nothing. A GPU reads its weights once a step: a dense model is bound by
-// arithmetic from about a thousand rows on, a mixture meets all of its experts and gains up to several
-// thousand (docs/benchmarks.md). What a step's rows take stays below a thirty-second of the device's memory.
+// Host memory gains nothing from more rows. A GPU reads its weights once per step: dense models
+// gain up to about 1,000 rows, mixtures up to several thousand (docs/benchmarks.md). A step's rows
+// take at most 1/32 of the device's memory.
 int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model, const Device& device) {
   constexpr int32_t kSmall = 512;
   if (device.computes_in_host_memory() && !options.plan_own_memory) return kSmall;
@@ -218,7 +210,7 @@ size_t EngineMemory::activation_bytes(const EngineOptions& options, const Model&
   return bytes + dflash->activation_bytes(dflash_sizes(options), device.activation_type());
 }
 
-// Once the context is known. Beside others the head drafts less deep: this is the most.
+// An upper bound, once the context is known: beside other drafters the head's depth is smaller.
 size_t EngineMemory::draft_bytes(const EngineOptions& options) const {
   DrafterOptions drafter;
   drafter.sequences = options.max_sequences;
@@ -230,7 +222,6 @@ size_t EngineMemory::draft_bytes(const EngineOptions& options) const {
   return bytes;
 }
 
-// For the largest step; before the context is known, for the model's own.
 Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options, const Model& model) const {
   Device::WorkspaceNeeds needs = model.workspace_needs(max_rows);
   const int32_t context = plan.context_tokens > 0 ? plan.context_tokens : model.config().context_length;
@@ -243,36 +234,34 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   return needs;
 }
 
-// Of the KV groups. Layers with windows want for each sequence what its window sees, for steps under way
-// their rows, and what the windows see of some prefixes that may be asked for again (as many as other models
-// have checkpoints of, but a quarter of what the other layers keep at most); never more than those. Layers
-// that seal blocks want for each sequence what it reads exact, and the rows of steps.
+// Layers with windows need each sequence's window, the rows of steps, and windows of prefixes to
+// reuse, at most a quarter of the full layers' blocks. Sealing layers need exact rows and the rows
+// of steps.
 void EngineMemory::set_blocks(const EngineOptions& options, int64_t blocks) {
   sizes.blocks[0] = static_cast<int32_t>(blocks);
   const int64_t steps = blocks_for(max_rows) + blocks_for(interleaved_tokens);
   if (sizes.seals()) {
-    // What each reads exact, with drafts behind it, and one to spare (scheduler_admit.cpp).
+    // With drafts and one spare (scheduler_admit.cpp).
     const int64_t exact = sizes.tail.most_exact_blocks() + blocks_for(options.max_drafts) + 2;
     sizes.blocks[1] = static_cast<int32_t>(std::min(blocks, options.max_sequences * exact + steps));
     return;
   }
   if (sizes.window == 0) return;
-  // Where they begin and end inside blocks, and one to spare (scheduler_admit.cpp).
+  // Partial blocks at both ends, and one spare (scheduler_admit.cpp).
   const int64_t tail = blocks_for(int64_t{sizes.window} + options.max_drafts) + 3;
   const int64_t prefixes = options.prefix_cache ? usual_images(options) * tail : 0;
   sizes.blocks[1] = static_cast<int32_t>(
       std::min(blocks, options.max_sequences * tail + steps + std::min(prefixes, blocks / 4)));
 }
 
-// The KV cache takes what the contexts of all sequences ask for, as far as memory goes, and at least one
-// context: sequences that grow at the same time share what there is (scheduler.h).
+// Blocks for all contexts if they fit, at least for one; sequences share them (scheduler.h).
 Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig& config) {
   const auto blocks_of = [&](int32_t tokens) { return blocks_for(int64_t{tokens} + options.max_drafts); };
   const auto bytes_of = [&](int64_t count) {
     set_blocks(options, count);
     return sizes.kv_bytes(config);
   };
-  const auto fitting = [&](uint64_t bytes, int64_t most) {  // how many blocks, of `most`, fit
+  const auto fitting = [&](uint64_t bytes, int64_t most) {  // at most `most`
     int64_t fit = 0;
     for (int64_t step = std::bit_floor(static_cast<uint64_t>(most)); step > 0; step /= 2)
       if (fit + step <= most && bytes_of(fit + step) <= bytes) fit += step;
@@ -290,7 +279,7 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
           ErrorKind::exhausted,
           fmt::format("a context of {} tokens needs {} of KV blocks; --kv-memory gives {}", context,
                       format_bytes(bytes_of(blocks_of(context))), format_bytes(options.kv_memory_bytes))};
-    blocks = std::max(blocks, blocks_of(context));  // check_fits() has the last word
+    blocks = std::max(blocks, blocks_of(context));  // check_fits() may still refuse
     plan.context_tokens = context;
   } else {
     blocks = std::max(blocks, blocks_of(std::min(kSmallestContext, context)));
@@ -312,8 +301,7 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
   return {};
 }
 
-// What the engine keeps on the host about sequences and blocks. Before the context is known, for the longest it
-// may be, and without blocks.
+// Without a known context: for the longest one, without blocks.
 void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& config) {
   const int32_t longest = options.context_tokens > 0 ? options.context_tokens : config.context_length;
   const int32_t context = plan.context_tokens > 0 ? plan.context_tokens : longest;
@@ -324,7 +312,6 @@ void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& c
                                                                         config.vocabulary, config.width));
 }
 
-// Host memory beside the device's: checkpoints of recurrent states, blocks of preempted sequences.
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
   const uint64_t image_bytes = checkpoint_bytes(config);
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
@@ -339,7 +326,7 @@ void EngineMemory::plan_host_images(const EngineOptions& options, const ModelCon
                        static_cast<uint64_t>(host_images.checkpoint_count) * image_bytes);
   }
   if (options.swap_memory_bytes == 0) return;
-  // A quarter of the blocks, or what was asked for in the same proportion.
+  // A quarter of the blocks, or the requested size in the same proportion.
   const uint64_t kv_bytes = std::max<uint64_t>(sizes.kv_bytes(config), 1);
   const uint64_t spare = spare_host_bytes(plan) / 4;
   const uint64_t chosen = options.max_sequences > 1 ? std::min(kv_bytes / 4, spare) : 0;
@@ -364,7 +351,6 @@ DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fi
           static_cast<uint32_t>(block - sizes.block_bytes(trunk_of(config), 0)), guess_kind};
 }
 
-// Host memory through which prefixes go to the disk and come back.
 Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& config) {
   if (options.cache_dir.empty()) return {};
   const DiskKind kind = disk_kind(config, {}, 0);
@@ -395,15 +381,13 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.seals = sizes.seals();
   limits.tail = sizes.tail;
   limits.preemption = options.preemption;
-  // Where results do not depend on what runs beside, nor do they on preemption: many rows at a time are another
-  // form of attention than one. That is slow, so they are copied where there is room. (In host memory a copy
-  // costs less in any case, also before the time of a token is known.)
+  // Many rows use another form of attention than one, so recomputation may change results. Where it
+  // must not, blocks are copied if there is room. In host memory a copy is always cheaper.
   limits.answers_by_rows = options.deterministic || !plan.own_memory;
   if (limits.answers_by_rows && limits.preemption == Preemption::cheaper)
     limits.preemption = Preemption::swap;
-  // In tokens whose keys and values take the room of one state, or of what the windows see: copies shall not
-  // outgrow what they belong to. Without what is kept for guesses: checkpoints stand at the same places
-  // whoever drafts, and so do hits.
+  // In tokens with the KV size of one state or window. Draft memory is not counted, as checkpoints
+  // and later hits must not depend on the drafter.
   const ModelConfig trunk = trunk_of(config);
   CacheSizes plain = sizes;
   plain.slots = 1;

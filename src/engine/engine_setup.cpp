@@ -1,4 +1,4 @@
-// engine_setup.cpp -- from a file and options to an engine that can run. Sizes and memory: engine_memory.cpp.
+// engine_setup.cpp -- builds a running engine from a file and options. Memory: engine_memory.cpp.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -43,7 +43,6 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
   return {};
 }
 
-// What the model is opened with.
 constexpr int32_t kLeastWindow = 32;
 
 Status check_window(int32_t tokens) {
@@ -54,7 +53,6 @@ Status check_window(int32_t tokens) {
                            tokens, kLeastWindow)};
 }
 
-// Drafts of a kind one behind the other, where nobody says otherwise.
 constexpr int32_t kNgramDepth = 7;
 constexpr int32_t kHeadDepth = 3;
 constexpr int32_t kFewSequences = 8;
@@ -76,8 +74,8 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
                fmt::format("unknown device {}; there are auto, cuda, cpu and ref", options.device)};
 }
 
-// Everything a cached prefix depends on, apart from its tokens: the model, formats, and how the device computes and
-// lays out its states; not what drafts. Prefixes that this process alone keeps need no name of the model.
+// Everything that cached prefixes depend on: model, formats, arithmetic and state layout; not the
+// drafter. Without a cache directory the model is left out.
 PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, const Device& device,
                           int32_t tile_columns, int32_t folds_every, const PrefixSecret& secret) {
   std::string text;
@@ -91,14 +89,14 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
   if (options.k_codec != nullptr)
     text += fmt::format("|sealed {} {} {} {}", options.k_codec->name, options.v_codec->name,
                         options.kv_tail.tail_blocks, options.kv_tail.sink_blocks);
-  // What a layer writes depends on what the layers before it have seen.
+  // Deeper layers depend on what earlier layers attended to.
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
-  // Prefixes computed by other forms would bring other bytes in.
+  // Other kernels would compute other bytes.
   if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
   return seed_hash(text, secret);
 }
 
-// What drafts and keeps cells beside the model's. The head is in the model's file.
+// Drafters that keep cells beside the model's. The head is part of the model's file.
 uint64_t guess_kind_of(Dflash* drafter, const EngineOptions& options, const PrefixSecret& secret) {
   std::string text = options.spec_type.has(SpecType::mtp) ? "mtp" : "";
   if (drafter != nullptr) {
@@ -126,7 +124,7 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
     } else if (!options.deterministic) {
       types.add(SpecType::mtp);
     }
-    // Their drafts are deeper than the head's: every slot gets entries for them, which many sequences feel.
+    // Their deep drafts add entries to every slot, which is costly with many sequences.
     if (!options.deterministic && options.max_sequences <= kFewSequences) types.add(SpecType::ngram);
   }
   ModelOptions model_options;
@@ -157,13 +155,13 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   return memory_.make_plan(options_, *model_, *device_);
 }
 
-// How deep each drafter goes, and how many drafts a step verifies: of chains no more than the deepest has, as a
-// sequence for which one drafter promises much is not asked of the next (JointDrafter).
+// Chains need only the deepest drafter's number of drafts: a sequence with a promising draft skips
+// the next drafter (JointDrafter).
 void Engine::choose_drafts() {
   int32_t& most = options_.max_drafts;
   int32_t& depth = options_.draft_depth;
   const SpecTypes& types = options_.spec_type;
-  if (types.none()) {  // those of set_drafter()
+  if (types.none()) {  // for set_drafter()
     depth = depth > 0 ? std::min(depth, most) : most;
     return;
   }
@@ -253,7 +251,7 @@ Status Engine::make_drafter(int32_t block_table) {
     own_drafter_ = std::move(all);
   }
   drafter_ = own_drafter_.get();
-  // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
+  // A deterministic GPU engine must not choose rows by time.
   const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
   if (drafter_ != nullptr && !fixed && !options_.spec_always)
     budget_ = std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram),
@@ -262,8 +260,7 @@ Status Engine::make_drafter(int32_t block_table) {
     joint->set_survives(
         [this](const Draft& draft, int32_t depth) { return budget_->survival(draft, depth); });
   stats_.drafts.pays = drafter_ != nullptr && !budget_;  // else the budget decides
-  // Where steps may leave out what a drafter keeps of their rows, that begins as zeros in every block and
-  // slot, and not as what somebody else has left there.
+  // Steps may skip the drafter's cells; those must then be zeros and not another sequence's data.
   const auto trunk = static_cast<size_t>(model_->config().count(LayerKind::attention));
   if (budget_ && memory_.cache.memory().kv.size() > trunk && device_->computes_in_host_memory() &&
       !options_.hooks.poison_unused) {
@@ -294,7 +291,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   BRAID_TRY(engine->memory_.plan.check_fits());
   if (options.cache_dir.empty()) {
     engine->secret_ = random_secret();
-  } else {  // refused before a model is read for it
+  } else {  // refuse before reading a model
     BRAID_ASSIGN(const DiskDirectory directory, DiskDirectory::open(options.cache_dir));
     BRAID_ASSIGN(engine->secret_, directory.secret());
   }
@@ -305,7 +302,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     DiskOptions disk;
     disk.directory = options.cache_dir;
     disk.limit_bytes = options.cache_dir_bytes;
-    // Before loading: it may refuse, and its threads shall not inherit the CPU that this one is pinned to.
+    // Before loading: it may refuse, and its threads must not inherit this thread's CPU affinity.
     const uint64_t guess_kind = guess_kind_of(engine->dflash_.get(), engine->options_, engine->secret_);
     BRAID_ASSIGN(engine->disk_,
                  DiskTier::open(disk, engine->memory_.disk_kind(engine->model_->config(),
@@ -323,7 +320,7 @@ Result<MemoryPlan> Engine::plan_memory(const GgufFile& file, const EngineOptions
 
 Engine::~Engine() {
   if (!disk_) return;
-  // What was kept last is still to be written; a device that failed has nothing worth it.
+  // Queued stores must still be written, unless the device has failed.
   device_->synchronize();
   if (scheduler_ && device_->health().ok()) scheduler_->all_queued_is_done();
   disk_.reset();

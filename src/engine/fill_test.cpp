@@ -1,5 +1,4 @@
-// fill_test.cpp -- prompts whose cells are copied instead of computed, for benches
-// (Engine::fill_prompts_from).
+// fill_test.cpp -- prompts whose cells are copied, for benches (Engine::fill_prompts_from).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +21,6 @@ using Bytes = std::vector<std::byte>;
 
 constexpr int32_t kFilledFrom = 64;
 
-// The pools of the attention layers.
 struct Pools : Observer {
   void attention(int32_t layer, Tensor, const KvLayer& kv, const Batch&) override { of_layer[layer] = kv; }
   std::map<int32_t, KvLayer> of_layer;
@@ -35,7 +33,7 @@ Bytes on_host(Engine& engine, const std::byte* from, int64_t bytes) {
   return out;
 }
 
-// K, then V of a full block: its units, or its rows where nothing is sealed.
+// K, then V of a full block: units if sealed, else rows.
 Bytes full_block(Engine& engine, const KvLayer& kv, const Sequence& s, size_t index) {
   const bool sealed = static_cast<bool>(kv.cold);
   const int32_t block = s.blocks[sealed ? 0 : kv.group][index];
@@ -48,8 +46,7 @@ Bytes full_block(Engine& engine, const KvLayer& kv, const Sequence& s, size_t in
   return k;
 }
 
-// Rows of computed cells that a sequence still holds and nobody has written since they were poisoned
-// (SequenceCache::poison_block).
+// Poisoned rows (SequenceCache::poison_block) of computed cells that a sequence still holds.
 int count_unwritten(Engine& engine, const KvLayer& kv, const Sequence& s) {
   int unwritten = 0;
   const int64_t bytes = kv_row_bytes(kv.shape.k_format, kv.shape.head_dim);
@@ -101,7 +98,6 @@ TEST_P(FilledPrompts, HoldCopiesOfTheirFirstBlocks) {
     Collector sink;
     ASSERT_TRUE(engine->submit(uncached(600, 8), sink).ok());
     while (engine->stats().generated == 0 && engine->step()) engine->check();
-    // Chunks of 64: the first, and the last from 576 on.
     EXPECT_EQ(engine->stats().prompt_rows, 64u + 24u);
     const Sequence& s = *engine->scheduler().running()[0];
     ASSERT_FALSE(pools.of_layer.empty());
@@ -116,7 +112,6 @@ TEST_P(FilledPrompts, HoldCopiesOfTheirFirstBlocks) {
   }
 }
 
-// How else prompts are cut, kept and drafted for.
 struct Way {
   const char* name;
   const char* format;
@@ -166,7 +161,6 @@ TEST_P(FilledPrompts, HoldNumbersWhereverTheyAreReadAndEndAsAlways) {
   }
 }
 
-// Layers that give back what lies behind their window.
 TEST_P(FilledPrompts, MayHaveWindows) {
   EngineOptions options = on(GetParam());
   options.context_tokens = 1024;
@@ -222,7 +216,7 @@ TEST(SequenceCache, MovesAStateToAnotherPosition) {
   EXPECT_EQ(memory.hidden.row(1, 149)[0], 7);
 }
 
-// What others may find, and whose every position is reported, is computed.
+// Prompts that others may find or that are scored.
 TEST(FilledPromptsAreBenches, OthersAreComputed) {
   const GgufFile file = parsed(demo_bytes());
   const auto engine = engine_of(file, options_on("cpu", "f16"));

@@ -19,7 +19,7 @@ std::optional<std::string> read_text(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-// The number after `key` in lines of the form "key   123 unit"; or the whole text when key is empty.
+// The number after `key` in lines like "key   123 unit"; the whole text if key is empty.
 std::optional<uint64_t> number_after(const std::optional<std::string>& text, const std::string& key) {
   if (!text) return std::nullopt;
   std::istringstream lines(*text);
@@ -34,7 +34,6 @@ std::optional<uint64_t> number_after(const std::optional<std::string>& text, con
   return std::nullopt;
 }
 
-// What a cgroup directory leaves, if it limits memory.
 std::optional<uint64_t> left_in_cgroup(const std::string& directory, bool v2) {
   const char* limit_file = v2 ? "/memory.max" : "/memory.limit_in_bytes";
   const char* usage_file = v2 ? "/memory.current" : "/memory.usage_in_bytes";
@@ -96,8 +95,7 @@ uint64_t available_memory_bytes(const std::string& root) {
     const bool v2 = controllers.empty();
     if (!v2 && controllers != "memory") continue;
     const std::string mount = root + (v2 ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
-    // Every level may limit; inside a container the path may not exist below the mount, the mount itself
-    // does.
+    // Every level may have a limit. In a container the path may not exist below the mount.
     std::string path = line.substr(second + 1);
     while (true) {
       if (path == "/") path.clear();
@@ -129,8 +127,8 @@ uint64_t MemoryPlan::predicted_bytes() const {
 }
 
 uint64_t MemoryPlan::spare_bytes() const {
-  // 300 to 330 MiB on an H200 once kernels have run, and recorded steps, 1.5 MiB each of a 27B's. A step for which
-  // there is no memory is queued for good, which takes longer.
+  // 300 to 330 MiB on an H200, plus CUDA graphs (1.5 MiB each for a 27B). Without memory for its
+  // graph a step is queued each time, which is slower.
   constexpr uint64_t kDriverBytes = uint64_t{512} << 20;
   const uint64_t taken = predicted_bytes();
   const uint64_t left = available_bytes > taken ? available_bytes - taken : 0;
@@ -205,7 +203,7 @@ Status MemoryPlan::check_fits() const {
   std::string help = "a smaller model is needed";
   if (rest < available_bytes && kv > 0 && max_sequences > 0) {
     const auto left = static_cast<double>(available_bytes - rest);
-    // A shorter context leaves the windows what they are, or makes all layers keep all of it.
+    // A shorter context keeps the windows, or lets all layers keep the whole context.
     const double long_context = (left - static_cast<double>(kv_window_bytes)) /
                                 std::max(1.0, static_cast<double>(kv - kv_window_bytes)) * context_tokens;
     const double short_context = kv_window_bytes == 0 ? 0 : left / static_cast<double>(kv_token_bytes);

@@ -10,8 +10,7 @@
 
 namespace braid {
 
-// Keeps the client's sink as long as its request lives, and counts it. Lets no token through once its client
-// has cancelled: the engine hears of that only between two steps.
+// Keeps the client's sink while its request lives. Drops tokens after cancel().
 class EngineService::HeldSink : public Sink {
  public:
   HeldSink(std::shared_ptr<Sink> sink, EngineService& service) : sink_(std::move(sink)), service_(service) {}
@@ -34,7 +33,7 @@ class EngineService::HeldSink : public Sink {
       service_.held_.erase(held);
     }
     Finished end = event;
-    if (withheld_ && end.reason != FinishReason::error) {  // not an end that its client knows
+    if (withheld_ && end.reason != FinishReason::error) {  // the client has cancelled
       end.reason = FinishReason::cancelled;
       end.stop_id.reset();
     }
@@ -46,7 +45,7 @@ class EngineService::HeldSink : public Sink {
   std::shared_ptr<Sink> sink_;
   EngineService& service_;
   std::atomic<bool> cancelled_{false};
-  bool withheld_ = false;  // of the engine's thread: a token came after that
+  bool withheld_ = false;  // engine's thread: a token came after cancel()
 };
 
 std::unique_ptr<EngineService> EngineService::start(std::unique_ptr<Engine> engine,
@@ -79,7 +78,7 @@ Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> s
     if (waiting >= options_.max_queued)
       return Error{ErrorKind::exhausted,
                    fmt::format("{} requests are waiting already; try again later", waiting)};
-    // Without memory for all of it nothing is held.
+    // Reserve first, so that a failed allocation changes nothing.
     if (incoming_.size() == incoming_.capacity()) incoming_.reserve(2 * incoming_.size() + 8);
     const auto held = held_.emplace(id, std::make_unique<HeldSink>(std::move(sink), *this)).first;
     incoming_.push_back({id, std::move(sequence), held->second.get()});
@@ -106,7 +105,7 @@ EngineStatus EngineService::status() const {
     const std::lock_guard lock(mutex_);
     status = status_;
   }
-  // Its threads work on while the engine is idle.
+  // The disk's threads also work while the engine is idle.
   if (status.has_disk) status.disk = engine_->disk()->stats();
   return status;
 }
@@ -138,7 +137,7 @@ void EngineService::take_queue(bool may_wait) {
     };
     if (guarded("a new request", submit) != Guarded::fine) guarded("the end of a request", refuse);
   }
-  // After the submits: a request may be cancelled before the engine has heard of it.
+  // After the submits: a request may be cancelled before the engine receives it.
   for (const RequestId id : cancelled) engine_->cancel(id);
 }
 
@@ -173,7 +172,7 @@ void EngineService::publish_status() {
   status_ = now;
 }
 
-// The state of the engine is unknown now: nothing of it is touched, the clients are told.
+// The engine's state is unknown and not used any more; clients receive an error.
 void EngineService::die(const std::string& why) {
   spdlog::error("the engine has stopped: {}", why);
   std::vector<std::pair<RequestId, HeldSink*>> held;

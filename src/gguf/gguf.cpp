@@ -1,4 +1,4 @@
-// gguf.cpp -- typed access to the metadata of a parsed file. All structure was checked by gguf_parse.cpp.
+// gguf.cpp -- typed access to the metadata of a file whose structure gguf_parse.cpp has checked.
 #include "gguf/gguf.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,6 @@ T load(const std::byte* at) {
   return value;
 }
 
-// Calls use(x) with the integer of that type at `at`; false if the type is not an integer.
 template <typename Use>
 bool visit_integer(GgufValueType type, const std::byte* at, Use use) {
   switch (type) {
@@ -148,7 +147,7 @@ Result<std::vector<T>> GgufFile::numbers(std::string_view key, std::string_view 
   return out;
 }
 
-// One getter that requires the key and one that does not, from a conversion.
+// Defines get_name (required) and find_name (optional) from a conversion.
 #define BRAID_GGUF_GETTERS(type, name, convert)                                   \
   Result<type> GgufFile::get_##name(std::string_view key) const {                 \
     const GgufValue* value = find(key);                                           \
@@ -205,10 +204,9 @@ Result<std::vector<float>> GgufFile::get_f32s(std::string_view key) const {
 }
 
 namespace {
-// A scalar costs memory per layer, and the number of layers comes from the file too.
+// A scalar expands to one value per layer, and the file also chooses the number of layers.
 constexpr size_t kMaxLayers = 1 << 16;
 
-// Brings an array to `count` values, or says that it is too short.
 template <typename T, typename Wrong>
 Result<std::vector<T>> cut_to(std::vector<T> values, size_t count, Wrong wrong) {
   if (values.size() < count)

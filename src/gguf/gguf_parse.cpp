@@ -1,8 +1,6 @@
-// gguf_parse.cpp -- from bytes to a GgufFile, and from a path to its shards.
-//
-// The parser is one pass with one position. Every read tests what is left first; every number from the file
-// goes through checked arithmetic before it becomes a size. Counts are tested against the smallest records
-// they could stand for, so loops and vectors are bounded by the size of the file.
+// gguf_parse.cpp -- bytes to a GgufFile, and a path to its shards, in one pass.
+// Sizes use checked arithmetic. Counts are compared with the smallest possible records, so the
+// file's size bounds loops and vectors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -147,7 +145,7 @@ class GgufParser {
     return {};
   }
 
-  // Walks over `count` elements. Linear in the bytes they take: every element takes at least one.
+  // Linear in the bytes of the elements: each takes at least one.
   Status elements(GgufValueType type, uint64_t count, const std::string& what, int depth) {
     const uint64_t least = type == GgufValueType::STRING  ? 8
                            : type == GgufValueType::ARRAY ? 12
@@ -176,7 +174,7 @@ class GgufParser {
     return {};
   }
 
-  // REQUIRES: type has a fixed size, and for count > 1 the elements fit in what is left.
+  // REQUIRES: type has a fixed size, and for count > 1 the elements fit in the remaining bytes.
   Status scalars(GgufValueType type, uint64_t count, std::span<const std::byte>& out,
                  const std::string& what) {
     const uint64_t length = gguf_value_bytes(type) * count;
@@ -201,7 +199,7 @@ class GgufParser {
     if (value->type != GgufValueType::U32) return bad_at(offset, "\"general.alignment\" is not a u32");
     uint32_t alignment = 0;
     std::memcpy(&alignment, value->bytes.data(), 4);
-    // At least 8, as the format asks: then every plain element type is aligned wherever the file is mapped.
+    // At least 8, as the format requires; then all plain element types are aligned in any mapping.
     if (alignment < 8 || alignment > kMaxAlignment || (alignment & (alignment - 1)) != 0) {
       return bad_at(
           offset, fmt::format("\"general.alignment\" is {}, not a power of two from 8 to 1 MiB", alignment));
@@ -257,7 +255,6 @@ class GgufParser {
     return {};
   }
 
-  // Checks that the tensor is whole blocks of a size that exists, and notes its bytes.
   Status size_tensor(const GgufTensor& tensor, uint64_t start, const std::string& what) {
     const uint32_t block = block_elems(tensor.type);
     if (tensor.ne[0] % block != 0) {
@@ -307,7 +304,7 @@ class GgufParser {
   std::vector<uint64_t> sizes_;    // per tensor, in bytes
 };
 
-// Ordered positions instead of a hash table: no choice of names makes it slow.
+// Sorted positions instead of a hash table: no choice of names makes it slow.
 Status GgufFile::index_entries() {
   entries_by_key_.resize(entries_.size());
   for (uint32_t i = 0; i < entries_.size(); ++i) entries_by_key_[i] = i;
@@ -353,7 +350,7 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
   return file;
 }
 
-// Opens the other shards of the file this one is the first of, and takes their tensors in.
+// Opens the other shards and adds their tensors. REQUIRES: this is the first shard.
 Status GgufFile::join_shards(const std::string& path) {
   BRAID_ASSIGN(const uint32_t count, get_u32("split.count"));
   if (count <= 1) return {};

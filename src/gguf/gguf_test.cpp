@@ -1,4 +1,4 @@
-// gguf_test.cpp -- good files read back as written, and every way of breaking one ends in a sentence.
+// gguf_test.cpp -- good files read back as written, and each kind of damage gives an error message.
 #include "gguf/gguf.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,6 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// The smallest file with everything in it: strings, an array, a bool, an f32 and a q8_0 tensor.
 constexpr const char* kToyHex =
     "474755460300000002000000000000000400000000000000140000000000000067656e6572616c2e617263686974656374757265"
     "080000000300000000"
@@ -55,7 +54,6 @@ size_t position_of(const Bytes& bytes, const std::string& text) {
   return at;
 }
 
-// Where the fields of tensor b.weight stand: after its name.
 size_t b_record(const Bytes& bytes) { return position_of(bytes, "b.weight") + 8; }
 constexpr size_t kDim0 = 4, kDim1 = 12, kType = 20, kOffset = 24;
 
@@ -64,7 +62,6 @@ std::string error_of(const Bytes& bytes) {
   return file.ok() ? "" : file.error().message;
 }
 
-// Changes the toy file and expects a message with these words.
 void expect_refused(const std::string& words, const std::function<void(Bytes&)>& change) {
   Bytes bytes = toy();
   change(bytes);
@@ -206,12 +203,13 @@ TEST(Gguf, EveryTruncationIsRefused) {
   const Bytes bytes = toy();
   for (size_t size = 0; size < 352 - 30; ++size) {
     const Bytes cut(bytes.begin(),
-                    bytes.begin() + static_cast<std::ptrdiff_t>(size));  // exact, for the sanitizer
+                    // exact size, for the sanitizer
+                    bytes.begin() + static_cast<std::ptrdiff_t>(size));
     EXPECT_NE(error_of(cut), "") << size;
   }
 }
 
-// Not a proof, but what a sanitizer build sees in a second.
+// For sanitizer builds.
 TEST(Gguf, RandomDamageNeverCrashes) {
   const Bytes good = toy();
   uint32_t state = 7;
@@ -228,7 +226,7 @@ TEST(Gguf, RandomDamageNeverCrashes) {
     for (const GgufTensor& t : file->tensors()) EXPECT_EQ(t.data.size(), t.bytes_per_row() * t.rows());
     for (const GgufEntry& e : file->entries()) (void)file->get_strings(e.key);
   }
-  EXPECT_GT(accepted, 1000u);  // damage to values is not damage to the structure
+  EXPECT_GT(accepted, 1000u);  // changed values leave the structure valid
   EXPECT_LT(accepted, 19000u);
 }
 
@@ -240,7 +238,6 @@ TEST(Gguf, AFileWithoutTensorsNeedsNoPadding) {
   EXPECT_EQ(error_of(bytes), "");
 }
 
-// An array of arrays, `depth` deep, around one byte.
 Bytes nested(int depth) {
   GgufWriter writer;
   writer.set_u8("a", 1);
@@ -274,8 +271,6 @@ TEST(Gguf, ArraysOfArraysAreReadToDepthFourAndNotWritten) {
   writer.copy_metadata(*file);
   EXPECT_FALSE(writer.has("a"));
 }
-
-// ---- getters ----
 
 TEST(GgufValues, EveryTypeComesBack) {
   GgufWriter writer;
@@ -397,8 +392,6 @@ TEST(GgufValues, AQuarterOfAMillionStrings) {
   EXPECT_EQ(file->get_strings("tokens").value(), views);
 }
 
-// ---- files ----
-
 TEST(GgufFiles, OpenMapsAndKeeps) {
   const std::string path = temporary("toy.gguf");
   write_bytes(path, toy());
@@ -436,7 +429,6 @@ TEST(GgufFiles, WritingReplacesAWholeFileOrLeavesIt) {
   std::remove(path.c_str());
 }
 
-// Two shards of a split file; `change` may break them first.
 struct Shards {
   std::string prefix = temporary("split");
   std::string first = prefix + "-00001-of-00002.gguf";

@@ -1,4 +1,4 @@
-// gguf_writer.cpp -- encodes keys as they are set, lays tensors out when the file is written.
+// gguf_writer.cpp -- encodes keys when they are set, lays out tensors when the file is written.
 #include "gguf/gguf_writer.h"
 
 #include <algorithm>
@@ -33,7 +33,6 @@ bool holds_arrays(const GgufValue& value) {
   return value.is_array() && value.elem_type == GgufValueType::ARRAY;
 }
 
-// A value as it stands in a file, after its type.
 std::vector<std::byte> encoded(const GgufValue& value) {
   std::vector<std::byte> bytes;
   if (value.is_array()) {
@@ -132,7 +131,7 @@ void GgufWriter::set_value(std::string_view key, const GgufValue& value) {
 }
 
 void GgufWriter::copy_metadata(const GgufFile& file) {
-  BRAID_CHECK(keys_.empty());  // so that unique keys stay unique without a search for each
+  BRAID_CHECK(keys_.empty());  // keeps keys unique without searching for each
   for (const GgufEntry& entry : file.entries()) {
     if (!holds_arrays(entry.value))
       keys_.push_back({std::string(entry.key), entry.value.type, encoded(entry.value)});
@@ -178,7 +177,6 @@ void GgufWriter::add_tensor(std::string_view name, GgmlType type, uint32_t n_dim
   BRAID_CHECK(tensors_.back().size_bytes == data.size());
 }
 
-// Everything before the data, padded.
 std::vector<std::byte> GgufWriter::header() const {
   std::vector<std::byte> out;
   append_bytes(out, "GGUF", 4);

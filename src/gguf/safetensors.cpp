@@ -1,5 +1,4 @@
-// safetensors.cpp -- the header is read event by event, so that what it may contain is decided while it is
-// read and nothing nested, repeated or oversized is ever built in memory.
+// safetensors.cpp -- parses the header by events, without storing nested, repeated or large parts.
 #include "gguf/safetensors.h"
 
 #include <fmt/format.h>
@@ -28,7 +27,6 @@ constexpr DtypeInfo kDtypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3"
                                  {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
                                  {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
 
-// One tensor as the header describes it.
 struct Record {
   std::string name;
   std::string dtype;
@@ -37,7 +35,6 @@ struct Record {
   bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-// Receives the events of the JSON parser. Each returns false to stop; `error` then says why.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<Record> records;
@@ -140,7 +137,6 @@ Error bad(const std::string& name, const std::string& what, ErrorKind kind = Err
   return Error{kind, fmt::format("{}: {}", name, what)};
 }
 
-// Checks one record against the size of the data section, and gives its dtype.
 Result<SafetensorsDtype> check_record(const std::string& file, const Record& record, uint64_t data_bytes) {
   const std::string what = "tensor " + braid::quoted(record.name);
   if (!record.has_dtype || !record.has_shape || !record.has_offsets) {
@@ -211,13 +207,13 @@ Result<SafetensorsFile> SafetensorsFile::parse(std::span<const std::byte> bytes,
   const auto header = bytes.subspan(8, header_bytes);
   const auto data = bytes.subspan(8 + header_bytes);
 
-  // The parser would take a NUL byte for the end of its text.
+  // The parser would take a NUL byte for the end of the text.
   if (std::find(header.begin(), header.end(), std::byte{0}) != header.end()) {
     return bad(name, "its header contains a NUL byte");
   }
   HeaderReader reader;
   bool complete = false;
-  try {  // the parser may throw for lack of memory, if for nothing else
+  try {  // the parser may throw when out of memory
     const char* text = reinterpret_cast<const char*>(header.data());
     complete = nlohmann::json::sax_parse(text, text + header.size(), &reader);
   } catch (const std::exception&) {

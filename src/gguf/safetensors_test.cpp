@@ -1,4 +1,4 @@
-// safetensors_test.cpp -- good headers are read, and every other one ends in a sentence.
+// safetensors_test.cpp -- good headers are read, and all others give an error message.
 #include "gguf/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -128,7 +128,7 @@ TEST(Safetensors, OpenMapsAndKeeps) {
   float values[6];
   const SafetensorsTensor* b = file.tensor("b").value();
   decode_row(*b->ggml_type(), b->data.data(), values, 6);
-  EXPECT_EQ(values[0], std::bit_cast<float>(0x05040000u));  // its bytes count from 4: bf16 0x0504
+  EXPECT_EQ(values[0], std::bit_cast<float>(0x05040000u));  // data bytes count from 4: bf16 0x0504
   std::remove(path.c_str());
   EXPECT_EQ(SafetensorsFile::open(path).error().kind, ErrorKind::not_found);
 }

@@ -1,4 +1,4 @@
-// decoder_model.cpp -- see decoder_model.h. The layer loop is run_layers(); everything else is sizes.
+// decoder_model.cpp -- see decoder_model.h. run_layers() is the layer loop; the rest is sizes.
 #include "model/decoder_model.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architectu
   return std::unique_ptr<Model>(std::move(model));
 }
 
-// From `start` on. Returns its end.
+// Places from `start` on; returns the end.
 size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start, int64_t t,
                                  DType act) {
   Placer mixer = start;
@@ -158,7 +158,7 @@ bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch, const
   return run_layers(interleaved_, at, {batch, memory, pacing});
 }
 
-// Notes how long it takes.
+// Measures the time of `work` on devices that compute in host memory.
 template <typename Work>
 void DecoderModel::catching_up(const Work& work) {
   if (!device_->computes_in_host_memory()) return work();
@@ -211,7 +211,7 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
   return true;
 }
 
-// An attention layer without its feed-forward. False: paused on the way.
+// An attention layer without its feed-forward. Returns false if it paused.
 bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& run) {
   const auto index = static_cast<size_t>(at.layer);
   const LayerWeights& layer = weights_.layers[index];
@@ -247,11 +247,10 @@ bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& ru
   }
   if (!run.pacing.may_run(StepPart::attention_out)) return false;
   attention_out(*ops_, x, layer.attention, scratch);
-  at.attention = StepPart::attention_in;  // of the next such layer
+  at.attention = StepPart::attention_in;  // for the next attention layer
   return true;
 }
 
-// The second half of a layer of either kind.
 void DecoderModel::run_feed_forward(Tensor x, Tensor h, const LayerConfig& config, const LayerWeights& w,
                                     const LayerScratch& scratch) {
   const BlockNorm norm{w.ffn_norm, config_.eps};

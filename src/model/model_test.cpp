@@ -1,6 +1,4 @@
-// model_test.cpp -- what a model file must hold, and what is said when it does not.
-//
-// Running models is tested in engine/ (goldens, and equalities between forms of the same file).
+// model_test.cpp -- required contents of a model file, and error messages.
 #include "model/model.h"
 
 #include <gtest/gtest.h>
@@ -92,7 +90,7 @@ TEST(ModelFile, EveryTensorIsNeeded) {
     const auto bytes = bytes_of(shape);
     const GgufFile file = parsed(bytes);
     for (const GgufTensor& t : file.tensors()) {
-      if (t.name == "output.weight") continue;  // then the embedding serves
+      if (t.name == "output.weight") continue;  // tied to the embedding
       const std::string name(t.name);
       EXPECT_SAYS(
           open_error(edited(bytes, [&](GgufWriter&, std::vector<OwnTensor>& list) { drop(list, name); })),
@@ -162,7 +160,6 @@ TEST(ModelFile, ExpertCountsMustAgree) {
 }
 
 TEST(ModelFile, AnInvertedLayerListOverridesTheInterval) {
-  // The list says what the interval says: accepted. Its inversion does not fit the tensors.
   const auto with_list = [](bool inverted) {
     return error_with_key([&](GgufWriter& w) {
       std::array<std::byte, 4> bools = {std::byte{1}, std::byte{1}, std::byte{1}, std::byte{0}};
@@ -199,7 +196,7 @@ TEST(ModelFile, TheMtpHeadIsUsableWhenItIsThere) {
     EXPECT_EQ((*other)->weights().mtp_parameters(), count_parameters(shape).mtp) << shape.architecture;
   }
 
-  // Announced, but not in the file: fine, without it. Half of it: an error.
+  // An announced head that is absent is accepted; half a head is an error.
   EXPECT_EQ(error_after(
                 tiny_dense(),
                 [](GgufWriter&, std::vector<OwnTensor>& t) {
@@ -211,7 +208,6 @@ TEST(ModelFile, TheMtpHeadIsUsableWhenItIsThere) {
                   tiny_dense(),
                   [](GgufWriter&, std::vector<OwnTensor>& t) { drop(t, "blk.4.nextn.hnorm.weight"); }, true),
               "blk.4.nextn.hnorm.weight is missing");
-  // The feed-forward part may be absent.
   EXPECT_EQ(error_after(
                 tiny_dense(),
                 [](GgufWriter&, std::vector<OwnTensor>& t) {
@@ -260,7 +256,6 @@ TEST(ModelFile, YarnIsReadWithItsMagnitude) {
   EXPECT_EQ(with("qwen3.rope.scaling.yarn_ext_factor", 32.0f), rope);  // early files
 }
 
-// Rows of a matrix as the file has them, one after the other.
 std::vector<std::byte> rows_in_file(const Weight& w) {
   std::vector<std::byte> all;
   for (int64_t row = 0; row < w.n;) {
@@ -271,7 +266,6 @@ std::vector<std::byte> rows_in_file(const Weight& w) {
   return all;
 }
 
-// q, k, v and z of a key head after each other, for one key head after the other.
 void fuse_as_older_files(std::vector<OwnTensor>& tensors, const std::string& prefix) {
   const RandomShape s = tiny_qwen3next();
   const int64_t row_bytes = s.width * 4;
@@ -315,7 +309,7 @@ TEST(ModelFile, BothLayoutsOfQwen3NextHaveTheSameRows) {
     EXPECT_EQ(rows_in_file(a.qkv), rows_in_file(b.qkv));
     EXPECT_EQ(rows_in_file(a.z), rows_in_file(b.z));
     EXPECT_EQ(rows_in_file(a.alpha), rows_in_file(b.alpha));
-    // Of each key head: beta of its two value heads, then alpha of them.
+    // Per key head: beta of its two value heads, then their alpha.
     EXPECT_EQ(a.beta.file_rows(0, 1, 1).data - a.beta.file_rows(0, 0, 1).data, 64 * 4);
     EXPECT_EQ(a.beta.file_rows(0, 2, 1).data - a.beta.file_rows(0, 0, 1).data, 4 * 64 * 4);
     EXPECT_EQ(a.alpha.file_rows(0, 0, 1).data - a.beta.file_rows(0, 0, 1).data, 2 * 64 * 4);
@@ -379,11 +373,9 @@ TEST(ModelFile, LagunaFilesThatContradictThemselvesAreRefusedByName) {
   EXPECT_SAYS(error_after(tiny_laguna(),
                           [](GgufWriter&, std::vector<OwnTensor>& t) { drop(t, "blk.2.attn_gate.weight"); }),
               "blk.2.attn_gate.weight is missing");
-  // A bias belongs to sigmoid scores.
   EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_gating_func", 1); }), "exp_probs_b.bias");
 }
 
-// Of the trunk and of the head that drafts; never larger than a layer's own, never the whole context.
 TEST(ModelFile, AWindowByOptionIsThatOfAllAttentionLayers) {
   const auto windows = [](const RandomShape& shape, int32_t most) {
     const auto bytes = bytes_of(shape, "F32", true);

@@ -1,4 +1,4 @@
-// weights.cpp -- bringing weights to a device. See weights.h.
+// weights.cpp -- see weights.h.
 #include "model/weights.h"
 
 #include <algorithm>

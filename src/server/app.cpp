@@ -1,4 +1,4 @@
-// app.cpp -- see app.h: what is refused before a body is read, and the way of a request to its handler.
+// app.cpp -- see app.h. Checks before the body is read, and routing to handlers.
 #include "server/app.h"
 
 #include <utility>
@@ -93,17 +93,15 @@ std::optional<ApiError> ServerApp::key_fault(const Route& route, const HttpReque
                   .message = "missing or unknown API key"};
 }
 
-// A client that shares the server with others: also who sends a body where no key is needed, as far as its
-// address says who that is.
+// For the limit of request memory. Clients without a key are identified by address.
 std::string ServerApp::memory_client(const HttpRequest& request) const {
   const ClientIdentity client = context_.access.identify(request);
   if (client.id.empty()) return address_id(request.remote);
   return client.shares_queue ? client.id : "";
 }
 
-// Before the body is read.
 std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
-  // A page asks whether it may ask; Access::add_headers() says so.
+  // A CORS preflight; Access::add_headers() answers it.
   const bool asks_first =
       !request.header("Origin").empty() && !request.header("Access-Control-Request-Method").empty();
   if (request.method == "OPTIONS" && asks_first) return HttpAnswer{204, "", "", {}};
@@ -145,17 +143,16 @@ Headers ServerApp::headers(const HttpRequest& request) const {
 void ServerApp::handle(const std::shared_ptr<Exchange>& exchange) {
   const Route* route = find_route(exchange->request().path);
   BRAID_CHECK(route != nullptr);  // check() found it
-  // The key may have been taken away since.
+  // The key may have been removed since check().
   if (const auto fault = key_fault(*route, exchange->request())) return context_.refuse(exchange, *fault);
   if (route->use == Route::Use::works) {
-    // Its body may have taken long to come.
+    // The server may have begun to drain while the body arrived.
     if (context_.draining) return context_.refuse(exchange, shutting_down());
     if (const auto fault = context_.admit(exchange->request())) return context_.refuse(exchange, *fault);
   }
   route->handler(context_, exchange);
 }
 
-// An error that HTTP found.
 HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const std::string& code,
                                  const std::string& message) {
   ApiError error{.status = status, .code = code, .message = message};

@@ -1,9 +1,6 @@
-// families_test.cpp -- other model families than the demo model's: what their templates show of their markup,
-// and what comes of it in prompts, masks and answers.
-//
-// Method: templates with the structure of the published ones, in words of our own (tests/goldens/chat and
-// below), take the place of the demo model's; its vocabulary stays, so their turns are spelled from ordinary
-// tokens.
+// families_test.cpp -- other model families: their markup in prompts, masks and answers. The demo
+// model gets templates like the published ones but keeps its vocabulary, so turns are spelled in
+// ordinary tokens.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -18,7 +15,7 @@ namespace {
 
 using Calls = Dialect::Calls;
 
-// Laguna's first generation: turns, thoughts and calls in lines; thoughts are kept everywhere.
+// Laguna's first generation: turns, thoughts and calls in lines. Thoughts are always kept.
 constexpr const char* kLines = R"({{- '[BOS]' -}}
 {%- set thinking = enable_thinking | default(false) -%}
 {%- if tools -%}
@@ -48,8 +45,7 @@ constexpr const char* kLines = R"({{- '[BOS]' -}}
   {{- '<assistant>\n' ~ ('<think>' if thinking else '</think>') -}}
 {%- endif -%})";
 
-// Qwen3.8's: three efforts, of which the middle one says nothing; any other word raises. Thoughts of earlier
-// turns stay unless that is switched off.
+// Qwen3.8's: three efforts, the middle one is the default; other words raise.
 constexpr const char* kEffortTemplate = R"({%- set effort = reasoning_effort | default('xhigh') -%}
 {%- if effort not in ['low', 'medium', 'xhigh'] -%}{{- raise_exception('no effort ' ~ effort) -}}{%- endif -%}
 {%- set thinking = enable_thinking | default(true) -%}
@@ -93,7 +89,6 @@ constexpr const char* kTools = R"([
   {"type":"function","function":{"name":"any","parameters":{"type":"object","additionalProperties":true,
     "properties":{"a":{"type":"array"}}}}}])";
 
-// One request to a model of a family, on its way to the engine.
 struct Asked {
   Asked(std::shared_ptr<ServedModel> served, const std::string& more, AnswerPolicy policy = {})
       : model(served) {
@@ -110,12 +105,11 @@ struct Asked {
     return model->tokenizer->decode(answer.requests[0].prompt, SpecialText::show);
   }
 
-  // Whether the mask lets the answer be `text` and end behind it.
   bool may_be(const std::string& text, bool ends = true) const {
     return mask_allows(answer.requests[0].mask.get(), *model->tokenizer, text, ends);
   }
 
-  // Whether a thought of so many tokens is closed by the mask. It must be asked once only.
+  // Whether the mask closes a thought within `tokens` tokens. Call it only once.
   bool closes_within(int tokens) const {
     TokenMask* mask = answer.requests[0].mask.get();
     const int32_t word = model->tokenizer->encode("x", {.add_special = false})->front();
@@ -182,7 +176,7 @@ TEST(Families, ATemplateThatThinksOnlyWhenAskedKeepsItsThoughts) {
   EXPECT_FALSE(model_with(qwen3())->abilities.reasoning);
 }
 
-// Laguna's template writes </think> where there is to be no thought: neither a thought nor a budget for one.
+// Laguna's template writes </think> to turn thinking off: no thought and no budget.
 TEST(Families, WhereThePromptClosesTheThoughtThereIsNone) {
   for (const std::string& text : {laguna(), std::string(kLines)}) {
     const auto model = model_with(text);
@@ -199,7 +193,7 @@ TEST(Families, WhereThePromptClosesTheThoughtThereIsNone) {
   }
 }
 
-// The model has learned that its answer follows at once, or after a line: so it is written for it.
+// The mask writes the same blanks after the thought as the model was trained with.
 TEST(Families, ABudgetClosesTheThoughtAsTheTemplateDoes) {
   const auto closing = [](const std::string& text) {
     const Asked asked(model_with(text), R"(,"enable_thinking":true,"thinking_budget":1)");
@@ -227,7 +221,6 @@ TEST(Families, ABudgetClosesTheThoughtAsTheTemplateDoes) {
   EXPECT_EQ(closing(qwen35()), "\n</think>\n\n");
 }
 
-// The prompt that a request of any API gets.
 std::string prompt_of(const ServedModel& model, const ApiResult<Generation>& generation,
                       const AnswerPolicy& policy = {}) {
   EXPECT_TRUE(generation.ok()) << generation.error().message;
@@ -237,7 +230,7 @@ std::string prompt_of(const ServedModel& model, const ApiResult<Generation>& gen
   return prompt.ok() ? prompt->text.text : "";
 }
 
-// What the prompt says of the effort: "low", "xhigh", "" (medium), "off".
+// The effort in the prompt: "low", "xhigh", "" (medium), "off".
 std::string effort_in(const std::string& prompt) {
   if (prompt.ends_with("</think>\n\n")) return prompt.find("Effort") == std::string::npos ? "off" : prompt;
   const std::string mark = "Effort: ";
@@ -285,7 +278,7 @@ TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
     body["thinking"] = {{"type", "enabled"}, {"budget_tokens", 1024}};
     EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), expected) << asked;
   }
-  // Nobody says anything: the template's own. A word that is on no scale is between client and template.
+  // Without an effort, the template's default. Unknown words are passed to the template.
   EXPECT_EQ(effort_in(prompt_of(*model, read_chat({{"messages", turns}}, {}))), "xhigh");
   const auto odd =
       read_chat({{"messages", turns}, {"chat_template_kwargs", {{"reasoning_effort", "huge"}}}}, {});
@@ -294,7 +287,7 @@ TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
   EXPECT_NE(refused.error().message.find("no effort huge"), std::string::npos) << refused.error().message;
 }
 
-// A template without efforts is not told of any; one that takes every word gets the word.
+// A template without efforts gets none. One that accepts every word gets the word.
 TEST(Families, EffortsOfOtherTemplatesStayAsTheyAre) {
   const Json turns = Json::array({{{"role", "user"}, {"content", "q"}}});
   const Json body{{"messages", turns}, {"reasoning_effort", "high"}};
@@ -304,7 +297,7 @@ TEST(Families, EffortsOfOtherTemplatesStayAsTheyAre) {
       prompt_of(*model_with(qwen35()), read_chat({{"messages", turns}, {"enable_thinking", true}}, {})));
   const auto free = model_with("{{ reasoning_effort }}:{% for m in messages %}{{ m.content }}{% endfor %}");
   EXPECT_EQ(prompt_of(*free, read_chat(body, {})), "high:q");
-  // It cannot be told not to think: the least, then.
+  // Thinking cannot be turned off here, so the lowest effort is used.
   EXPECT_EQ(prompt_of(*free, read_chat({{"messages", turns}, {"reasoning_effort", "minimal"}}, {})),
             "minimal:q");
 }
@@ -385,7 +378,6 @@ TEST(Families, CallsOfJsonAreHeldToNamesAndSchemas) {
             R"(hm|I look.[run]{"cmd": "ls", "n": 2})");
 }
 
-// In a tool loop every prompt begins with the last one and what was generated.
 TEST(Families, APromptOfAToolLoopContinuesTheLastOne) {
   const struct {
     std::string text, call, end;
@@ -415,7 +407,7 @@ TEST(Families, APromptOfAToolLoopContinuesTheLastOne) {
   }
 }
 
-// The token that begins a text may be one that ends a turn (Laguna's is): nothing can be resumed behind it.
+// The first token of a text may also end a turn (Laguna): no checkpoint is possible after it.
 TEST(Families, TheFirstTokenEndsNoMessage) {
   const auto model =
       model_with("{{ '<|im_end|>' }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}.");

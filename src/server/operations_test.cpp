@@ -1,4 +1,4 @@
-// operations_test.cpp -- what balancers, supervisors and proxies see of a server.
+// operations_test.cpp -- a server as seen by load balancers, supervisors and proxies.
 #include <gtest/gtest.h>
 
 #include "server/test_server_test.h"
@@ -6,7 +6,7 @@
 namespace braid::server {
 namespace {
 
-// What balancers and supervisors see in each state. OPTIONS is what HAProxy asks with unless told otherwise.
+// Probes in each state. HAProxy sends OPTIONS by default.
 TEST(Operations, ProbesInEveryState) {
   const auto server =
       std::make_unique<TestServer>([](const Request&) { return FakeBackend::Script{}; },
@@ -19,7 +19,6 @@ TEST(Operations, ProbesInEveryState) {
     }
     EXPECT_EQ(client.ask("GET", "/livez").status, live) << state;
     EXPECT_EQ(client.ask("OPTIONS", "/livez").status, live) << state;
-    // A page that asks first is told nothing of it.
     const auto page = client.ask("OPTIONS", "/health", "",
                                  "Origin: http://localhost\r\nAccess-Control-Request-Method: GET\r\n");
     EXPECT_EQ(page.status, 204) << state;
@@ -42,7 +41,7 @@ TEST(Operations, ProbesInEveryState) {
   expect(503, 200, "draining, new work refused");
 }
 
-// A replica that fails before its first token has said nothing yet, so a proxy may ask another one.
+// Before its first token, a failed replica has sent nothing, so a proxy may try another.
 TEST(Operations, AHeadThatWaitsForTheFirstToken) {
   constexpr int64_t kNever = 1'000'000'000;
   const std::string stream = R"({"stream":true,"max_tokens":9,"messages":[{"role":"user","content":"hi"}]})";
@@ -78,13 +77,11 @@ TEST(Operations, AHeadThatWaitsForTheFirstToken) {
       return count;
     };
     EXPECT_EQ(events(late.body), events(soon.body)) << late.body << soon.body;
-    // The head comes in time, whatever the engine does.
     const auto silent = start(1, FinishReason::stop, true);
     Client waiting(silent->port());
     waiting.send(std::string("POST ") + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
                  std::to_string(body(path).size()) + "\r\n\r\n" + body(path));
     EXPECT_TRUE(waiting.read_until("200 OK")) << path;
-    // A server that ends says so by its status.
     const auto ending = start(kNever, FinishReason::stop, true);
     Client told(ending->port());
     told.send(std::string("POST ") + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +

@@ -35,7 +35,7 @@ std::string source_hash(std::string_view text) {
   return " 'sha256-" + std::string(reinterpret_cast<const char*>(base64.data())) + "'";
 }
 
-// Of every <tag>...</tag> without attributes; ' 'none'' if there is none.
+// Hashes of every <tag>...</tag> without attributes; ' 'none'' if there are none.
 std::string source_hashes(std::string_view page, const std::string& tag) {
   const std::string begin = "<" + tag + ">", end = "</" + tag + ">";
   std::string out;

@@ -1,5 +1,4 @@
-// The page inside the binary: complete, without references to other machines, and its policy names what
-// stands in it.
+// The page inside the binary: complete, without external references, with a matching policy.
 #include "server/page.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +13,7 @@ TEST(Page, IsOneWholeDocumentThatAsksNobody) {
   EXPECT_EQ(page.rfind("<!doctype html>", 0), 0u);
   EXPECT_NE(page.find("</html>"), page.npos);
   EXPECT_EQ(page.find("/* main.js */"), page.npos) << "src/server/ui/page.html was not built";
-  // Nothing is loaded by a tag or a style; the one reference there is stands in the page itself.
+  // Tags and styles load nothing. The only reference is data inside the page.
   EXPECT_FALSE(
       std::regex_search(page, std::regex(R"(<(script|link|img|iframe)[^>]*(src|href)=(?!["']?data:))")));
   EXPECT_EQ(page.find("@import"), page.npos);

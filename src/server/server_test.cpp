@@ -1,4 +1,4 @@
-// server_test.cpp -- the server over real sockets, with a backend that says what a test tells it to.
+// server_test.cpp -- the server over real sockets, with a scripted backend.
 #include <gtest/gtest.h>
 
 #include "server/test_server_test.h"
@@ -12,7 +12,6 @@ std::string chat(const std::string& more) {
   return R"({"messages":[{"role":"user","content":"hi"}],)" + more + "}";
 }
 
-// A server that answers every request with `text`.
 std::unique_ptr<TestServer> saying(const std::string& text,
                                    const std::function<void(AppOptions&, HttpOptions&)>& adjust = nullptr) {
   return std::make_unique<TestServer>(
@@ -83,7 +82,7 @@ TEST(Server, ToolCallsComeTypedInEveryApi) {
                           {"type":"function","name":"get_weather","parameters":)" +
           schema + "}]}");
   EXPECT_EQ(answer.json()["output"][1]["arguments"], R"({"city": "Oslo", "days": 2})") << answer.body;
-  // Asked for none: the same text is content.
+  // Thinking is off: the same text is content.
   answer = client.ask(
       "POST", "/v1/chat/completions",
       chat(R"("tool_choice":"none","tools":[{"type":"function","function":{"name":"get_weather"}}])"));
@@ -170,12 +169,12 @@ TEST(Server, PrefixesOfAKeyAreItsOwn) {
   const std::string one = salt(bearer, none, false);
   EXPECT_EQ(one.size(), 64u);
   EXPECT_EQ(one.find("key"), std::string::npos);
-  EXPECT_EQ(salt(header, none, false), one);  // of any server at any time: files outlive it
+  EXPECT_EQ(salt(header, none, false), one);  // stable, because cache files outlive the server
   EXPECT_NE(salt(other, none, false), one);
   EXPECT_EQ(salt(bearer, R"("cache_salt":"s")", false), one + "s");
   EXPECT_EQ(salt(bearer, none, true), "");
   EXPECT_EQ(salt(other, R"("cache_salt":"s")", true), "s");
-  // Without keys everybody is one.
+  // Without keys there is one tenant.
   const auto open = saying("x");
   Client client(open->port());
   EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat(none), bearer).status, 200);
@@ -356,7 +355,6 @@ TEST(Server, KeepsConnectionsAndAnswersInOrder) {
   ASSERT_TRUE(client.read_until("\r\n\r\n"));
   EXPECT_TRUE(client.received.ends_with("\r\n\r\n"));
   client.received.clear();
-  // Chunked bodies, in small pieces.
   const std::string body = kChat;
   client.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
   for (const char c : body) client.send(std::string("1\r\n") + c + "\r\n");
@@ -368,7 +366,7 @@ TEST(Server, KeepsConnectionsAndAnswersInOrder) {
   client.received.clear();
   client.send(R"({"content": "ab"})");
   EXPECT_EQ(client.read_answer().status, 200);
-  // HTTP/1.0: no chunks, and the end of the connection is the end of the answer.
+  // HTTP/1.0: no chunks; the answer ends with the connection.
   Client old(server->port());
   const std::string streamed = chat(R"("stream":true)");
   old.send("POST /v1/chat/completions HTTP/1.0\r\nContent-Length: " + std::to_string(streamed.size()) +
@@ -455,7 +453,6 @@ TEST(Server, KeysInEveryFormAndPlace) {
       client.ask("OPTIONS", "/v1/models", "", "Origin: http://a\r\nAccess-Control-Request-Method: GET\r\n")
           .status,
       204);
-  // Refused before the body is read, so the connection ends.
   const auto refused = client.ask("POST", "/v1/messages", "{}");
   EXPECT_EQ(refused.status, 401);
   EXPECT_EQ(refused.json()["error"]["type"], "authentication_error");
@@ -494,7 +491,7 @@ TEST(Server, PromptsThatDoNotFitAreSaidSoAndLimitsAreClamped) {
   const int prompt = answer.json()["error"]["n_prompt_tokens"].get<int>();
   EXPECT_EQ(answer.json()["error"]["message"],
             "prompt is too long: " + std::to_string(prompt) + " tokens > 40 maximum");
-  // What is far too long is refused by its beginning, with about the right number.
+  // Far too long texts are refused by their beginning, with an estimated count.
   std::string far;
   for (int i = 0; i < 20'000; ++i) far += "The harbor is quiet at " + std::to_string(i) + ". ";
   const double exact =
@@ -506,14 +503,14 @@ TEST(Server, PromptsThatDoNotFitAreSaidSoAndLimitsAreClamped) {
     EXPECT_EQ(refused.json()["error"]["code"], "context_length_exceeded") << refused.body;
     EXPECT_NEAR(refused.json()["error"]["n_prompt_tokens"].get<double>(), exact, 0.25 * exact);
   }
-  // More messages than tokens are refused unread.
+  // More messages than the context has tokens: refused without rendering.
   Json many = Json::array();
   for (int i = 0; i < 60; ++i)
     many.push_back({{"role", i % 2 == 0 ? "user" : "assistant"}, {"content", "x"}});
   const auto crowd = client.ask("POST", "/v1/chat/completions", Json{{"messages", many}}.dump());
   EXPECT_EQ(crowd.status, 400);
   EXPECT_EQ(crowd.json()["error"]["n_prompt_tokens"], 60) << crowd.body;
-  // A text of many bytes and few tokens may fit: all of it is looked at.
+  // Many bytes but few tokens may fit, so all of it is tokenized.
   const std::string blanks(40 * 16 * 4, '\n');
   const double few =
       client.ask("POST", "/tokenize", Json{{"content", blanks}}.dump()).json()["count"].get<double>();
@@ -569,7 +566,7 @@ TEST(Server, LogProbabilitiesThatAnAnswerKeepsAreBounded) {
   EXPECT_EQ(most_tokens(), 49'000);
   EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("max_tokens":60000,"stream":true)")).status, 200);
   EXPECT_EQ(client.ask("POST", path, chat(R"("logprobs":true,"max_tokens":190000)")).status, 200);
-  // Who names no length gets what there is room for.
+  // Without a length, the answer is limited to what fits.
   EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("n":2)")).status, 200);
   EXPECT_EQ(most_tokens(), (1 << 20) / 42);
   std::string prompt = "1";
@@ -610,7 +607,6 @@ TEST(Server, ThinkingIsSplitCountedAndHidden) {
   EXPECT_GT(message["usage"]["completion_tokens_details"]["reasoning_tokens"], 2);
   message = client.ask("POST", "/v1/chat/completions", chat(R"("include_reasoning":false)")).json();
   EXPECT_FALSE(message["choices"][0]["message"].contains("reasoning_content"));
-  // Anthropic: off unless asked for.
   message =
       client
           .ask(
@@ -625,7 +621,7 @@ TEST(Server, ARequiredCallAndAFormBringAMask) {
   const auto server = saying("x");
   Client client(server->port());
   client.ask("POST", "/v1/chat/completions", kChat);
-  // Without them all tokens may come but those that open and close thoughts.
+  // Otherwise all tokens are allowed except those that open and close thoughts.
   const auto few = server->backend->last.mask->all_but();
   EXPECT_TRUE(few && few->size() <= 2);
   client.ask("POST", "/v1/chat/completions",
@@ -692,7 +688,7 @@ TEST(Server, ASlowReaderIsCutAndOthersAreNot) {
   const std::string body = chat(R"("stream":true,"max_tokens":77)");
   slow.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
             std::to_string(body.size()) + "\r\n\r\n" + body);
-  EXPECT_TRUE(server.backend->wait_cancelled(1));  // it never read
+  EXPECT_TRUE(server.backend->wait_cancelled(1));  // the client never read
   Client other(server.port());
   EXPECT_EQ(other.ask("POST", "/v1/chat/completions", kChat).status, 200);
 }

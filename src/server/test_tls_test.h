@@ -1,4 +1,4 @@
-// test_tls_test.h -- for tests: a certificate, and a client that speaks TLS.
+// test_tls_test.h -- for tests: a certificate and a TLS client.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace braid::server {
 
-// A key and a certificate that it has signed itself, in two files that go with this.
+// A self-signed certificate and its key, in two files that are deleted with this object.
 class TestCertificate {
  public:
   TestCertificate()
@@ -64,7 +64,7 @@ class TlsClient {
   bool send(const std::string& bytes) {
     return connected_ && SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())) > 0;
   }
-  // All that comes until the server has ended its side.
+  // Reads until the server closes its side.
   std::string read_all() {
     std::string out;
     char buffer[16384];

@@ -16,8 +16,8 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-// Minimal, and forgiving where a conversation allows it: system messages may stand anywhere, reasoning is
-// kept for turns behind the last user message only, tool results share one user turn.
+// Minimal and tolerant: system messages may be anywhere, reasoning is kept only after the last user
+// message, tool results share one user turn.
 constexpr std::string_view kBuiltIn = R"jinja(
 {%- set place = namespace(query=-1) -%}
 {%- for message in messages -%}

@@ -1,10 +1,6 @@
-// chat.h -- a conversation to the text a model was trained to continue.
-//
-// The template of the model file decides what the text looks like; this file hands it the variables that
-// templates expect and nothing else. It does not repair conversations: a template may refuse one (two system
-// messages, no user message), and its words come back as the error.
-//
-// A ChatTemplate is immutable; any number of threads may render at once.
+// chat.h -- renders a conversation to the text that a model was trained to continue.
+// The model file's template decides the text. Conversations are not repaired: a template may refuse
+// one (such as two system messages), and its message becomes the error. Thread-safe.
 #pragma once
 
 #include <ctime>
@@ -24,9 +20,8 @@ namespace braid {
 
 struct ChatOptions {
   bool add_generation_prompt = true;    // end with the opening of an assistant turn
-  std::optional<bool> enable_thinking;  // not set: the variable is undefined, the template's default holds
-  // Of each message, how many bytes at the start of its content are an instruction (origin.h) that stands in
-  // somebody else's turn; may be shorter than the messages.
+  std::optional<bool> enable_thinking;  // empty: undefined, the template's default holds
+  // Per message, bytes at the start of its content that are an instruction (origin.h); missing: 0.
   std::vector<size_t> instruction_bytes;
   // Further variables, an object; they may replace those above but not messages and tools.
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
@@ -38,21 +33,19 @@ class ChatTemplate {
   // `bos` and `eos` are the texts of the special tokens, empty if the model has none.
   static Result<ChatTemplate> parse(std::string_view text, std::string bos, std::string eos);
 
-  // The template for files that bring none: <|im_start|> turns, think blocks, XML tool calls.
+  // For files without a template: <|im_start|> turns, think blocks, XML tool calls.
   static ChatTemplate built_in(std::string bos, std::string eos);
 
   // The same, but conversations with tools are rendered by `with_tools`.
   ChatTemplate with_tools_by(ChatTemplate with_tools) &&;
 
-  // `messages`: an array of objects with role, content, and where they apply reasoning_content, tool_calls
-  // ([{id, type, function: {name, arguments: object}}]), tool_call_id, name.
-  // `tools`: an array of {type: function, function: {name, description, parameters}}; null or empty for none.
-  // Key order survives. Both are read in place and copied nowhere.
-  // What the messages, tools and variables bring into the text is marked as theirs.
+  // `messages`: an array of objects with role, content, and optionally reasoning_content,
+  // tool_calls ([{id, type, function: {name, arguments: object}}]), tool_call_id, name. `tools`: an
+  // array of {type: function, function: {name, description, parameters}}, null or empty. Both are
+  // read in place; key order survives. Text is marked with its origin.
   Result<RenderedText> render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
                               const ChatOptions& options = {}) const;
 
-  // What was parsed.
   const std::string& text() const { return text_; }
   const jinja::Template& program() const { return program_; }
 
@@ -73,7 +66,6 @@ class ChatTemplate {
 Result<ChatTemplate> read_chat_template(const GgufFile& file, const Tokenizer& tokenizer,
                                         const std::string& choice = {});
 
-// {"role": role, "content": content}
 nlohmann::ordered_json chat_message(std::string_view role, std::string_view content);
 
 }  // namespace braid

@@ -1,4 +1,4 @@
-// chat_test.cpp -- conversations through templates, against recorded results of the reference renderer.
+// chat_test.cpp -- conversations through templates, against recorded results of Python's Jinja.
 #include "text/chat.h"
 
 #include <gtest/gtest.h>

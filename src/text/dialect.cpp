@@ -8,7 +8,7 @@ namespace braid {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r\n";
-constexpr size_t kMaxLayout = 8;  // blanks between two tags; more is no layout
+constexpr size_t kMaxLayout = 8;  // blanks between two tags; more are not layout
 
 std::string_view trimmed_end(std::string_view text) {
   return text.substr(0, text.find_last_not_of(kBlanks) + 1);

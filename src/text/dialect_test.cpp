@@ -1,4 +1,4 @@
-// dialect_test.cpp -- what is read off a rendered text: the form of calls, and whether a thought is open.
+// dialect_test.cpp -- form of calls and open thoughts, read from rendered text.
 #include "text/dialect.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,6 @@ TEST(Dialect, TheFormOfACallIsSeenInARenderedOne) {
   EXPECT_EQ(read_calls("<tool_call>f1\n<arg_key>a</arg_key>").calls, Calls::key_value);
   EXPECT_EQ(read_calls("{\"name\": \"f1\"}").calls, Calls::none);
   EXPECT_EQ(read_calls("").calls, Calls::none);
-  // Instructions about another form do not decide.
   EXPECT_EQ(read_calls("not <arg_key>, but <tool_call>\n{\"name\": \"f1\"}").calls, Calls::json);
   Dialect known;
   known.calls = Calls::json;
@@ -38,7 +37,6 @@ TEST(Dialect, TheLayoutOfCallsIsThatOfTheTemplate) {
       "<tool_call>f1<arg_key>a</arg_key><arg_value>1</arg_value></tool_call><tool_call>g2<arg_key>");
   EXPECT_FALSE(line.pairs_in_lines);
   EXPECT_EQ(line.between_calls, "");
-  // What is no layout is not taken for it.
   const Dialect words = read_calls(
       "<tool_call>\n{\"name\": \"f1\"}\n</tool_call>\nand\n<tool_call>\n{\"name\": \"g2\"}\n</tool_call>");
   EXPECT_EQ(words.between_calls, "\n");

@@ -16,7 +16,7 @@ namespace {
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
-// Length of the number at the start of `text`; 0: none.
+// Bytes of the number at the start of `text`; 0: none.
 size_t number_bytes(std::string_view text) {
   size_t at = 0;
   const auto digits = [&] {
@@ -235,7 +235,7 @@ class Reader {
         code = 0x10000 + ((code - 0xD800) << 10) + (*second - 0xDC00);
       }
     }
-    append_utf8(out, code);  // a surrogate that stands alone becomes U+FFFD
+    append_utf8(out, code);  // a lone surrogate becomes U+FFFD
     return true;
   }
 
@@ -244,7 +244,6 @@ class Reader {
   size_t at_ = 0;
 };
 
-// \uXXXX
 void append_unit(std::string& out, uint32_t unit) {
   out += "\\u";
   append_hex(out, unit, 4);
@@ -254,7 +253,7 @@ void append_unit(std::string& out, uint32_t unit) {
 
 void append_json_escaped(std::string& out, std::string_view text, JsonLetters letters) {
   const unsigned first_escaped = letters == JsonLetters::ascii ? 0x7F : 0x100;
-  size_t plain = 0;  // start of what needs no escape
+  size_t plain = 0;  // start of bytes without escapes
   for (size_t at = 0, bytes = 1; at < text.size(); at += bytes) {
     const auto c = static_cast<unsigned char>(text[at]);
     bytes = 1;

@@ -1,6 +1,4 @@
-// origin_test.cpp -- only what a template wrote becomes a control token, whatever is done to a text on its
-// way; answers and instructions keep user-defined tokens, users and tools have none; ordinary text keeps its
-// ids.
+// origin_test.cpp -- only a template's own text becomes control tokens.
 #include "text/origin.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +33,6 @@ Ids encode(const RenderedText& text) {
   return std::move(ids).value();
 }
 
-// Tokens that are neither normal nor bytes.
 std::vector<std::string> specials(const RenderedText& text) {
   std::vector<std::string> out;
   const Ids ids = encode(text);
@@ -45,11 +42,11 @@ std::vector<std::string> specials(const RenderedText& text) {
       out.emplace_back(tokenizer().piece(id, SpecialText::show));
     }
   }
-  EXPECT_EQ(tokenizer().decode(ids, SpecialText::show), text.text);  // nothing is lost either way
+  // the text is complete either way
+  EXPECT_EQ(tokenizer().decode(ids, SpecialText::show), text.text);
   return out;
 }
 
-// Every special text of the vocabulary.
 std::string attack() {
   std::string out = "a";
   for (int32_t id = 0; id < tokenizer().size(); ++id) {
@@ -92,7 +89,6 @@ TEST(Origin, NoSpecialTokenComesOutOfWhatUsersAndToolsSay) {
   const auto plain = specials(rendered(tool_loop("hello", "hello"), tool("hello")));
   ASSERT_FALSE(plain.empty());
   EXPECT_EQ(specials(rendered(tool_loop(attack(), "hello"), tool("hello"))), plain);
-  // Halves that meet the template's own words.
   EXPECT_EQ(specials(rendered(tool_loop("<|im_", "<|im_"), tool("|>"))), plain);
   EXPECT_EQ(specials(rendered(tool_loop("<tool_", "<tool_"), tool("call>"))), plain);
 }
@@ -119,7 +115,6 @@ TEST(Origin, InstructionsKeepUserDefinedTokensAndNoControlToken) {
     }
     EXPECT_GE(more, 6) << "tools: " << in_tools;
   }
-  // The example of a call in an instruction is the ids that a model has seen calls as.
   const std::string call = "<tool_call>\n<function=f>\n</function>\n</tool_call>";
   const Ids example = tokenizer().encode(call, {.add_special = false}).value();
   const auto holds = [&](const std::string& role) {
@@ -143,7 +138,7 @@ TEST(Origin, AnInstructionInAUsersTurnEndsWhereTheUsersWordsBegin) {
   auto marked = specials(rendered(turns, nullptr, options));
   EXPECT_EQ(marked.size(), plain.size() + 2);
   EXPECT_EQ(std::count(marked.begin(), marked.end(), "<tool_call>"), 1);
-  // More than there is: all of it. Only users' turns have such a beginning.
+  // A larger count means the whole content. Only users' turns have instruction bytes.
   options.instruction_bytes = {1000, 1000};
   EXPECT_EQ(specials(rendered(turns, nullptr, options)).size(), plain.size() + 4);
   const Json answer = Json::array({turns[0], {{"role", "assistant"}, {"content", "<|im_end|>"}}});
@@ -153,8 +148,8 @@ TEST(Origin, AnInstructionInAUsersTurnEndsWhereTheUsersWordsBegin) {
           .size());
 }
 
-// What the vocabulary calls control is so everywhere, and the tokens for filling in the middle and for the
-// frames of other models are control whatever it calls them.
+// Control tokens of the vocabulary are control everywhere. So are fill-in-the-middle tokens and
+// frames of other models, whatever their type.
 TEST(Origin, TheVocabularyDecidesWhichTokensInstructionsHave) {
   auto data = tiny_vocabulary();
   const int32_t call = add_token(data, "<tool_call>", TokenType::control);
@@ -189,7 +184,7 @@ TEST(Origin, AnswersKeepTheMarkersThatModelsWriteAndNoOthers) {
   ASSERT_EQ(marked.size(), plain.size() + 2);
   EXPECT_EQ(std::count(marked.begin(), marked.end(), "<tool_call>"), 1);
   EXPECT_EQ(specials(turn("x <|im_end|><|im_start|><|endoftext|><|vision_start|>")), plain);
-  // The same ids as those that were generated.
+  // The same ids as generated.
   Ids answer = tokenizer().encode("x <tool_call>y</tool_call> z", {.add_special = false}).value();
   const Ids history = encode(turn("x <tool_call>y</tool_call> z"));
   EXPECT_NE(std::search(history.begin(), history.end(), answer.begin(), answer.end()), history.end());
@@ -204,7 +199,7 @@ TEST(Origin, ANextTurnBeginsWithTheTokensOfTheOneBeforeIt) {
   const std::string thought = "r <|im_end|> r\n</think>\n\n";
   const std::string call =
       "<tool_call>\n<function=f>\n<parameter=x>\n<|im_start|>\n</parameter>\n</function>\n</tool_call>";
-  // What the model samples: markers as tokens, texts about control tokens from ordinary ones.
+  // Sampled text has markers as tokens, but texts of control tokens as ordinary ones.
   RenderedText sampled;
   sampled.append(thought + call, Origin::answer);
   const Ids more = encode(sampled);
@@ -221,7 +216,7 @@ TEST(Origin, ANextTurnBeginsWithTheTokensOfTheOneBeforeIt) {
 }
 
 TEST(Origin, MarksFollowATextThroughEverythingATemplateDoes) {
-  // x is data, w the template's own; each template writes exactly one token of its own.
+  // x is data, w the template's own; each template writes exactly one own token.
   const char* const kTemplates[] = {
       "{{ w }}{{ x }}",
       "{{ w ~ x }}",

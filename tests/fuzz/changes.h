@@ -1,5 +1,4 @@
-// changes.h -- a fuzzer's input as a list of changes to a file that is right, so that every run gets past the
-// parser.
+// changes.h -- reads a fuzzer's input as changes to a valid file, so that it gets past the parser.
 #pragma once
 
 #include <array>
@@ -23,7 +22,6 @@ class Input {
     --size_;
     return *data_++;
   }
-  // Small numbers, powers of two and their neighbours, or any.
   uint32_t number() {
     const uint8_t kind = byte();
     if (kind < 128) return kind;
@@ -75,7 +73,6 @@ struct Changed {
   std::vector<std::byte> data;
 };
 
-// All of a file.
 inline std::vector<Changed> tensors_of(const GgufFile& file) {
   std::vector<Changed> tensors;
   for (const GgufTensor& t : file.tensors()) {

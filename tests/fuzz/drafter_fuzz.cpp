@@ -1,9 +1,7 @@
-// drafter_fuzz.cpp -- small DFlash2 and DSpark drafters with some keys and tensors changed: opened against a
-// model, and if they fit, a block is drafted.
-//
-// One byte chooses the file: DSpark or DFlash2 as GGUF, DFlash2 as config.json and safetensors, or a
-// config.json of any bytes; the rest is a list of changes. Beyond not crashing: an error names the file, and
-// what opens keeps the promises of dflash_config.h.
+// drafter_fuzz.cpp -- DFlash2 and DSpark drafters with changed keys and tensors.
+// One byte chooses the file: DSpark or DFlash2 as GGUF, DFlash2 as config.json and safetensors, or
+// any config.json; the rest is a list of changes. Checks: errors name the file; opened drafters
+// hold the invariants of dflash_config.h and draft a block.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -37,11 +35,10 @@ std::vector<std::byte> read_file(const std::string& name) {
   return {span.begin(), span.end()};
 }
 
-// The right files, and what can be changed in them.
 struct Base {
   std::vector<std::byte> dspark = read_file("dspark.gguf");
   std::vector<std::byte> tensors = read_file("dflash2/model.safetensors");
-  std::vector<std::byte> dflash2;  // in a GGUF file
+  std::vector<std::byte> dflash2;  // as GGUF
   Json config;
   std::vector<std::string> gguf_keys, json_keys;
 
@@ -108,7 +105,7 @@ Json any_value(Input& in) {
   }
 }
 
-// Shapes and types of the header, whose data stay where they are.
+// Changes shapes and types of the header; data stay in place.
 std::vector<std::byte> changed_safetensors(Input& in) {
   const std::vector<std::byte>& bytes = base().tensors;
   uint64_t length = 0;
@@ -195,7 +192,6 @@ void check_config(const DflashConfig& c, const Dflash& drafter) {
   if (drafter.has_pairs()) BRAID_CHECK(c.candidates > 0 && c.candidates <= kVocabulary && c.pair_rank > 0);
 }
 
-// One sequence whose rows are all certain.
 struct Rows {
   std::vector<int32_t> token, position, zeros, minus, last, output, table;
   int32_t rows = 0, context = 0;

@@ -1,7 +1,5 @@
-// gguf_fuzz.cpp -- any bytes as a GGUF file: parsed, read through every getter, decoded, and written back.
-//
-// Beyond not crashing: what parses obeys the promises of gguf.h, and a file rebuilt from it parses to the
-// same.
+// gguf_fuzz.cpp -- any bytes as a GGUF file: parsed, read by every getter, decoded, written back.
+// Checks: a parsed file holds the invariants of gguf.h; a file rebuilt from it parses to the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +13,7 @@
 
 namespace {
 
-constexpr uint64_t kMostElems = 256;  // decoded per tensor, so that inputs stay fast
+constexpr uint64_t kMostElems = 256;  // decoded per tensor, for speed
 
 void read_all_values(const braid::GgufFile& file) {
   for (const braid::GgufEntry& entry : file.entries()) {
@@ -43,7 +41,7 @@ void decode_some(const braid::GgufTensor& tensor) {
   braid::decode_row(tensor.type, tensor.data.data(), values.data(), count);
   (void)braid::find_invalid_block(tensor.type, tensor.data.data(), count);
   if (!braid::all_finite(values.data(), count)) return;
-  // One encoder per tensor, chosen by its bytes: all of them would be most of the time.
+  // One encoder per tensor, chosen by its bytes; all of them would take most of the time.
   constexpr braid::GgmlType kTypes[] = {
       braid::GgmlType::Q4_K,   braid::GgmlType::Q5_K,  braid::GgmlType::Q6_K,
       braid::GgmlType::Q8_0,   braid::GgmlType::Q4_0,  braid::GgmlType::Q5_1,

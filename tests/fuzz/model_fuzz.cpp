@@ -1,9 +1,6 @@
-// model_fuzz.cpp -- a small model file of any architecture with some keys and tensors changed: opened, and if
-// it opens, planned and run for a few tokens.
-//
-// The input is a list of changes, so that every run gets past the parser: one byte chooses the architecture,
-// then each change has a kind, what it changes, and a value. Beyond not crashing: what opens keeps the
-// promises of config.h.
+// model_fuzz.cpp -- a small model file with changed keys and tensors.
+// One byte chooses the architecture; each change has a kind, a target and a value. Checks: opened
+// models hold the invariants of config.h and run a few tokens.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -60,7 +57,6 @@ RandomShape tiny(std::string_view architecture) {
 constexpr std::array<std::string_view, 6> kArchitectures = {"qwen35",   "qwen35moe", "qwen3",
                                                             "qwen3moe", "qwen3next", "laguna"};
 
-// The file and the keys that are changed: those it has, and those it could have.
 struct Base {
   std::vector<std::byte> bytes;
   std::vector<std::string> keys;
@@ -152,7 +148,7 @@ void run(const GgufFile& file, const char* device) {
   options.threads = 1;
   options.context_tokens = 64;
   options.max_sequences = 1;
-  options.spec_type = SpecType::automatic;  // heads that draft are read, and run
+  options.spec_type = SpecType::automatic;  // includes MTP heads
   options.spec_always = true;
   options.max_drafts = 2;
   auto engine = Engine::create(file, options);

@@ -1,9 +1,6 @@
-// pattern_fuzz.cpp -- hostile patterns of schemas, with and without bounds on the length, and their masks.
-//
-// The first two bytes choose the bounds, the rest is the pattern.
-//
-// Promises held: no crash, no undefined behaviour; a pattern that cannot be compiled says why; every answer
-// is a JSON string within the bounds (grammar_walk.h).
+// pattern_fuzz.cpp -- hostile schema patterns, with and without length bounds, and their masks.
+// The first two bytes choose the bounds, the rest is the pattern. Checks: a refused pattern has a
+// reason; every answer is a JSON string within the bounds (grammar_walk.h).
 #include <cstdint>
 #include <string>
 

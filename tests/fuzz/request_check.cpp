@@ -22,7 +22,6 @@ namespace {
 
 constexpr int32_t kContext = 4096;
 
-// Is asked for its context only.
 class NoBackend : public server::Backend {
  public:
   Result<RequestId> submit(Request, std::shared_ptr<Sink>) override {
@@ -42,7 +41,6 @@ void check_error(const server::ApiError& error) {
   }
 }
 
-// Every event is one line of JSON.
 void check_events(const std::string& stream) {
   constexpr std::string_view kData = "data: ";
   for (size_t at = 0; at < stream.size();) {
@@ -170,13 +168,12 @@ void RequestChecker::answer(const std::shared_ptr<server::Generation>& generatio
   } else {
     const std::string whole = server::dump(stream.whole());
     BRAID_CHECK(parse_json(whole).ok());
-    // An answer repeats a part of its request at most.
+    // An answer repeats at most a part of its request.
     BRAID_CHECK(whole.size() < 64 * body_bytes + (size_t{1} << 20));
   }
   BRAID_CHECK(stream.done());
 }
 
-// A few tokens that the mask allows, and back.
 void RequestChecker::walk(TokenMask& mask) {
   if (random_() % 4 != 0) return;
   const auto size = static_cast<size_t>(model_->tokenizer->size());
@@ -197,7 +194,6 @@ void RequestChecker::walk(TokenMask& mask) {
   mask.rewind(taken);
 }
 
-// What a model may say: markup, names and texts of the request, halves of characters, any tokens.
 std::vector<int32_t> RequestChecker::said(const server::Generation& generation) {
   std::string name = "f";
   if (!generation.tools.empty() && random_() % 4 != 0) {

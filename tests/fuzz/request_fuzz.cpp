@@ -1,8 +1,6 @@
-// request_fuzz.cpp -- hostile request bodies through the readers of every API, the prompt, masks and writers
-// of answers (request_check.h says what is held).
-//
-// The first byte chooses the reader, the second what the operator has set and the model says; the rest is the
-// body. Half of the changes are bodies of the generator, the others libFuzzer's own.
+// request_fuzz.cpp -- hostile request bodies through all APIs (request_check.h has the checks).
+// The first byte chooses the reader, the second settings and model output; the rest is the body.
+// Half of the mutations come from the generator, the others from libFuzzer.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

@@ -19,7 +19,6 @@ using server::Json;
 
 namespace {
 
-// Members of what is inside a request.
 constexpr std::string_view kMembers[] = {"role",
                                          "content",
                                          "type",
@@ -81,7 +80,6 @@ constexpr std::string_view kMembers[] = {"role",
                                          "required",
                                          "enum"};
 
-// Roles, types, modes and texts that mean something somewhere.
 constexpr std::string_view kWords[] = {"user",
                                        "assistant",
                                        "system",
@@ -193,7 +191,7 @@ std::string_view pick_of(const List& list, uint64_t random) {
   return list[random % std::size(list)];
 }
 
-// What the endpoint's reader asks for, and what it refuses or passes over.
+// `read`: fields that the endpoint's reader uses; else fields it refuses or ignores.
 const std::vector<std::string>& fields_of(Endpoint endpoint, bool read) {
   static const auto kFields = [] {
     std::map<std::pair<Endpoint, bool>, std::vector<std::string>> out;
@@ -378,7 +376,6 @@ Json RequestGenerator::tool_choice() {
   return out;
 }
 
-// A part of a chat message or of an item, or a block.
 Json RequestGenerator::part() {
   Json out = Json::object();
   const bool known = !one_in(6);
@@ -499,7 +496,6 @@ Json RequestGenerator::turns() {
   return out;
 }
 
-// A value that fits the field more often than not.
 Json RequestGenerator::field(const std::string& name) {
   const auto is = [&](std::initializer_list<std::string_view> names) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -558,7 +554,7 @@ Json RequestGenerator::field(const std::string& name) {
     return name == "logprobs" && endpoint_ == Endpoint::completions ? Json(below(5)) : Json(one_in(2));
   }
   if (is({"skip_special_tokens", "add_special_tokens", "background"})) return name != "background";
-  // Stored elsewhere, or never taken: null says that nothing is asked for.
+  // Unsupported or refused unless null.
   if (is({"previous_response_id", "conversation", "chat_template"})) return nullptr;
   if (is({"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty",
           "repetition_penalty"})) {
@@ -570,7 +566,6 @@ Json RequestGenerator::field(const std::string& name) {
   return 1 + below(4);
 }
 
-// What no JSON writer writes.
 void RequestGenerator::spoil(std::string& text) {
   const size_t at = text.empty() ? 0 : below(text.size());
   switch (below(8)) {
@@ -586,7 +581,7 @@ void RequestGenerator::spoil(std::string& text) {
     case 3:
       text.insert(at, text.substr(below(text.size() + 1), below(40)));
       break;
-    case 4: {  // surrogates that stand alone, and pairs
+    case 4: {  // lone surrogates, and pairs
       constexpr std::string_view kEscapes[] = {"\\ud83d", "\\ude00", "\\ud83d\\ude00", "\\u0000", "\\u00e9"};
       const size_t quote = text.find("hi\"", at);
       if (quote != std::string::npos) text.insert(quote, pick_of(kEscapes, random_()));
@@ -598,7 +593,7 @@ void RequestGenerator::spoil(std::string& text) {
                   "\"x\":" + std::string(depth, '[') + std::string(depth, ']') + (text == "{}" ? "" : ","));
       break;
     }
-    case 6:  // a name twice
+    case 6:  // a repeated name
       text.insert(1, "\"messages\":[],\"model\":\"x\",\"input\":\"hi\",\"n\":1" +
                          std::string(text == "{}" ? "" : ","));
       break;

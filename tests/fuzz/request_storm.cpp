@@ -1,12 +1,10 @@
-// request_storm.cpp -- request_storm COUNT SEED: so many generated bodies through request_check.h, and lists
-// of every kind at twice the length, which must not cost four times as much.
+// request_storm.cpp -- generated bodies through request_check.h, and lists in linear work.
 //
-//   request_storm COUNT SEED      bodies SEED, SEED + 1, ...; how many, and how many a second
-//   request_storm --show SEED     the body, its endpoint
-//   request_storm --dictionary    the words of requests for libFuzzer (tests/fuzz/dictionaries/request.dict)
+//   request_storm COUNT SEED      bodies SEED, SEED + 1, ...; prints counts and bodies per second.
+//   request_storm --show SEED     the body and its endpoint.
+//   request_storm --dictionary    words for libFuzzer (tests/fuzz/dictionaries/request.dict).
 //
-// A body is a function of its number, so what is found is run again by itself. Work is measured in bytes that
-// are allocated: what is copied, is allocated first.
+// The seed determines a body. Work is measured in allocated bytes.
 #include <unistd.h>
 #include <chrono>
 #include <csignal>
@@ -49,7 +47,7 @@ namespace {
 using server::Endpoint;
 using server::Json;
 
-// What reading a body and making its messages allocate. 0: it was refused.
+// Bytes allocated to read a body and make its messages. 0: refused.
 uint64_t work_of(RequestChecker& checker, const RequestBody& body) {
   const uint64_t before = allocated_bytes;
   const auto generation = checker.read(body);
@@ -69,7 +67,7 @@ std::string repeated(size_t count, const std::function<std::string(size_t)>& one
 struct List {
   const char* what;
   Endpoint endpoint;
-  std::function<std::string(size_t)> body;  // of so many elements
+  std::function<std::string(size_t)> body;  // with this number of elements
 };
 
 std::string tool_list(size_t count, bool chat) {
@@ -193,7 +191,6 @@ void add_lists_of_messages(std::vector<List>& out) {
                  }});
 }
 
-// Doubling a list doubles the work.
 bool lists_are_linear(RequestChecker& checker) {
   bool fine = true;
   std::vector<List> lists;

@@ -1,4 +1,4 @@
-// safetensors_fuzz.cpp -- any bytes as a safetensors file: parsed, and what parses is read.
+// safetensors_fuzz.cpp -- any bytes as a safetensors file; parsed files are read.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,7 @@
-// schema_fuzz.cpp -- hostile JSON schemas through the compiler of forms, and the masks of what compiles.
-//
-// The first byte chooses strictness, the rest is the schema; its bytes choose the answer's tokens too.
-//
-// Promises held: no crash, no undefined behaviour; what cannot be compiled says why; an answer never stands
-// where no token may come, and is JSON when it may end (grammar_walk.h); a plain type is kept.
+// schema_fuzz.cpp -- hostile JSON schemas through the grammar compiler, and their masks.
+// The first byte chooses strictness; the rest is the schema and also chooses tokens. Checks:
+// refusals have a reason; an answer can always continue or end, and is JSON at its end
+// (grammar_walk.h); a plain type is kept.
 #include <cstdint>
 #include <string_view>
 

@@ -15,19 +15,19 @@ namespace {
 
 constexpr mode_t kNewFileMode = 0644;
 
-// The file that `path` names behind all links; it need not exist. Empty, with errno set: links in a circle.
+// Follows all symbolic links; the file need not exist. Empty, with errno set, for a cycle of links.
 std::optional<std::string> behind_links(std::filesystem::path path) {
   for (int links = 0; links < 40; ++links) {
     std::error_code error;
     const std::filesystem::path target = std::filesystem::read_symlink(path, error);
-    if (error) return path.string();  // no link
+    if (error) return path.string();  // not a link
     path = target.is_absolute() ? target : path.parent_path() / target;
   }
   errno = ELOOP;
   return std::nullopt;
 }
 
-// After a crash of the machine the name may be the old one, but never one of an empty file.
+// After a machine crash the old file may be back under the name, but never an empty one.
 void sync_folder_of(const std::string& path) {
   std::string folder = std::filesystem::path(path).parent_path().string();
   if (folder.empty()) folder = ".";
@@ -42,7 +42,7 @@ void sync_folder_of(const std::string& path) {
 Result<OutputFile> OutputFile::create(const std::string& path) {
   OutputFile file(path);
   struct stat info {};
-  std::optional<mode_t> mode;  // of a file that is replaced
+  std::optional<mode_t> mode;  // of the replaced file
   if (::stat(path.c_str(), &info) == 0) {
     if (S_ISDIR(info.st_mode)) return Error{ErrorKind::invalid_argument, path + ": is a directory"};
     if (S_ISBLK(info.st_mode))
@@ -80,7 +80,7 @@ Status OutputFile::open_in_place() {
   return {};
 }
 
-// The name is new: neither a link that somebody laid there nor another process's file is written to.
+// O_EXCL: never writes into an existing file or through a planted link.
 Status OutputFile::open_temporary(std::optional<mode_t> mode) {
   std::string name;
   for (int attempt = 0; attempt < 100 && fd_ < 0; ++attempt) {
@@ -91,7 +91,7 @@ Status OutputFile::open_temporary(std::optional<mode_t> mode) {
   if (fd_ < 0) return failed("cannot create");
   temporary_ = std::move(name);
   if (!mode) return {};
-  // The umask was for a new file; this one is not to be read by more people than before, or by fewer.
+  // open() applied the umask; the new file gets exactly the permissions of the replaced one.
   struct stat info {};
   if (::fstat(fd_, &info) != 0) return failed("cannot open");
   if ((info.st_mode & 0777) != *mode && ::fchmod(fd_, *mode) != 0)

@@ -1,14 +1,13 @@
-// output_file.h -- a file that is written whole or not at all.
+// output_file.h -- a file that is written completely or not at all.
 //
-// What PATH names decides how:
-//   nothing, or a regular file   A temporary file beside it is renamed to it when it is complete and on the disk.
-//                                Symbolic links are followed, and stay. A replaced file's permissions stay.
-//   FIFO, character device       Bytes go into it. A FIFO is opened when somebody reads from it.
-//   directory, block device      An error.
+// - Nothing or a regular file at PATH: a temporary file is renamed to it when complete and on disk.
+//   Symbolic links and the permissions of a replaced file stay.
+// - FIFO or character device: written in place. Opening a FIFO waits for a reader.
+// - Directory or block device: an error.
 //
-// Errors: io (the system refuses; SIGPIPE must be ignored), exhausted (the disk is full), invalid_argument
-// (PATH cannot be written as a file), cancelled (a signal came while the FIFO was waited for). All name PATH.
-// Threads: one at a time.
+// Errors, all with PATH: io (SIGPIPE must be ignored), exhausted (disk full), invalid_argument
+// (PATH cannot be written as a file), cancelled (a signal during the wait for a reader). One
+// thread.
 #pragma once
 
 #include <sys/types.h>
@@ -29,7 +28,7 @@ class OutputFile {
 
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
-  // Without finish() a temporary file is removed, and PATH is as it was.
+  // Without finish(), removes the temporary file and leaves PATH unchanged.
   ~OutputFile();
 
   Status write(std::span<const std::byte> bytes);
@@ -40,16 +39,15 @@ class OutputFile {
  private:
   explicit OutputFile(std::string path) : path_(std::move(path)) {}
   Status open_in_place();
-  Status open_temporary(std::optional<mode_t> mode);  // of the file that is replaced
+  Status open_temporary(std::optional<mode_t> mode);  // of the replaced file
   Error failed(const char* what) const;
 
   std::string path_;       // as the caller named it
-  std::string final_;      // the file behind the links
-  std::string temporary_;  // empty: written in place, or renamed already
+  std::string final_;      // after following links
+  std::string temporary_;  // empty: written in place, or already renamed
   int fd_ = -1;
 };
 
-// All of it at once.
 Status write_output_file(const std::string& path, std::string_view text);
 
 }  // namespace braid

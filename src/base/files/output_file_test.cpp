@@ -1,4 +1,4 @@
-// output_file_test.cpp -- what is replaced, what is written into, and what is left when writing fails.
+// output_file_test.cpp -- replacing files, writing in place, and cleanup after a failed write.
 #include "base/files/output_file.h"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ TEST_F(OutputFileTest, AFileIsWholeOrUntouched) {
     ASSERT_TRUE(out.ok());
     ASSERT_TRUE(out->write("sec").ok());
     EXPECT_EQ(bytes_of(file), "first");
-  }  // never finished
+  }  // without finish()
   EXPECT_EQ(bytes_of(file), "first");
   EXPECT_EQ(files(), 1);
   ASSERT_TRUE(write_output_file(file, "second").ok());
@@ -125,7 +125,6 @@ TEST_F(OutputFileTest, AReaderThatLeavesIsAnError) {
   std::signal(SIGPIPE, before);
 }
 
-// A signal ends the wait for a reader.
 TEST_F(OutputFileTest, NobodyReadsFromTheFifo) {
   const std::string fifo = path("fifo");
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
@@ -156,7 +155,7 @@ TEST_F(OutputFileTest, WhatCannotBeWrittenIsLeftAlone) {
   EXPECT_EQ(missing.error().message, path("missing/model") + ": cannot create: No such file or directory");
   ASSERT_TRUE(write_output_file(path("file"), "old").ok());
   EXPECT_FALSE(write_output_file(path("file/model"), "x").ok());
-  // The disk is full: a limit on the size of files acts as one.
+  // A limit on the file size acts as a full disk.
   const auto before = std::signal(SIGXFSZ, SIG_IGN);
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -171,7 +170,6 @@ TEST_F(OutputFileTest, WhatCannotBeWrittenIsLeftAlone) {
   EXPECT_EQ(files(), 1);
 }
 
-// Somebody who knows the name of the temporary file lays a link there.
 TEST_F(OutputFileTest, ALinkAtTheTemporaryNameIsNotFollowed) {
   ASSERT_TRUE(write_output_file(path("precious"), "precious").ok());
   fs::create_symlink("precious", path("file." + std::to_string(::getpid()) + "-0.part"));

@@ -1,4 +1,4 @@
-// temp_folder_test.h -- a new folder for a test, removed with all that is in it.
+// temp_folder_test.h -- a new folder for a test, removed with its contents at the end.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ struct TempFolder {
   TempFolder(const TempFolder&) = delete;
   TempFolder& operator=(const TempFolder&) = delete;
 
-  // What is in it under a name that ends so, by name.
+  // Entries whose name ends in `suffix`, sorted.
   std::vector<std::filesystem::path> files(const std::string& suffix) const {
     std::vector<std::filesystem::path> out;
     for (const auto& entry : std::filesystem::directory_iterator(path))

@@ -17,11 +17,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Object = Json::object_t;
 using Member = Object::value_type;
-using Members = std::vector<Member>;  // what an ordered object is inside
+using Members = std::vector<Member>;  // base class of an ordered object
 
 bool is_hex(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
 
-// 'h', 'l': the escape of a high or low surrogate stands at `at`.
+// Returns 'h' or 'l' if an escape of a high or low surrogate is at `at`.
 char surrogate_at(std::string_view text, size_t at) {
   if (at + 6 > text.size() || text[at] != '\\' || text[at + 1] != 'u') return 0;
   if (!std::all_of(text.begin() + at + 2, text.begin() + at + 6, is_hex)) return 0;
@@ -31,8 +31,7 @@ char surrogate_at(std::string_view text, size_t at) {
   return c >= 'c' && c <= 'f' ? 'l' : 0;
 }
 
-// Offsets of the escapes of surrogates that stand alone. Outside of strings JSON has no backslash, so that
-// strings need not be told from the rest.
+// Offsets of escapes of lone surrogates. JSON has no backslash outside of strings.
 std::vector<size_t> lone_surrogates(std::string_view text) {
   std::vector<size_t> out;
   for (size_t at = text.find('\\'); at != std::string_view::npos; at = text.find('\\', at)) {
@@ -49,7 +48,7 @@ std::vector<size_t> lone_surrogates(std::string_view text) {
   return out;
 }
 
-// Appends a name that the object does not have.
+// REQUIRES: the object does not have `name` yet.
 Json& append(Object& object, std::string name, Json value) {
   auto& members = static_cast<Members&>(object);
   return members.emplace_back(std::move(name), std::move(value)).second;
@@ -70,13 +69,12 @@ void merge_repeated(Object& object, uint64_t& comparisons) {
   object = std::move(rest);
 }
 
-// Builds the document. The library's own way looks every name up among those before it.
+// Builds the document. nlohmann's own builder searches all earlier names for each new one.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   explicit Builder(JsonBudget& budget) : budget_(budget) {}
 
   Json take() { return std::move(root_); }
-  // What stopped the parser.
   const std::optional<Error>& error() const { return error_; }
 
   bool null() override { return add(nullptr); }
@@ -107,7 +105,7 @@ class Builder : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // After the parser has stopped without an error() of ours.
+  // REQUIRES: the parser stopped and error() is empty.
   Error syntax_error(std::string_view text) const {
     const size_t byte = std::max<size_t>(stopped_at_, 1) - 1;
     std::string message = "is not valid JSON";
@@ -157,7 +155,7 @@ class Builder : public nlohmann::json_sax<Json> {
   JsonBudget& budget_;
   Json root_;
   std::vector<Json*> open_;
-  std::vector<std::string> names_;  // of open objects: of the value that comes next
+  std::vector<std::string> names_;  // per open object: name of the next value
   std::optional<Error> error_;
   size_t stopped_at_ = 0;  // bytes read
   bool out_of_range_ = false;
@@ -166,7 +164,7 @@ class Builder : public nlohmann::json_sax<Json> {
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, JsonBudget& budget) {
-  // The library would take it for the end of the text.
+  // The library would take a zero byte for the end of the text.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
     return Error{ErrorKind::corrupt, fmt::format("is not valid JSON: it has a zero byte (at byte {})", zero)};
   }

@@ -1,4 +1,4 @@
-// json_test.cpp -- hostile documents cost what their size says, and errors say where.
+// json_test.cpp -- hostile documents cost no more than their size suggests; errors have a position.
 #include "base/json/json.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,6 @@ TEST(Json, RepeatedNamesKeepTheFirstPlaceAndTheLastValue) {
   EXPECT_EQ(said(text), expected);
 }
 
-// Arrays inside arrays have no commas, and count.
 TEST(Json, EveryValueCounts) {
   for (const std::string& one : {std::string("1"), std::string("[]"), std::string("{}"), std::string("\"\""),
                                  many("[", 100) + many("]", 100), std::string(R"({"a":null})")}) {
@@ -78,7 +77,6 @@ TEST(Json, EveryValueCounts) {
   JsonBudget both{.max_values = 5};
   EXPECT_TRUE(parse_json("[1,2]", both).ok());
   EXPECT_FALSE(parse_json("[1,2]", both).ok()) << "two documents share one budget";
-  // Sixteen million values in 33 MB: one in two bytes.
   JsonBudget flood;
   const auto refused = parse_json("[" + many(many("[", 127) + many("]", 127) + ",", 10'000) + "1]", flood);
   ASSERT_FALSE(refused.ok());
@@ -98,8 +96,7 @@ TEST(Json, DepthIsBounded) {
   EXPECT_FALSE(parse_json("[]", flat).ok());
 }
 
-// Names of 16 printable bytes that libstdc++ hashes to one value (its Murmur hash has a fixed seed): of 8
-// bytes that are free, the other 8 are computed.
+// Names of 16 printable bytes with the same libstdc++ hash (Murmur with a fixed seed).
 class Collider {
  public:
   std::vector<std::string> names(size_t count) {

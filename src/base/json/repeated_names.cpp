@@ -7,7 +7,6 @@
 namespace braid {
 namespace {
 
-// Few names are compared with each other, many are sorted.
 constexpr size_t kFewNames = 8;
 
 }  // namespace

@@ -1,5 +1,4 @@
-// repeated_names.h -- which names of one JSON object are repeated, for readers that keep the first place and
-// the last value of each.
+// repeated_names.h -- finds repeated names of a JSON object, for "first place, last value" readers.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +10,8 @@ namespace braid {
 
 inline constexpr size_t kRepeatedName = SIZE_MAX;
 
-// Empty: all names differ. Else, for each: the place of its last value where it stands first, kRepeatedName
-// where it stands again. n log n, whatever the names; `comparisons` grows by those that were made.
+// Empty: all names differ. Else, at a name's first place: the index of its last value; at others:
+// kRepeatedName. n log n; adds to `comparisons`.
 std::vector<size_t> last_places(const std::vector<std::string_view>& names, uint64_t& comparisons);
 
 }  // namespace braid

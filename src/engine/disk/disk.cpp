@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kBufferBytes = uint64_t{8} << 20;
 constexpr uint64_t kBuffers = 4;
-constexpr int kMostFailures = 8;  // in a row, then the disk is not written to any more
+constexpr int kMostFailures = 8;  // consecutive failures, then the tier stops writing
 
 uint64_t buffer_blocks(const DiskKind& kind) {
   return std::max<uint64_t>(1, kBufferBytes / kind.block_bytes);
@@ -26,7 +26,6 @@ std::span<const std::byte> bytes_of(const DiskHeader& header) { return std::as_b
 
 }  // namespace
 
-// What the writer needs to know of one file to be.
 struct DiskTier::Job {
   PrefixHash seed;
   std::vector<PrefixHash> hashes;  // of all full blocks below its end
@@ -35,10 +34,10 @@ struct DiskTier::Job {
   int32_t block_count = 0;
   int32_t tail_tokens = 0;
   bool has_state = false;
-  std::span<std::byte> images;   // of the blocks
+  std::span<std::byte> images;   // block images
   Checkpoint checkpoint;         // if it has a state
-  PrefixHash name;               // of it
-  uint64_t copies = UINT64_MAX;  // that fill both
+  PrefixHash name;               // hash of the checkpoint's prefix and tail
+  uint64_t copies = UINT64_MAX;  // number of the last copy that fills images and checkpoint
 
   PrefixKey key() const { return {seed, hashes, tokens}; }
 };
@@ -55,7 +54,7 @@ struct DiskTier::Load {
   std::vector<int32_t> tokens;
   std::vector<Run> runs;
   DiskFilePtr checkpoint;
-  std::span<std::byte> image;  // of it
+  std::span<std::byte> image;  // of the checkpoint
 
   PrefixKey key() const { return {seed, hashes, tokens}; }
 };
@@ -106,13 +105,11 @@ void DiskTier::set_staging(const DiskStaging& staging, std::shared_ptr<const Sta
     free_buffers_.push_back(static_cast<int32_t>(i));
 }
 
-// ---- store ----
-
 std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_t position,
                                                     const Checkpoint& checkpoint) {
   if (position < options_.minimum_tokens) return std::nullopt;
   int32_t full = position / kBlockTokens;
-  const bool has_state = kind_.state_bytes > 0;  // without it a prefix ends with a block
+  const bool has_state = kind_.state_bytes > 0;  // without a state, a prefix ends with a block
   std::span<const int32_t> tail = key.tokens.subspan(
       static_cast<size_t>(full) * kBlockTokens, static_cast<size_t>(has_state ? position % kBlockTokens : 0));
   const PrefixHash name = chain_hash(key.prefix(full), tail);
@@ -124,14 +121,14 @@ std::optional<DiskTier::Room> DiskTier::begin_store(const PrefixKey& key, int32_
     int32_t first = index_.reach(key, 0, full);
     while (first < full && pending_blocks_.contains(key.hashes[static_cast<size_t>(first)]))
       first = index_.reach(key, first + 1, full);
-    // A checkpoint whose blocks are not all there is an orphan's: what it hangs on is stored again.
+    // If some of its blocks are missing on disk, the missing prefix is stored again.
     if (first == full && (!has_state || index_.has_checkpoint(key.prefix(full), full, tail)))
       return std::nullopt;
     const uint64_t block = kind_.block_bytes;
     job->has_state = has_state;
     uint64_t need = static_cast<uint64_t>(full - first) * block;
     if (need > ring_.size()) {
-      // Too long for one: its first blocks alone, so that the next checkpoint has less to bring.
+      // Too long for one file: stores the first blocks, so the next checkpoint adds fewer.
       job->has_state = false;
       tail = {};
       full = first + static_cast<int32_t>(
@@ -221,7 +218,7 @@ std::optional<StateForm::Shape> DiskTier::shape_of(const std::byte* image, int32
   return form_->shape_of({image, form_->image_bytes()}, position);
 }
 
-// The form's, and what of the image is behind it. `more`: that the image has no room for.
+// `more` receives what the image has no room for.
 std::vector<std::span<std::byte>> DiskTier::state_parts(std::span<std::byte> image,
                                                         const StateForm::Shape& shape,
                                                         std::vector<float>& more) const {
@@ -237,7 +234,6 @@ bool DiskTier::write(const Job& job) {
   std::vector<std::string> chain;
   {
     const std::lock_guard lock(mutex_);
-    // What it hangs on may have been removed since.
     if (job.first_block > 0 && !index_.has_block(job.hashes[static_cast<size_t>(job.first_block) - 1],
                                                  static_cast<uint32_t>(job.first_block) - 1))
       return false;
@@ -275,7 +271,7 @@ bool DiskTier::write(const Job& job) {
   const auto own = std::span(job.tokens).subspan(static_cast<size_t>(job.first_block) * kBlockTokens);
   const std::vector<std::byte> table = make_disk_table(header, own, checksums);
 
-  // Equal names mean equal files.
+  // The name is a hash of the header, so equal names mean equal files.
   const PrefixHash hash = seed_hash({reinterpret_cast<const char*>(&header), sizeof header});
   const std::string name = fmt::format("{:016x}{:016x}{}", hash.words[1], hash.words[0], kDiskSuffix);
   if (!evict_for(header.total_bytes, chain)) return false;
@@ -301,13 +297,12 @@ bool DiskTier::write(const Job& job) {
   return true;
 }
 
-// Returns false.
 bool DiskTier::write_failed(const Error& error) {
   if (error.kind == ErrorKind::cancelled) return false;
   const std::lock_guard lock(mutex_);
   ++stats_.write_errors;
   if (error.kind == ErrorKind::not_found)
-    return false;  // somebody clears the directory: no fault of the disk
+    return false;  // another process clears the directory; the disk is not at fault
   if (++failures_ == 1) spdlog::warn("prefix cache on disk: {}", error.message);
   if (failures_ == kMostFailures) {
     broken_ = true;
@@ -315,8 +310,6 @@ bool DiskTier::write_failed(const Error& error) {
   }
   return false;
 }
-
-// ---- load ----
 
 DiskTier::Found DiskTier::find(const PrefixKey& key, int32_t most, int32_t blocks_present) const {
   Found found;
@@ -429,8 +422,7 @@ bool DiskTier::read(const Load& load) {
   return true;
 }
 
-// Has `file` open in `opened`, a file that carries the prefix up to its first `token_count` tokens. False:
-// it does not, or cannot be used; what was wrong about it is put right for the next load.
+// False: `file` lacks these tokens or is unusable; the index is corrected for the next load.
 bool DiskTier::open_for(const Load& load, const DiskFilePtr& file, size_t token_count, Opened& opened) {
   if (opened.name != file->name) {
     Opened fresh;
@@ -466,7 +458,6 @@ bool DiskTier::read_checkpoint(const Load& load, Opened& opened) {
                                                load.image.subspan(kind_.state_bytes, kind_.block_bytes));
 }
 
-// False: it cannot be used, and what was wrong about it is put right for the next load. So with all that follows.
 bool DiskTier::read_state(const Opened& opened, int32_t position, std::span<std::byte> image) {
   const DiskHeader& header = opened.header;
   const StateForm::Shape shape{position, static_cast<int32_t>(std::min<uint32_t>(header.pending, INT32_MAX)),
@@ -495,7 +486,6 @@ bool DiskTier::read_state(const Opened& opened, int32_t position, std::span<std:
   return true;
 }
 
-// Blocks from the file's `index`-th on.
 bool DiskTier::read_blocks(const Opened& opened, uint32_t index, std::span<std::byte> out) {
   const DiskHeader& header = opened.header;
   const auto checksums = std::span(opened.table.checksums).subspan(index, out.size() / kind_.block_bytes);
@@ -508,7 +498,7 @@ bool DiskTier::read_blocks(const Opened& opened, uint32_t index, std::span<std::
   return true;
 }
 
-// Of another's drafter nothing is taken: zeros are in its place.
+// Data of another drafter is not used; zeros replace it.
 bool DiskTier::read_block(const Opened& opened, uint64_t at, uint64_t checksum, std::span<std::byte> out) {
   const DiskHeader& header = opened.header;
   if (header.has_guesses_of(kind_)) return read_checked(opened, at, out, std::span(&checksum, 1));
@@ -519,7 +509,6 @@ bool DiskTier::read_block(const Opened& opened, uint64_t at, uint64_t checksum, 
   return true;
 }
 
-// `out`: equal parts, one for each checksum.
 bool DiskTier::read_checked(const Opened& opened, uint64_t at, std::span<std::byte> out,
                             std::span<const uint64_t> checksums) {
   const DiskRead got = opened.input.read(at, out);

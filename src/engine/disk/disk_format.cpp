@@ -41,7 +41,7 @@ std::optional<DiskLayout> disk_layout(const DiskHeader& h) {
   if (!h.has_state() && (h.tail_tokens > 0 || h.block_count == 0)) return std::nullopt;
   if (h.has_state() != (h.state_bytes > 0)) return std::nullopt;
   DiskLayout l;
-  // At most 2^25 tokens: no overflow up to the images.
+  // At most 2^25 tokens, so nothing overflows up to the images.
   l.checksums_at = sizeof(DiskHeader) + (h.token_count() * sizeof(int32_t) + 7) / 8 * 8;
   const uint64_t table_end = l.checksums_at + uint64_t{h.block_count} * sizeof(uint64_t);
   l.images_at = (table_end + kPage - 1) / kPage * kPage;
@@ -74,7 +74,7 @@ std::optional<DiskTable> read_disk_table(const DiskHeader& header, std::span<con
   DiskTable table;
   table.tokens.resize(header.token_count());
   table.checksums.resize(header.block_count);
-  // Either may be empty, and memcpy takes no null, whatever the size.
+  // Both may be empty, and memcpy must not get null even for size 0.
   if (!table.tokens.empty())
     std::memcpy(table.tokens.data(), bytes.data(), table.tokens.size() * sizeof(int32_t));
   if (!table.checksums.empty())

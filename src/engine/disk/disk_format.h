@@ -1,18 +1,16 @@
 // disk_format.h -- one file of the disk tier, byte by byte.
 //
-// A file carries consecutive full blocks of one prefix and, unless it is a mere piece of a long one or of a
-// model without state, the checkpoint at their end:
 //   [DiskHeader, 168 bytes]
-//   [token ids: block_count * kBlockTokens of the blocks, then tail_tokens] [pad to 8] [xxh3 of each block
-//   image] [pad to 4096] [block images] [image of the block that the checkpoint lies in, if tail_tokens > 0]
-//   [state, as StateForm has it]
-// Little-endian. Blocks below first_block are in other files, found by `parent`, the chained hash
-// (prefix_hash.h) of all tokens before; for first_block 0 that is the seed of the empty prefix, which depends
-// on the model and on the tenant's salt. The position of a state is therefore what its key says, by
-// construction.
+//   [token ids: block_count * kBlockTokens of the blocks, then tail_tokens]
+//   [pad to 8] [xxh3 of each block image] [pad to 4096]
+//   [block images] [image of the checkpoint's partial block, if tail_tokens > 0]
+//   [state, as StateForm stores it]
+// Little-endian. Parts of a long prefix, and files of models without state, have no checkpoint.
+// Blocks below first_block are found by `parent`, the chained hash (prefix_hash.h) of all preceding
+// tokens. For first_block 0 it is the seed, which depends on the model and the tenant's salt.
 //
-// Every field is hostile. A file is judged by its header alone (checksum, arithmetic, size of the file), its
-// table by a checksum; images are verified when they are read.
+// Every field is untrusted. The header is validated by checksum, arithmetic and file size, the
+// table by a checksum, and images when they are read.
 #pragma once
 
 #include <cstddef>
@@ -25,20 +23,19 @@
 
 namespace braid {
 
-// To be raised whenever the bytes of a file or of an image (sequence_cache.h) change their meaning.
+// Raise it whenever the bytes of a file or of an image (sequence_cache.h) change their meaning.
 constexpr uint32_t kDiskVersion = 3;
 constexpr char kDiskMagic[8] = {'b', 'r', 'a', 'i', 'd', 'p', 'f', 'x'};
-constexpr uint32_t kDiskHasState = 1;          // flags
-constexpr uint32_t kDiskHasRow = 2;            // StateForm::Shape
+constexpr uint32_t kDiskHasState = 1;          // a flag
+constexpr uint32_t kDiskHasRow = 2;            // a flag: StateForm::Shape::has_row
 constexpr uint32_t kMostDiskBlocks = 1 << 20;  // of one prefix: 33 million tokens
 
-// What a running engine accepts, and the sizes of its images in memory. What drafts is not part of a file's
-// fingerprint: a file is read without what another drafter has kept in it.
+// The drafter is not in the fingerprint; data of another drafter is skipped.
 struct DiskKind {
   PrefixHash fingerprint;
   uint64_t state_bytes = 0;
   uint64_t block_bytes = 0;
-  uint32_t guess_bytes = 0;  // of a block, at its end
+  uint32_t guess_bytes = 0;  // drafter data at the end of each block
   uint64_t guess_kind = 0;
 
   uint64_t trunk_bytes() const { return block_bytes - guess_bytes; }
@@ -50,7 +47,7 @@ struct DiskHeader {
   uint32_t flags = 0;
   PrefixHash fingerprint;    // model, formats, device layout
   PrefixHash parent;         // prefix before the first block
-  uint64_t state_bytes = 0;  // 0: there is none
+  uint64_t state_bytes = 0;  // 0: no state
   uint64_t block_bytes = 0;
   uint32_t block_tokens = 0;
   uint32_t first_block = 0;
@@ -60,13 +57,12 @@ struct DiskHeader {
   uint64_t table_checksum = 0;  // of the bytes from the header's end to the images
   uint64_t tail_checksum = 0;
   uint64_t state_checksum = 0;
-  uint64_t guess_kind = 0;       // what drafts, whose layers are the last of each block image
-  uint32_t guess_bytes = 0;      // of them
+  uint64_t guess_kind = 0;       // the drafter whose layers end each block image
+  uint32_t guess_bytes = 0;      // of the drafter's layers
   uint32_t pending = 0;          // StateForm::Shape
   uint64_t header_checksum = 0;  // of the bytes before it
 
   bool has_state() const { return (flags & kDiskHasState) != 0; }
-  // Its blocks are as this process has them, with what drafts.
   bool has_guesses_of(const DiskKind& kind) const {
     return guess_bytes == kind.guess_bytes && guess_kind == kind.guess_kind;
   }
@@ -75,12 +71,10 @@ struct DiskHeader {
 static_assert(sizeof(DiskHeader) == 168);
 
 uint64_t disk_checksum(const void* data, size_t size_bytes);
-// Of all parts, as if they followed each other.
 uint64_t disk_checksum(std::span<const std::span<std::byte>> parts);
-// Checksum of a header as it stands.
 uint64_t header_checksum(const DiskHeader& header);
 
-// Where things lie. Empty when the header's numbers do not make sense.
+// Empty when the header's numbers are inconsistent.
 struct DiskLayout {
   uint64_t checksums_at = 0;
   uint64_t images_at = 0;
@@ -97,13 +91,13 @@ struct DiskTable {
   std::vector<int32_t> tokens;      // [header.token_count()]
   std::vector<uint64_t> checksums;  // [header.block_count]
 };
-// Takes the table (the bytes from the header's end to the images) apart. Empty if it breaks its checksum.
+// Parses the bytes from the header's end to the images. Empty if the checksum is wrong.
 std::optional<DiskTable> read_disk_table(const DiskHeader& header, std::span<const std::byte> bytes);
-// The table's bytes; sets layout-dependent fields and checksums of the header, whose counts are set.
+// Sets the header's sizes and checksums; its counts must be set.
 std::vector<std::byte> make_disk_table(DiskHeader& header, std::span<const int32_t> tokens,
                                        std::span<const uint64_t> checksums);
 
-// A prefix in question: hashes of its full blocks, all tokens.
+// Hashes of the full blocks, and all tokens.
 struct PrefixKey {
   PrefixHash seed;
   std::span<const PrefixHash> hashes;

@@ -12,10 +12,9 @@
 namespace braid {
 namespace {
 
-// A block that so many files carry is not found in further ones. Processes that store the same at the same
-// time make two or three; whoever copies files makes more, and a table with many equals is slow.
+// Most copies of one block that are indexed: a table with many equal entries is slow.
 constexpr int kMostCopies = 8;
-constexpr size_t kAhead = 16;  // blocks that are entered
+constexpr size_t kAhead = 16;  // prefetch distance in blocks
 
 uint64_t random_bits() {
   std::random_device device;
@@ -62,8 +61,6 @@ DiskIndex::DiskIndex()
       blocks_(kBlockShards),
       checkpoints_(kFileShards, Files(0, MixedHash{secret_})),
       children_(kFileShards, Files(0, MixedHash{secret_})) {}
-
-// ---- the table of blocks ----
 
 size_t DiskIndex::MixedHash::operator()(uint64_t hash) const { return scrambled(hash ^ secret); }
 
@@ -127,8 +124,8 @@ void DiskIndex::erase(uint32_t file, uint32_t index) {
   size_t hole = at.home & mask;
   while (slots[hole].file != kNoFile && !(slots[hole].file == file && slots[hole].index == index))
     hole = (hole + 1) & mask;
-  if (slots[hole].file == kNoFile) return;  // one copy too many
-  // What follows moves up, unless it would come to stand before its home.
+  if (slots[hole].file == kNoFile) return;  // not indexed: more than kMostCopies
+  // Move later entries up, but never before their home slot.
   for (size_t i = (hole + 1) & mask; slots[i].file != kNoFile; i = (i + 1) & mask) {
     const size_t home = mix(hash_of(slots[i])).home & mask;
     if (((i - home) & mask) < ((i - hole) & mask)) continue;
@@ -138,8 +135,6 @@ void DiskIndex::erase(uint32_t file, uint32_t index) {
   slots[hole] = {};
   --shard.used;
 }
-
-// ---- files ----
 
 const std::set<uint32_t>* DiskIndex::files_at(const std::vector<Files>& all, uint64_t hash) const {
   const Files& shard = all[mix(hash).shard % kFileShards];
@@ -151,10 +146,10 @@ bool DiskIndex::hangs(const DiskFile& file) const {
   return file.first_block == 0 || find(file.parent, file.first_block - 1).file != kNoFile;
 }
 
-// Enters a file everywhere but among the orphans. kNoFile: its name is there already.
+// Adds a file everywhere except to the orphans. kNoFile: the name exists already.
 uint32_t DiskIndex::enter(const DiskFilePtr& file) {
   const size_t known = names_.size();
-  const auto name = names_.try_emplace(names_.end(), file->name, kNoFile);  // a directory is sorted
+  const auto name = names_.try_emplace(names_.end(), file->name, kNoFile);  // names come sorted
   if (names_.size() == known) return kNoFile;
   uint32_t id = static_cast<uint32_t>(files_.size());
   if (free_.empty()) {
@@ -166,7 +161,7 @@ uint32_t DiskIndex::enter(const DiskFilePtr& file) {
     files_[id] = file;
   }
   name->second = id;
-  // Of a large table each is a miss of the processor's caches, so several are asked for at once.
+  // Accesses to a large table miss the cache, so entries are prefetched.
   const size_t count = file->hashes.size();
   for (size_t b = 0; b < count + kAhead; ++b) {
     if (b < count) prefetch(file->hashes[b]);
@@ -246,8 +241,6 @@ std::vector<std::string> DiskIndex::orphans(size_t most) const {
   return out;
 }
 
-// ---- prefixes ----
-
 DiskIndex::Run DiskIndex::run(const PrefixKey& key, int32_t depth, int32_t end) const {
   const Place place = find(short_hash(key.hashes[static_cast<size_t>(depth)]), static_cast<uint32_t>(depth));
   if (place.file == kNoFile) return {};
@@ -273,7 +266,6 @@ bool DiskIndex::has_block(const PrefixHash& hash, uint32_t depth) const {
   return find(short_hash(hash), depth).file != kNoFile;
 }
 
-// A file that carries a block of a prefix carries those before it too, down to its first.
 std::vector<std::string> DiskIndex::chain(const PrefixKey& key, int32_t blocks) const {
   std::vector<std::string> out;
   while (blocks > 0) {

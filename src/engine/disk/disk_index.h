@@ -1,17 +1,14 @@
 // disk_index.h -- which blocks and checkpoints lie in which files of the disk tier, in memory.
 //
-// A block is known by eight bytes of its hash and by its depth; no token ids but those of tails, and no
-// checksums. What the index says is a hint: whoever reads a file compares the parent's whole hash and all
-// token ids with the prefix that is wanted (disk.cpp), so two blocks of equal eight bytes, or an index that
-// was forged, cost a failed load and never a wrong answer.
+// The key of a block is eight bytes of its hash and its depth. An entry is a hint: readers compare
+// the parent's whole hash and all token ids (disk.cpp), so a collision or a forged index only costs
+// a failed load.
 //
-// A file whose first block follows no known block is an orphan: nothing can reach it. Links from a block to
-// the files that hang on it keep the set of orphans right with each add and remove, at the cost of that file's
-// own blocks.
+// A file whose first block follows no known block is an orphan. Links from blocks to dependent
+// files keep the set of orphans exact, at the cost of one file's blocks for each update.
 //
-// Nothing here is moved or rebuilt as a whole when it grows: tables are in thousands of shards, so one add
-// costs its own blocks and now and then a few shards of a few hundred. DiskIndex opens no files and takes no
-// locks.
+// The tables are split into thousands of shards, so growth rehashes a few hundred entries at a
+// time. DiskIndex opens no files and takes no locks.
 #pragma once
 
 #include <array>
@@ -33,15 +30,14 @@ namespace braid {
 
 uint64_t short_hash(const PrefixHash& hash);
 
-// What is remembered of a file; never changes.
 struct DiskFile {
   std::string name;
   uint64_t bytes = 0;
   uint64_t header_checksum = 0;
-  uint64_t parent = 0;  // short
+  uint64_t parent = 0;  // short hash
   uint32_t first_block = 0;
   bool has_state = false;
-  std::vector<uint64_t> hashes;  // short, of each block
+  std::vector<uint64_t> hashes;  // short hash of each block
   std::vector<int32_t> tail;
 
   uint64_t prefix() const { return hashes.empty() ? parent : hashes.back(); }
@@ -56,32 +52,29 @@ class DiskIndex {
  public:
   DiskIndex();
 
-  // A name that is there already stays what it is.
   void add(const DiskFilePtr& file);
-  // The same for many files, in any order, for less.
+  // Any order; cheaper than one by one.
   void add_all(std::span<const DiskFilePtr> files);
-  // Names of the files that are orphans by it.
+  // Returns the names of the files that become orphans.
   std::vector<std::string> remove(const std::string& name);
   DiskFilePtr file(const std::string& name) const;
   size_t size() const { return names_.size(); }
-  // At most `most` names of files that hang on nothing, always the same ones first.
+  // At most `most` names of orphans, in a stable order.
   std::vector<std::string> orphans(size_t most) const;
 
-  // Consecutive blocks of a prefix that one file carries.
   struct Run {
-    DiskFilePtr file;  // null: block `depth` is nowhere
+    DiskFilePtr file;  // null: no file has block `depth`
     uint32_t index = 0;
     int32_t count = 0;
   };
-  // The blocks from `depth` on, below `end`, as far as one file goes.
+  // The blocks in [depth, end) that one file carries, starting at `depth`.
   Run run(const PrefixKey& key, int32_t depth, int32_t end) const;
-  // The first block from `depth` on, below `end`, that is nowhere; `end` if there is none.
+  // The first block in [depth, end) that no file has; `end` if all are known.
   int32_t reach(const PrefixKey& key, int32_t depth, int32_t end) const;
   bool has_block(const PrefixHash& hash, uint32_t depth) const;
-  // Names of the files that carry the first `blocks` blocks, in order, as far as they are known from the end.
+  // In order; the first may be missing, since the chain is built from the end.
   std::vector<std::string> chain(const PrefixKey& key, int32_t blocks) const;
-  // The checkpoint with most tokens that hangs on the first `depth` blocks and whose further tokens begin
-  // `next`.
+  // The longest checkpoint after the first `depth` blocks whose tail is a prefix of `next`.
   DiskFilePtr checkpoint(const PrefixHash& prefix, int32_t depth, std::span<const int32_t> next) const;
   bool has_checkpoint(const PrefixHash& prefix, int32_t depth, std::span<const int32_t> tail) const;
 
@@ -93,10 +86,10 @@ class DiskIndex {
   struct Slot {
     uint32_t file = kNoFile;
     uint32_t index : 20 = 0;
-    uint32_t tag : 12 = 0;  // of the mixed hash: files are asked for few others
+    uint32_t tag : 12 = 0;  // bits of the mixed hash; filters most files that do not match
   };
   static_assert(sizeof(Slot) == 8 && kMostDiskBlocks == 1 << 20);
-  // Open addressing, linear; empty or a power of two.
+  // Open addressing, linear probing; the size is 0 or a power of two.
   struct Shard {
     std::vector<Slot> slots;
     uint32_t used = 0;
@@ -110,7 +103,6 @@ class DiskIndex {
     uint32_t file = kNoFile;
     uint32_t index = 0;
   };
-  // Ids of files by a short hash.
   struct MixedHash {
     uint64_t secret;
     size_t operator()(uint64_t hash) const;
@@ -129,11 +121,11 @@ class DiskIndex {
   uint32_t enter(const DiskFilePtr& file);
   bool hangs(const DiskFile& file) const;
 
-  uint64_t secret_;                // whoever makes hashes cannot choose where they go
+  uint64_t secret_;                // prevents attackers from choosing slots
   std::deque<DiskFilePtr> files_;  // by id; null: free
   std::vector<uint32_t> free_;
   std::map<std::string_view, uint32_t> names_;
-  size_t first_slots_ = 0;  // of a shard that grows for the first time, by what is expected
+  size_t first_slots_ = 0;  // initial size of a shard, from the expected count
   std::vector<Shard> blocks_;
   std::vector<Files> checkpoints_;  // by the prefix of their full blocks
   std::vector<Files> children_;     // by their parent; not those that begin at block 0

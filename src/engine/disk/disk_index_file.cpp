@@ -22,7 +22,7 @@ uint64_t checksum_of(const IndexHeader& header) {
   return disk_checksum(&header, offsetof(IndexHeader, header_checksum));
 }
 
-// Takes values from the front of bytes; once they do not suffice, nothing more.
+// After the first short read all further reads fail.
 class Cursor {
  public:
   explicit Cursor(std::span<const std::byte> bytes) : rest_(bytes) {}
@@ -51,8 +51,7 @@ class Cursor {
   std::span<const std::byte> rest_;
 };
 
-// Whether a file of this kind can have such counts and be as large as that. How large its state is, and what a
-// drafter has kept in it, only its header says.
+// Only the file's header has the sizes of the state and of the drafter's data.
 bool fits(const IndexRecord& r, const DiskKind& kind) {
   DiskHeader header;
   header.flags = (r.flags & kRecordHasState) != 0 ? kDiskHasState : 0;

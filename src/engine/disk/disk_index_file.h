@@ -1,12 +1,10 @@
-// disk_index_file.h -- what a process knew of the files in the cache directory, in one file, so that the next
-// start opens none of those that have not changed.
+// disk_index_file.h -- the index of the cache directory in one file, which makes starts fast.
 //
-//   [IndexHeader] then, by name, for each file: [IndexRecord] [name] [short hash of each block] [tail]
-// Little-endian. There is one for each model and format (index_name), since each knows other files; to the
-// others it is a foreign file of the directory.
-//
-// Every field is hostile. What is read is a hint (disk_index.h): a record counts only for a file that has the
-// same name, size and time of last use.
+//   [IndexHeader] then, by name, for each file:
+//   [IndexRecord] [name] [short hash of each block] [tail]
+// Little-endian. Each model and format has its own index (index_name). Every field is untrusted and
+// only a hint (disk_index.h). A record applies only to a file of the same name, size and time of
+// last use.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +24,7 @@ struct IndexHeader {
   uint32_t version = 0;  // kDiskVersion
   uint32_t reserved = 0;
   PrefixHash fingerprint;
-  uint64_t trunk_bytes = 0;  // of a block
+  uint64_t trunk_bytes = 0;  // block bytes without the drafter's
   uint64_t file_count = 0;
   uint64_t body_bytes = 0;
   uint64_t body_checksum = 0;
@@ -41,21 +39,19 @@ struct IndexRecord {
   uint32_t first_block = 0;
   uint32_t block_count = 0;
   uint16_t name_bytes = 0;
-  uint8_t flags = 0;  // bit 0: has a checkpoint; bit 1: foreign, and then has nothing but a name
+  uint8_t flags = 0;  // bit 0: has a checkpoint; bit 1: foreign, name only
   uint8_t tail_tokens = 0;
   uint32_t reserved = 0;
 };
 static_assert(sizeof(IndexRecord) == 48);
 
-// Of the index that an engine of this kind reads and writes.
 std::string index_name(const DiskKind& kind);
 
 class IndexWriter {
  public:
-  // A file of this kind, last used at `last_use_ns`; names come in order.
+  // Names must be added in ascending order.
   void add(const DiskFile& file, int64_t last_use_ns);
   void add_foreign(const std::string& name, uint64_t bytes, int64_t last_use_ns);
-  // All bytes.
   std::vector<std::byte> finish(const DiskKind& kind);
 
  private:
@@ -70,7 +66,7 @@ struct IndexedFile {
   int64_t last_use_ns = 0;
   DiskFilePtr file;  // null: foreign
 };
-// By name. Empty if a byte of it is not what a writer of this kind would have written.
+// Sorted by name. Empty if any byte differs from what a writer of this kind would write.
 std::optional<std::vector<IndexedFile>> read_index(std::span<const std::byte> bytes, const DiskKind& kind);
 
 }  // namespace braid

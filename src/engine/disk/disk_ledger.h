@@ -1,5 +1,4 @@
-// disk_ledger.h -- all files of the cache directory, those of other models too: how large they are together,
-// and which was used least recently. It takes no locks.
+// disk_ledger.h -- sizes and last uses of all files of the cache directory. Takes no locks.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,7 @@ class DiskLedger {
     std::string name;
     uint64_t bytes = 0;
     int64_t last_use_ns = 0;
-    bool foreign = false;  // known to be of no use to this model
+    bool foreign = false;  // useless to this model
   };
   void put(const Entry& entry) {
     const Use use{std::min(entry.bytes, kMostBytes), entry.last_use_ns, entry.foreign};
@@ -50,14 +49,13 @@ class DiskLedger {
     at->second.last_use_ns = last_use_ns;
     by_use_.insert({last_use_ns, at->first});
   }
-  // The one used next after `entry` (which need not be there any more); null: the oldest of all.
+  // `entry` may have been removed; null: the oldest of all.
   std::optional<Entry> next(const Entry* entry) const {
     auto at = by_use_.begin();
     if (entry != nullptr) at = by_use_.upper_bound({entry->last_use_ns, std::string_view(entry->name)});
     if (at == by_use_.end()) return std::nullopt;
     return entry_of(*files_.find(at->second));
   }
-  // By name.
   std::vector<Entry> entries() const {
     std::vector<Entry> out;
     out.reserve(files_.size());
@@ -67,7 +65,7 @@ class DiskLedger {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  // A file with holes may claim to be of any size; a million such do not overflow the sum.
+  // A sparse file may have any size; with this bound a million of them do not overflow the sum.
   static constexpr uint64_t kMostBytes = uint64_t{1} << 44;
   struct Use {
     uint64_t bytes;

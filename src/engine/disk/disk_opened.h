@@ -1,4 +1,4 @@
-// disk_opened.h -- a file of the disk tier whose header and table have been read and are right.
+// disk_opened.h -- a file of the disk tier whose header and table have been read and validated.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ struct DiskTier::Opened {
   DiskHeader header;
   DiskLayout layout;
   DiskTable table;
-  size_t tokens_agree = 0;  // so many of its first tokens are those of the prefix that is loaded
+  size_t tokens_agree = 0;  // number of leading tokens that match the loaded prefix
 };
 
 }  // namespace braid

@@ -1,4 +1,4 @@
-// disk_scale_test.cpp -- the index file, orphans, and several tiers in one directory. Time is a number here.
+// disk_scale_test.cpp -- index file, orphans, several tiers in one directory. Tests set the clock.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -104,7 +104,6 @@ TEST(DiskScale, AStartOpensOnlyWhatTheIndexDoesNotHave) {
   EXPECT_TRUE(t.load(p) && t.load(q));
 }
 
-// Whatever is cut or flipped: the slow way, and all is found.
 TEST(DiskScale, ADamagedIndexIsNoIndex) {
   const TempFolder folder;
   int64_t now = 0;
@@ -127,7 +126,6 @@ TEST(DiskScale, ADamagedIndexIsNoIndex) {
   EXPECT_TRUE(t.load(p));
 }
 
-// A right checksum over wrong words: a load fails, the file is believed instead, and the next one succeeds.
 TEST(DiskScale, AForgedIndexCostsALoad) {
   const TempFolder folder;
   int64_t now = 0;
@@ -139,7 +137,7 @@ TEST(DiskScale, AForgedIndexCostsALoad) {
       .read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   const auto right = read_index(bytes, kind());
   ASSERT_TRUE(right && right->size() == 1);
-  DiskFile forged = *right->front().file;  // as if it carried q
+  DiskFile forged = *right->front().file;  // claims to carry q
   for (size_t b = 0; b < forged.hashes.size(); ++b) forged.hashes[b] = short_hash(q.hashes[b]);
   forged.tail.assign(q.tokens.end() - 10, q.tokens.end());
   IndexWriter writer;
@@ -189,7 +187,7 @@ TEST(DiskScale, AnOrphanStaysUntilItHasBeenSeenTwice) {
   EXPECT_EQ(folder.files(kDiskSuffix).size(), 4u);
   now += 100 * kOrphanSeconds;
   ASSERT_TRUE(t.store(Text(320, 4), 320));
-  EXPECT_EQ(folder.files(kDiskSuffix).size(), 3u);  // both went: the second hung on the first
+  EXPECT_EQ(folder.files(kDiskSuffix).size(), 3u);  // the second depended on the first
   EXPECT_EQ(t.tier->stats().removed, 2u);
 }
 
@@ -204,7 +202,7 @@ TEST(DiskScale, TwoTiersKeepToTheLimitAndToWhatTheOtherUses) {
   for (uint32_t i = 10; i < 40; ++i, now += 1000) {
     ASSERT_TRUE((i % 2 == 0 ? a : b).store(Text(320, i), 320)) << i;
     EXPECT_LE(folder.files(kDiskSuffix).size(), 6u);
-    ASSERT_TRUE(a.load(kept)) << i;  // b asks the file before it goes
+    ASSERT_TRUE(a.load(kept)) << i;  // b reads its time of last use before removing it
   }
   EXPECT_EQ(b.known(kept), 320);
   EXPECT_EQ(a.tier->stats().failed_loads + b.tier->stats().failed_loads, 0u);

@@ -1,7 +1,7 @@
-// disk_store.cpp -- see disk_store.h. A writer holds an advisory lock on its temporary file, which the system
-// releases when the process dies however it dies: that tells leftovers from work in progress. Whoever removes a
-// leftover holds that lock meanwhile. So a writer that has the lock, and whose file still has a name, keeps it;
-// one whose file went between making and locking it makes another.
+// disk_store.cpp -- see disk_store.h.
+//
+// A writer holds an advisory lock on its temporary file, so an unlocked one is a leftover. The
+// remover locks it too. A writer whose file lost its name before it was locked makes another.
 #include "engine/disk/disk_store.h"
 
 #include <dirent.h>
@@ -24,9 +24,8 @@ namespace braid {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
-constexpr int kMostTries = 100;  // to make a temporary file that nobody takes for a leftover
+constexpr int kMostTries = 100;  // to make a temporary file that is not removed as a leftover
 
-// A descriptor with one owner.
 class File {
  public:
   explicit File(int fd) : fd_(fd) {}
@@ -51,12 +50,11 @@ bool ends_with(const std::string& name, const char* suffix) {
   return name.size() > length && name.compare(name.size() - length, length, suffix) == 0;
 }
 
-// A file may claim to be from any year.
+// Clamped, since a file's time may be any year.
 int64_t nanoseconds(const timespec& t) {
   return std::clamp<int64_t>(t.tv_sec, 0, int64_t{1} << 32) * 1'000'000'000 + t.tv_nsec;
 }
 
-// Not in the same process and instant as any other.
 std::string partial_name() {
   static std::atomic<uint64_t> count{0};
   return fmt::format("{}-{}-{}{}", ::getpid(), count.fetch_add(1),
@@ -93,12 +91,11 @@ DiskDirectory::~DiskDirectory() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-// A regular file of the user who runs this.
 bool DiskDirectory::is_ours(uint32_t mode, uint32_t user) const { return S_ISREG(mode) && user == user_; }
 
 Result<std::vector<std::string>> DiskDirectory::names() const {
   std::vector<std::string> out;
-  // A stream of its own: positions in a directory are shared between duplicates of a descriptor.
+  // Duplicates of a descriptor share the directory position, so each listing opens its own.
   const int fd = ::openat(fd_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return system_error(path_, "the cache directory cannot be listed");
   DIR* stream = ::fdopendir(fd);
@@ -122,7 +119,7 @@ Result<std::vector<std::string>> DiskDirectory::names() const {
   return out;
 }
 
-// A temporary file that nobody takes for a leftover while it is open. Errors: io; not_found.
+// Makes and locks a temporary file. Errors: io; not_found.
 Result<int> DiskDirectory::make_partial(std::string& name) const {
   for (int tries = 0; tries <= kMostTries; ++tries) {
     name = partial_name();
@@ -137,7 +134,7 @@ Result<int> DiskDirectory::make_partial(std::string& name) const {
   return Error{ErrorKind::not_found, path_ + ": temporary files are removed as soon as they are made"};
 }
 
-// A link appears whole or not at all, and never over another's.
+// A link appears whole or not at all and never replaces an existing file.
 Status DiskDirectory::make_secret() const {
   const PrefixSecret fresh = random_secret();
   std::string partial;
@@ -145,7 +142,7 @@ Status DiskDirectory::make_secret() const {
   const File file(fd);
   const bool written =
       ::write(file.fd(), fresh.data(), fresh.size()) == ssize_t{sizeof fresh} && ::fsync(file.fd()) == 0;
-  // Some file systems have no links. There two processes that start at once may differ, which costs one its files.
+  // File systems without links: two processes that start at once may use different secrets.
   const bool there = written && (::linkat(fd_, partial.c_str(), fd_, kSecretName, 0) == 0 ||
                                  errno == EEXIST || ::renameat(fd_, partial.c_str(), fd_, kSecretName) == 0);
   Status out;
@@ -173,7 +170,7 @@ Result<PrefixSecret> DiskDirectory::secret() const {
   if (!is_ours(info.st_mode, info.st_uid))
     return Error{ErrorKind::io,
                  path + ": it must be a file of yours; remove it, and what is cached is made anew"};
-  ::fchmod(file.fd(), 0600);  // where the file system knows modes
+  ::fchmod(file.fd(), 0600);  // ignored by file systems without modes
   if (info.st_size != ssize_t{sizeof out} || ::read(file.fd(), out.data(), out.size()) != ssize_t{sizeof out})
     return Error{ErrorKind::io, path + ": it is damaged; remove it, and what is cached is made anew"};
   return out;
@@ -231,13 +228,13 @@ Status DiskDirectory::write(const std::string& name, std::span<const std::span<c
     if (errno == ENOENT) error.kind = ErrorKind::not_found;
     return give_up(std::move(error));
   }
-  ::fsync(fd_);  // without it a crash of the machine may lose the name, not the bytes
+  ::fsync(fd_);  // otherwise a crash of the machine may lose the name
   return {};
 }
 
 DiskRead DiskDirectory::open_file(const std::string& name, DiskInput& out) const {
   DiskInput input;
-  // Not waiting for a writer, should it be a pipe.
+  // O_NONBLOCK: if it is a pipe, open does not wait for a writer.
   input.fd_ = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (input.fd_ < 0) return errno == ENOENT ? DiskRead::gone : DiskRead::failed;
   struct stat info {};
@@ -279,8 +276,6 @@ DiskRead DiskInput::read(uint64_t at, std::span<std::byte> out) const {
   }
   return DiskRead::ok;
 }
-
-// ---- staging ----
 
 std::byte* StagingRing::take(size_t size_bytes) {
   BRAID_CHECK(size_bytes > 0);

@@ -18,7 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Another process that clears the directory all the time.
 class Remover {
  public:
   explicit Remover(const std::string& path) : directory_(DiskDirectory::open(path).value()) {}
@@ -80,7 +79,7 @@ TEST_F(DiskSecret, IsMadeOnceForItsUserAlone) {
   EXPECT_EQ(*ask(), *first);
   fs::remove(secret_);
   EXPECT_NE(*ask(), *first);
-  EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 1);  // nothing temporary stays
+  EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 1);  // no temporary file remains
 }
 
 TEST_F(DiskSecret, AllWhoStartAtOnceHaveTheSame) {
@@ -111,7 +110,7 @@ TEST_F(DiskSecret, WhatIsNoneIsOneSentence) {
   EXPECT_EQ(refused(), "");
   EXPECT_EQ(fs::status(secret_).permissions(), fs::perms(0600));
   fs::remove(secret_);
-  ASSERT_EQ(::mkfifo(secret_.c_str(), 0600), 0);  // nobody writes into it: it must not be waited for
+  ASSERT_EQ(::mkfifo(secret_.c_str(), 0600), 0);  // no writer: opening must not block
   EXPECT_EQ(refused(),
             secret_.string() + ": it must be a file of yours; remove it, and what is cached is made anew");
   fs::remove(secret_);

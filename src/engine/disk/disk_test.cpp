@@ -1,6 +1,4 @@
-// disk_test.cpp -- whatever happens to the files, a load delivers the bytes that were stored or nothing.
-//
-// Images are made from the tokens they stand for, so every byte that comes back can be judged.
+// disk_test.cpp -- a load delivers the stored bytes or nothing, whatever happens to the files.
 #include "engine/disk/disk.h"
 
 #include <fcntl.h>
@@ -53,7 +51,6 @@ struct Prefix {
       hashes.push_back(chain_hash(hashes.empty() ? seed : hashes.back(),
                                   std::span(tokens).subspan(hashes.size() * kBlockTokens, kBlockTokens)));
   }
-  // Goes on with other tokens from `position`.
   Prefix branch(int32_t position, int32_t length, uint32_t salt) const {
     Prefix other(length, salt);
     other.seed = seed;
@@ -68,7 +65,6 @@ struct Prefix {
   std::vector<PrefixHash> hashes;
 };
 
-// `size` bytes that only these tokens have.
 std::vector<std::byte> image_of(const PrefixHash& seed, std::span<const int32_t> tokens, size_t size) {
   std::mt19937_64 random(chain_hash(seed, tokens).words[0] ^ size);
   std::vector<std::byte> out(size);
@@ -95,7 +91,6 @@ struct Tier {
     tier = std::move(opened).value();
     tier->set_staging({write, read}, nullptr);
   }
-  // Whether it was taken.
   bool offer(const Prefix& p, int32_t position) {
     for (int32_t id = tier->take_stored(); id >= 0; id = tier->take_stored()) checkpoints.erase(id);
     std::vector<std::byte> checkpoint = state_image(p, position);
@@ -121,7 +116,7 @@ struct Tier {
   int32_t known(const Prefix& p, int32_t most = 1 << 20) {
     return tier->find(p.key(), std::min<int32_t>(most, static_cast<int32_t>(p.tokens.size())), 0).position;
   }
-  // Position that was delivered, every byte judged; 0: nothing known; -1: failed.
+  // The delivered position, every byte verified; 0: nothing found; -1: failed.
   int32_t load(const Prefix& p, int32_t present = 0) {
     const auto found = tier->find(p.key(), static_cast<int32_t>(p.tokens.size()), present);
     if (found.position == 0) return 0;
@@ -158,8 +153,8 @@ struct Tier {
   }
   std::vector<std::byte> write;
   std::vector<std::byte> read;
-  std::vector<std::byte> image;                           // that is loaded
-  std::map<int32_t, std::vector<std::byte>> checkpoints;  // that the tier reads
+  std::vector<std::byte> image;                           // target of the load
+  std::map<int32_t, std::vector<std::byte>> checkpoints;  // being read by the tier
   int32_t next_id = 0;
   uint64_t copies = 0;
   std::unique_ptr<DiskTier> tier;
@@ -180,7 +175,7 @@ TEST(Disk, PrefixesOutliveTheProcess) {
     Tier t(folder);
     EXPECT_TRUE(t.store(p, 300));
     EXPECT_TRUE(t.store(p, 701));
-    EXPECT_FALSE(t.store(p, 701));  // known
+    EXPECT_FALSE(t.store(p, 701));  // stored already
     EXPECT_TRUE(t.store(aligned, 640));
     EXPECT_EQ(t.load(p), 701);
   }
@@ -190,12 +185,12 @@ TEST(Disk, PrefixesOutliveTheProcess) {
   EXPECT_EQ(t.known(p, 700), 300);
   EXPECT_EQ(t.known(p, 299), 0);
   EXPECT_EQ(t.load(p), 701);
-  EXPECT_EQ(t.load(p, 12), 701);  // twelve blocks are in memory already
+  EXPECT_EQ(t.load(p, 12), 701);  // twelve blocks are in memory
   EXPECT_EQ(t.load(aligned), 640);
   EXPECT_EQ(t.load(p.branch(300, 900, 5)), 300);
   EXPECT_EQ(t.load(p.branch(299, 900, 5)), 0);
   EXPECT_EQ(t.load(Prefix(1000, 0, "another tenant")), 0);
-  EXPECT_FALSE(t.store(p, 300));  // still known
+  EXPECT_FALSE(t.store(p, 300));  // still stored
   EXPECT_EQ(t.tier->stats().removed, 0u);
   for (const auto& file : folder.files()) {
     struct stat info {};
@@ -204,7 +199,6 @@ TEST(Disk, PrefixesOutliveTheProcess) {
   }
 }
 
-// A model without recurrent layers: nothing but blocks, and a prefix ends with one.
 TEST(Disk, WithoutStateAPrefixIsItsBlocks) {
   const Folder folder;
   const DiskKind blocks_only{seed_hash("model"), 0, kBlock};
@@ -213,10 +207,10 @@ TEST(Disk, WithoutStateAPrefixIsItsBlocks) {
     Tier t(folder, {}, blocks_only);
     EXPECT_TRUE(t.store(p, 300));
     EXPECT_EQ(folder.bytes(), 4096 + 9 * kBlock);
-    EXPECT_FALSE(t.store(p, 310));  // no other block
+    EXPECT_FALSE(t.store(p, 310));  // no new block
     EXPECT_TRUE(t.store(p, 701));
     EXPECT_EQ(folder.bytes(), 2 * 4096 + 21 * kBlock);
-    EXPECT_TRUE(t.store(other, 400));  // two that are its own
+    EXPECT_TRUE(t.store(other, 400));  // two new blocks
     EXPECT_EQ(folder.bytes(), 3 * 4096 + 23 * kBlock);
     EXPECT_EQ(t.tier->stats().dropped, 0u);
     EXPECT_EQ(t.load(p), 672);
@@ -229,12 +223,10 @@ TEST(Disk, WithoutStateAPrefixIsItsBlocks) {
   EXPECT_EQ(t.load(other), 384);
   EXPECT_EQ(t.load(p.branch(299, 900, 5)), 288);
   EXPECT_EQ(t.load(Prefix(1000, 0, "another tenant")), 0);
-  // Once all is in memory there is nothing to load.
   EXPECT_EQ(t.tier->find(p.key(), 1000, 21).position, 0);
   flip(folder.files()[0], fs::file_size(folder.files()[0]) - 1);
   EXPECT_LE(std::min(t.load(p), t.load(other)), 0);
   EXPECT_EQ(t.tier->stats().failed_loads, 1u);
-  // To a model with state they are blocks without an end.
   EXPECT_EQ(Tier(folder).load(p), 0);
 }
 
@@ -246,7 +238,6 @@ TEST(Disk, ABlockIsStoredOnce) {
   const uint64_t first = folder.bytes();
   ASSERT_TRUE(t.store(p, 640 + 64));
   ASSERT_TRUE(t.store(other, 640 + 64));
-  // Header and table of a page each, two blocks, one state.
   EXPECT_EQ(folder.bytes() - first, 2 * (4096 + 2 * kBlock + kState));
   EXPECT_EQ(t.load(p), 704);
   EXPECT_EQ(t.load(other), 704);
@@ -268,7 +259,7 @@ TEST(Disk, CopiesAreNotReadBeforeTheDeviceHasMadeThem) {
   t.tier->drain();
   EXPECT_EQ(folder.files().size(), 0u);
   ASSERT_TRUE(t.offer(b, 300));
-  EXPECT_FALSE(t.offer(a, 300));  // begun
+  EXPECT_FALSE(t.offer(a, 300));  // store has begun
   EXPECT_EQ(t.tier->take_stored(), -1);
   t.tier->submit(1);
   t.tier->drain();
@@ -301,7 +292,7 @@ TEST(Disk, WhatIsTooLongForTheStagingGoesInPieces) {
   const Prefix p(3200);
   {
     Tier t(folder, {}, kind(), 60 * kBlock);
-    ASSERT_TRUE(t.store(p, 3104));  // 97 blocks: the first 30 of them
+    ASSERT_TRUE(t.store(p, 3104));  // 97 blocks: only the first 30
     EXPECT_EQ(t.known(p), 0);
     ASSERT_TRUE(t.store(p, 3150));  // 68 and a tail: 30 more
     ASSERT_TRUE(t.store(p, 3190));
@@ -323,16 +314,15 @@ TEST(Disk, OtherModelsAndVersionsAreLeftAlone) {
   }
   DiskKind larger = kind();
   larger.state_bytes += 4;
-  EXPECT_EQ(Tier(folder, {}, larger).load(p), -1);  // the name of a model says how large its states are
+  EXPECT_EQ(Tier(folder, {}, larger).load(p), -1);  // the fingerprint does not cover the state size
   EXPECT_EQ(folder.files().size(), 1u);
   EXPECT_TRUE(Tier(folder).store(p, 700));
   EXPECT_EQ(folder.files().size(), 2u);
-  flip(folder.files()[0], 8);  // the version
+  flip(folder.files()[0], 8);
   EXPECT_EQ(Tier(folder).tier->stats().removed, 0u);
   EXPECT_EQ(folder.files().size(), 2u);
 }
 
-// Two files of one chain: positions to spoil in each section of each.
 struct Spoiled {
   Spoiled() : p(800) {
     Tier t(folder);
@@ -358,7 +348,7 @@ struct Spoiled {
       contents[path] = bytes;
     }
   }
-  // Whether the byte belongs to the checkpoint of the first file, which nobody needs who has the second.
+  // A byte of the first file's checkpoint, which loads that end in the second do not read.
   bool needless(const fs::path& path, uint64_t at) const {
     DiskHeader header;
     std::memcpy(&header, contents.at(path).data(), sizeof header);
@@ -378,7 +368,6 @@ struct Spoiled {
   std::map<fs::path, std::vector<char>> contents;
 };
 
-// Until nothing damaged is found any more.
 int32_t load_at_last(Tier& t, const Prefix& p) {
   int32_t got = -1;
   for (int i = 0; i < 3 && got < 0; ++i) got = t.load(p);
@@ -400,7 +389,6 @@ TEST(Disk, AFlippedBitAnywhereIsNeverDelivered) {
         const bool missed = s.needless(path, at);
         EXPECT_TRUE(got == 0 || got == 330 || (missed && got == 777)) << path << " " << at << " " << got;
         if (got == 777) continue;
-        // What was seen to be damaged is gone; another version is left alone.
         const bool version = !while_open && at >= 8 && at < 12;
         EXPECT_EQ(fs::exists(path), version) << path << " " << at;
         ++spoiled;
@@ -464,10 +452,10 @@ TEST(Disk, FilesThatVanishAreMissedNotMourned) {
   ASSERT_TRUE(t.store(p, 330));
   const fs::path first = folder.files()[0];
   ASSERT_TRUE(t.store(p, 777));
-  fs::remove(first);  // the second hangs on it
+  fs::remove(first);  // the second depends on it
   EXPECT_EQ(t.load(p), -1);
   EXPECT_EQ(t.load(p), 0);
-  EXPECT_EQ(folder.files().size(), 1u);  // it stays for now (disk_scale_test.cpp)
+  EXPECT_EQ(folder.files().size(), 1u);  // orphans stay for now (disk_scale_test.cpp)
   EXPECT_EQ(t.tier->stats().failed_loads, 1u);
   EXPECT_TRUE(t.store(p, 777));  // all of it again
   EXPECT_EQ(t.load(p), 777);
@@ -477,7 +465,6 @@ TEST(Disk, FilesThatVanishAreMissedNotMourned) {
   EXPECT_EQ(t.tier->stats().write_errors, 1u);
 }
 
-// Not another file can be opened as long as this lives.
 class NoMoreFiles {
  public:
   NoMoreFiles() {
@@ -497,7 +484,7 @@ TEST(Disk, TooManyOpenFilesAreNotTakenForDamage) {
   const Prefix p(800), q(800, 1);
   Tier t(folder);
   ASSERT_TRUE(t.store(p, 330));
-  ASSERT_TRUE(t.store(p, 777));  // hangs on the first
+  ASSERT_TRUE(t.store(p, 777));  // depends on the first
   {
     const NoMoreFiles none;
     EXPECT_EQ(t.load(p), -1);
@@ -514,7 +501,7 @@ TEST(Disk, TooManyOpenFilesAreNotTakenForDamage) {
   EXPECT_EQ(t.load(q), 400);
 }
 
-// A directory under the file's name can be opened, and reading it fails, as on a bad disk.
+// A directory under the file's name opens, but reading it fails, as on a failing disk.
 TEST(Disk, AnErrorOfTheDiskIsNotTakenForDamage) {
   const Folder folder;
   const Prefix p(800);
@@ -533,7 +520,6 @@ TEST(Disk, AnErrorOfTheDiskIsNotTakenForDamage) {
   EXPECT_EQ(t.load(p), 777);
 }
 
-// At the start: the file, and what hangs on it.
 TEST(Disk, WhatCannotBeReadAtTheStartStays) {
   const Folder folder;
   const Prefix p(800);
@@ -544,7 +530,7 @@ TEST(Disk, WhatCannotBeReadAtTheStartStays) {
     first = folder.files()[0];
     ASSERT_TRUE(t.store(p, 777));
   }
-  // The superuser may read everything: another user tries.
+  // The superuser may read everything.
   const bool superuser = ::geteuid() == 0;
   constexpr uid_t kOther = 65534;
   if (superuser) {
@@ -586,12 +572,11 @@ TEST(Disk, TheLimitHoldsAndTheLeastRecentlyUsedGo) {
   EXPECT_EQ(t.known(p[2]), 0);
   EXPECT_EQ(t.known(p[3]), 320);
   EXPECT_EQ(t.tier->stats().evicted, 2u);
-  EXPECT_FALSE(t.store(Prefix(3200, 9), 3200));  // larger than all of it
+  EXPECT_FALSE(t.store(Prefix(3200, 9), 3200));  // larger than the limit
   EXPECT_EQ(folder.files().size(), 4u);
 
-  // A smaller limit at the next start, of another model too.
   t.tier = nullptr;
-  options.limit_bytes = 2 * each + 4096;  // and for the index
+  options.limit_bytes = 2 * each + 4096;  // 4096 for the index
   Tier other(folder, options, kind("another model"));
   EXPECT_EQ(folder.files().size(), 2u);
 }
@@ -606,7 +591,6 @@ TEST(Disk, TheEndOfAChainGoesBeforeItsBeginning) {
   ASSERT_TRUE(t.store(q, 640));
   ASSERT_LE(folder.bytes(), options.limit_bytes);
   int32_t known = 1280;
-  // Ever more of the long chain goes; what is left of it can always be reached.
   for (uint32_t i = 0; i < 4; ++i) {
     ASSERT_TRUE(t.store(Prefix(320, 50 + i), 320));
     ASSERT_LE(folder.bytes(), options.limit_bytes);
@@ -672,7 +656,6 @@ TEST(Disk, ADirectoryThatCannotBeUsedIsOneSentenceAtStart) {
   EXPECT_EQ(info.st_mode & 0777, 0700u);
 }
 
-// Stores prefixes of many conversations, and loads some, until it is killed.
 [[noreturn]] void work_until_killed(const Folder& folder, uint32_t round, int ready) {
   DiskOptions options;
   options.limit_bytes = 400000;
@@ -711,7 +694,7 @@ TEST(Disk, KilledAtAnyMomentItNeverDeliversAWrongByte) {
     EXPECT_EQ(folder.files(kPartialSuffix).size(), 0u);
     for (uint32_t i = 0; i < 8; ++i) {
       const int32_t got = t.load(Prefix(2000, i));
-      EXPECT_GE(got, 0);  // whole files only: nothing fails
+      EXPECT_GE(got, 0);  // only whole files exist, so no load fails
       if (got > 0) ++delivered;
     }
     EXPECT_EQ(t.tier->stats().failed_loads, 0u);

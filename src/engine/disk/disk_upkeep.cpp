@@ -1,5 +1,4 @@
-// disk_upkeep.cpp -- what the disk tier's own threads do for the directory as a whole: learning what is in it,
-// the limit, orphans, the index file. See disk.h.
+// disk_upkeep.cpp -- see disk.h. Work on the whole directory, by the tier's own threads.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -14,8 +13,8 @@ namespace braid {
 namespace {
 
 constexpr int64_t kMicrosecond = 1000;
-constexpr int64_t kLookShare = 50;     // listing takes one part in so many of the writer's time
-constexpr size_t kMostOrphans = 1000;  // looked at after one listing
+constexpr int64_t kLookShare = 50;     // listing takes at most 1/kLookShare of the writer's time
+constexpr size_t kMostOrphans = 1000;  // checked after one listing
 constexpr size_t kLookedUpAtOnce = 64;
 
 }  // namespace
@@ -30,8 +29,6 @@ void DiskTier::count_read_error() {
   const std::lock_guard lock(mutex_);
   ++stats_.read_errors;
 }
-
-// ---- what is in the files ----
 
 DiskTier::Seen DiskTier::open_file(const std::string& name, Opened& out) const {
   const auto seen = [](DiskRead got) {
@@ -54,7 +51,6 @@ DiskTier::Seen DiskTier::open_file(const std::string& name, Opened& out) const {
   return Seen::ours;
 }
 
-// Opens a file that is not in the index, and enters it into the ledger. Null: it is of no use now.
 DiskFilePtr DiskTier::learn(const std::string& name, const DiskDirectory::Entry& entry) {
   const bool prefix = name.ends_with(kDiskSuffix);
   Opened opened;
@@ -82,7 +78,6 @@ DiskFilePtr DiskTier::learn(const std::string& name, const DiskDirectory::Entry&
   return seen == Seen::ours ? make_disk_file(name, opened.header, opened.table.tokens) : nullptr;
 }
 
-// What was remembered of a file is not what is in it.
 void DiskTier::learn_again(const Opened& opened) {
   const DiskFilePtr file = make_disk_file(opened.name, opened.header, opened.table.tokens);
   {
@@ -94,7 +89,6 @@ void DiskTier::learn_again(const Opened& opened) {
   index_is_old_ = true;
 }
 
-// Before the threads start.
 Status DiskTier::scan() {
   index_name_ = index_name(kind_);
   next_index_s_ = seconds() + kIndexSeconds;
@@ -149,8 +143,6 @@ Status DiskTier::scan() {
   return {};
 }
 
-// ---- what other processes do ----
-
 void DiskTier::look_around() {
   const int64_t now = seconds();
   if (now < next_look_s_) return;
@@ -167,7 +159,6 @@ void DiskTier::look_around() {
   next_look_s_ = now + std::max(kLookSeconds, rest_s);
 }
 
-// False: stopped half way.
 bool DiskTier::note_all(std::vector<std::string>& names) {
   std::sort(names.begin(), names.end());
   std::vector<DiskLedger::Entry> known;
@@ -202,7 +193,7 @@ bool DiskTier::note_all(std::vector<std::string>& names) {
   return true;
 }
 
-// After a listing. What hangs on a file that goes here has been as unreachable as that one.
+// Files that depend on an orphan are orphans too and may go at once.
 void DiskTier::remove_orphans(int64_t now) {
   if (orphans_stay_) return;
   std::vector<std::string> orphans, doomed;
@@ -232,10 +223,7 @@ void DiskTier::remove_orphans(int64_t now) {
   }
 }
 
-// ---- the limit ----
-
-// Removes the least recently used files until `bytes` more stay below the limit, and then further ones as long
-// as 95 % of it stay in use. False: they cannot.
+// Makes room for `bytes`, and down to 95 % of the limit. False: they cannot fit.
 bool DiskTier::evict_for(uint64_t bytes, const std::vector<std::string>& keep) {
   const uint64_t limit = options_.limit_bytes, goal = limit - limit / 20;
   if (bytes > limit) return false;
@@ -269,7 +257,7 @@ void DiskTier::evict(const DiskLedger::Entry& victim) {
   }
 }
 
-// The file is gone. Returns what hangs on nothing now.
+// Returns the files that become orphans.
 std::vector<std::string> DiskTier::forget(const std::string& name) {
   {
     const std::lock_guard lock(ledger_mutex_);
@@ -280,8 +268,7 @@ std::vector<std::string> DiskTier::forget(const std::string& name) {
   return index_.remove(name);
 }
 
-// A file that could not be used: damaged ones are removed; one that the system cannot read now may be asked
-// for again.
+// Damaged files are removed; unreadable ones may be read later.
 void DiskTier::discard(const std::string& name, Seen why) {
   if (why == Seen::failed) return count_read_error();
   if (why != Seen::gone) directory_.remove(name);
@@ -290,7 +277,7 @@ void DiskTier::discard(const std::string& name, Seen why) {
   if (why != Seen::gone) ++stats_.removed;
 }
 
-// They were used now; each a little later than those that hang on it, so that those go first.
+// Each file gets a later time than the files that depend on it, so those are removed first.
 void DiskTier::touch(const std::vector<std::string>& chain) {
   if (chain.empty()) return;
   int64_t at = std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -312,9 +299,7 @@ void DiskTier::touch(const std::vector<std::string>& chain) {
   }
 }
 
-// ---- the index file ----
-
-// On the writer's thread. An index that cannot be written costs the next start time, nothing else.
+// On the writer's thread. A failure only slows down the next start.
 void DiskTier::write_index() {
   next_index_s_ = seconds() + kIndexSeconds;
   std::vector<DiskLedger::Entry> entries;

@@ -23,7 +23,7 @@ namespace braid {
 namespace {
 
 constexpr size_t kPartBytes = size_t{16} << 20;
-constexpr int kMostThreads = 8;  // more do not read faster
+constexpr int kMostThreads = 8;  // more threads do not read faster
 
 ByteHash hash_bytes(std::span<const std::byte> bytes) {
   const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
@@ -47,7 +47,7 @@ std::optional<ByteHash> remembered(const std::string& path, const FileIdentity& 
     if (std::sscanf(line.c_str() + wanted.size(), "%16lx%16lx%n", &hash.high, &hash.low, &end) != 2 ||
         end != 32)
       continue;
-    out = hash;  // the last one
+    out = hash;  // the last line counts
   }
   return out;
 }
@@ -59,7 +59,7 @@ bool rests(const FileIdentity& id, int64_t rest_ns) {
   return now_ns - std::max(id.modified_ns, id.changed_ns) > rest_ns;
 }
 
-// In one write, so that lines of several processes do not mix.
+// A single write, so that lines of several processes do not mix.
 void remember(const std::string& path, const FileIdentity& id, const ByteHash& hash) {
   const std::string line = fmt::format("{} {:016x}{:016x}\n", line_of(id), hash.high, hash.low);
   const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);

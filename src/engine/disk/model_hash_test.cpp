@@ -1,4 +1,4 @@
-// model_hash_test.cpp -- a model by all its bytes, and when that is remembered.
+// model_hash_test.cpp -- the hash of a model's bytes, and when it is remembered.
 #include "engine/disk/model_hash.h"
 
 #include <fcntl.h>
@@ -29,7 +29,6 @@ class ModelHash : public testing::Test {
     std::ofstream(path(), std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes_.data()), static_cast<std::streamsize>(bytes_.size()));
   }
-  // Whether the file was read for it is in was_read_.
   ByteHash hash(int64_t rest_ns = 0) {
     const auto file = GgufFile::open(path());
     EXPECT_TRUE(file.ok());
@@ -48,7 +47,7 @@ TEST_F(ModelHash, IsRememberedUntilTheFileChanges) {
   EXPECT_TRUE(was_read_);
   EXPECT_EQ(hash(), first);
   EXPECT_FALSE(was_read_);
-  // A byte in the middle, the same size, and the time that it had.
+  // Changes a byte in the middle and keeps size and time.
   struct stat before {};
   ASSERT_EQ(::stat(path().c_str(), &before), 0);
   bytes_[bytes_.size() / 2] ^= std::byte{1};
@@ -57,7 +56,6 @@ TEST_F(ModelHash, IsRememberedUntilTheFileChanges) {
   ASSERT_EQ(::utimensat(AT_FDCWD, path().c_str(), times, 0), 0);
   EXPECT_FALSE(hash() == first);
   EXPECT_TRUE(was_read_);
-  // As it was.
   bytes_[bytes_.size() / 2] ^= std::byte{1};
   write();
   EXPECT_EQ(hash(), first);
@@ -76,7 +74,6 @@ TEST_F(ModelHash, LinesThatAreNoneArePassedOver) {
     std::ofstream(folder_.path + "/" + kModelHashes, std::ios::app) << line;
     EXPECT_EQ(hash(), first) << line;
   }
-  // A hash that was cut off is none.
   const FileIdentity id = *MappedFile::identity_of(path());
   std::ofstream(folder_.path + "/" + kModelHashes)
       << "v1 " << id.device << " " << id.inode << " " << id.size_bytes << " " << id.modified_ns << " "

@@ -45,7 +45,6 @@ void DflashDrafter::propose(StepPlan& plan, int32_t budget) {
   }
 }
 
-// Where a whole block has no cells, nothing is drafted.
 void DflashDrafter::choose(StepPlan& plan, int32_t budget) {
   blocks_.clear();
   for (StepItem& item : plan.items) {
@@ -67,7 +66,7 @@ void DflashDrafter::fill(std::span<const Block> round) {
   const auto count = static_cast<int32_t>(round.size());
   const bool pads = arrays_.is_sent();
   padded_ = pads ? std::min({row_bucket(count), options_.sequences, kMostTogether}) : count;
-  wanted_ = pads ? guesses_ : 0;  // what is recorded has one shape
+  wanted_ = pads ? guesses_ : 0;  // a CUDA graph has one shape
   for (const Block& block : round) wanted_ = std::max(wanted_, block.depth);
   arrays_.begin({padded_ * block_, padded_, padded_ * wanted_});
   const int32_t first = dflash_.config().first_guess();
@@ -107,7 +106,7 @@ Dflash::Guesses DflashDrafter::guesses_at(void* numbers, int64_t guesses) const 
   return g;
 }
 
-// From the upload to the guesses: what is recorded.
+// Recorded as one CUDA graph.
 void DflashDrafter::enqueue() {
   arrays_.upload();
   const Batch& b = batch_;
@@ -136,8 +135,7 @@ void DflashDrafter::take(std::span<const Block> round) {
   for (size_t i = 0; i < round.size(); ++i) take(round[i], static_cast<int64_t>(i) * wanted_);
 }
 
-// `first`: the block's first guess. Guesses were made together: a row stands for itself, or it is about what
-// follows each candidate of the row before.
+// `first`: the block's first guess. With pairs a guess has scores per candidate of the one before.
 void DflashDrafter::take(const Block& block, int64_t first) {
   const Buffer& numbers = arrays_.is_sent() ? numbers_on_host_ : numbers_;
   const Dflash::Guesses g = guesses_at(numbers.data(), int64_t{padded_} * wanted_);

@@ -1,4 +1,4 @@
-// joint_drafter_test.cpp -- what several drafters say becomes one tree.
+// joint_drafter_test.cpp -- the proposals of several drafters become one tree.
 #include "engine/draft/joint_drafter.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ Drafts jointly(Drafts a, Drafts b, int32_t most, int32_t budget = 100) {
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::move(a)));
   drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::move(b)));
   JointDrafter joint(std::move(drafters));
-  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all are asked
+  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all of them run
   StepPlan plan;
   plan.items.resize(1);
   plan.items[0].draft_count = most;
@@ -69,7 +69,6 @@ TEST(JointDrafter, TheMostProbablePathsStay) {
   EXPECT_TRUE(jointly({{1, -1, -1.0f}}, {{3, -1, -0.2f}}, 5, 0).empty());
 }
 
-// The model is run where n-grams promise less than it brings, and what it brings is learned.
 TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
@@ -102,8 +101,7 @@ TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
   EXPECT_FALSE(runs(0)) << "it has brought nothing";
 }
 
-// Every path of the tree is one of a drafter, no two children of a node are the same, and a smaller tree is
-// closed under parents.
+// Paths come from a drafter, siblings differ, and a smaller tree is closed under parents.
 TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
   std::mt19937 random(3);
   const auto any = [&] {
@@ -150,7 +148,7 @@ TEST(JointDrafter, EverySequenceGetsItsOwn) {
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, Drafts{{1, -1, -0.5f}}));
   drafters.push_back(std::make_unique<Says>(DraftSource::mtp, Drafts{{2, -1, -0.5f}}));
   JointDrafter joint(std::move(drafters));
-  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all are asked
+  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all of them run
   StepPlan plan;
   plan.items.resize(3);
   for (StepItem& item : plan.items) item.draft_count = 4;

@@ -6,8 +6,7 @@
 namespace braid {
 namespace {
 
-// New tokens' rows are sent together: some of them, what waits for longer, and never so many that a step
-// would feel it.
+// Rows of new tokens are sent in groups: enough to be worth it, or after a wait.
 constexpr int32_t kWorthSending = 16;
 constexpr int32_t kMostWaitedRounds = 16;
 constexpr int32_t kMostSent = 1024;
@@ -49,7 +48,6 @@ void ModelDrafter::propose(StepPlan& plan, int32_t budget) {
   if (run()) take_guesses();
 }
 
-// Who may be drafted for, as far as there are cells.
 void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
   chains_.clear();
   bool drawn = false;
@@ -72,7 +70,6 @@ void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
   width_ = mode_ == Mode::chains ? 0 : guess_candidates(logits_.cols);
 }
 
-// Rows for tokens that have come since the last guess.
 void ModelDrafter::follow_texts() {
   for (const Chain& chain : chains_) {
     Sequence& s = *chain.item->sequence;
@@ -130,7 +127,7 @@ bool ModelDrafter::run_recorded(uint64_t shape, int32_t first, int32_t end) {
   return device_.health().ok();
 }
 
-// From the upload to the guesses: what is recorded.
+// Recorded as one CUDA graph.
 void ModelDrafter::enqueue(int32_t first, int32_t end) {
   if (first == 0) {
     arrays_.upload();
@@ -152,7 +149,7 @@ void ModelDrafter::enqueue_row(int32_t row) {
     return Tensor{numbers(row) + first, type, batch.tokens, width, width};
   };
   const Tensor log_sums = columns(2 * padded_, DType::f32, 1);
-  if (mode_ != Mode::drawn)  // the next row's tokens
+  if (mode_ != Mode::drawn)  // tokens of the next row
     device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums, logits,
                         model_.draft_token_of());
   if (width_ == 0) return;
@@ -161,7 +158,6 @@ void ModelDrafter::enqueue_row(int32_t row) {
                       columns(3 * padded_, DType::i32, width_), log_sums, logits, model_.draft_token_of());
 }
 
-// Of the i-th chain, in reader_.
 void ModelDrafter::set_row(size_t i, int32_t row) {
   const auto* base =
       static_cast<const float*>(arrays_.is_sent() ? guesses_on_host_.data() : guesses_.data()) +
@@ -176,13 +172,12 @@ void ModelDrafter::set_row(size_t i, int32_t row) {
                    .log_sum = base + 2 * padded_ + static_cast<int64_t>(i)});
 }
 
-// What the chains' next rows follow.
 void ModelDrafter::choose_tokens(int32_t row) {
   int32_t* next = arrays_.host(row + 1, BatchArrays::token);
   for (size_t i = 0; i < chains_.size() && chains_[i].depth > row + 1; ++i) {
     reader_.begin(*chains_[i].item->sequence, LatticeKind::chain, row + 1, std::max(width_, 1));
     set_row(i, row);
-    next[i] = std::max(reader_.choose(row), 0);  // a chain that has ended is not looked at any more
+    next[i] = std::max(reader_.choose(row), 0);  // -1: the chain has ended
   }
 }
 

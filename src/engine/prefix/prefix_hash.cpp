@@ -36,7 +36,7 @@ PrefixHash seed_hash(std::string_view text, const PrefixSecret& secret) {
 }
 
 PrefixHash chain_hash(const PrefixHash& parent, std::span<const int32_t> tokens) {
-  // A context that has its digest begins again without looking the digest up, which takes as long as the hash itself.
+  // A reused context skips the digest lookup, which takes as long as the hash itself.
   thread_local const std::unique_ptr<EVP_MD_CTX, FreeContext> context(EVP_MD_CTX_new());
   thread_local bool known = false;
   PrefixHash out;

@@ -1,4 +1,4 @@
-// sequence_cache.cpp -- see sequence_cache.h. Each kind of memory is one stretch, cut into layers.
+// sequence_cache.cpp -- see sequence_cache.h.
 #include "engine/prefix/sequence_cache.h"
 
 #include <algorithm>
@@ -28,7 +28,6 @@ KvCold cold_layer(const AttentionConfig& config, const CacheSizes& sizes) {
   return cold;
 }
 
-// Of the model itself; they come first in kv_layers().
 size_t attention_layers(const ModelConfig& config) {
   return static_cast<size_t>(
       std::count_if(config.layers.begin(), config.layers.end(),
@@ -39,7 +38,7 @@ size_t layers_that_seal(const ModelConfig& config, const CacheSizes& sizes) {
   return sizes.seals() ? attention_layers(config) : 0;
 }
 
-// Sizes of a hostile file times a large option may not fit 64 bits: then far more than any memory.
+// Saturates: sizes of an untrusted file times a large option may overflow 64 bits.
 uint64_t product(std::initializer_list<uint64_t> factors) {
   constexpr uint64_t kTooMuch = UINT64_MAX / 16;
   uint64_t out = 1;
@@ -123,14 +122,12 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
   return {};
 }
 
-// The parts of a slot's image in order: act(numbers, count).
 template <typename Act>
 void SequenceCache::for_each_part(int32_t slot, const Act& act) const {
   for (const DeltaLayer& layer : delta_) act(layer.slot(slot), layer.slot_elements());
   if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements());
 }
 
-// The parts of a block's image in order: act(cells, bytes).
 template <typename Act>
 void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) const {
   for (const KvLayer& kv : kv_) {
@@ -156,7 +153,6 @@ size_t SequenceCache::block_bytes(int32_t group) const {
   return bytes;
 }
 
-// Queues copies_ and forgets them.
 uint64_t SequenceCache::copy() {
   last_copies_ = device_->copy_beside(copies_);
   copies_.clear();
@@ -168,8 +164,7 @@ void SequenceCache::copy_on_device(std::byte* to, const void* from, size_t bytes
                             static_cast<int64_t>(bytes / sizeof(float)));
 }
 
-// Where the device has its own memory, a copy of everything is made there at once: the slot and the blocks change
-// with the next step.
+// A device with its own memory copies there first, as the next step changes slot and blocks.
 void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const BlockImage> blocks,
                                 std::byte* image) {
   for (const DeltaLayer& layer : delta_) device_->ops().delta_fold(layer, slot, position);
@@ -185,7 +180,7 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
   };
   if (snapshot != nullptr) {
     order_after(snapshot_copies_);
-    order_after(last_load_);  // perhaps its own
+    order_after(last_load_);  // may be of this slot
   }
   size_t begin = 0;
   const auto send = [&] {
@@ -216,8 +211,7 @@ void SequenceCache::load_state(int32_t slot, const std::byte* image) {
   if (!slot_copies_.empty()) slot_copies_[static_cast<size_t>(slot)] = last_load_;
 }
 
-// Blocks that follow each other in memory as their images do are copied together: add(cells, byte of the images,
-// bytes of a block, blocks).
+// Combines adjacent blocks: add(cells, byte offset in the images, bytes of a block, blocks).
 template <typename Add>
 void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add) {
   const size_t image_bytes = block_bytes(group);
@@ -290,20 +284,19 @@ size_t SequenceCache::guess_bytes() const {
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
-  // A part's slots follow each other.
   for_each_part(src_slot, [&](float* from, int64_t count) {
     device_->ops().state_copy(from + (int64_t{dst_slot} - src_slot) * count, from, count);
   });
 }
 
-// Who copies a block goes on writing it: layers that seal have no unit of it yet.
+// Only partial blocks are copied, so layers that seal have no unit of it yet.
 void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_block) {
   for (const KvLayer& kv : kv_)
     if (kv.group == group) device_->ops().block_copy(kv, dst_block, src_block);
 }
 
 void SequenceCache::copy_image(int32_t group, int32_t dst_block, int32_t src_block) {
-  // A part's blocks follow each other, and all are whole numbers of f32.
+  // A part's blocks are adjacent and consist of whole f32.
   for_each_part(group, src_block, [&](std::byte* from, size_t bytes) {
     const auto distance = (int64_t{dst_block} - src_block) * static_cast<int64_t>(bytes);
     device_->ops().state_copy(reinterpret_cast<float*>(from + distance), reinterpret_cast<float*>(from),
@@ -324,7 +317,7 @@ void SequenceCache::move_state(int32_t slot, int32_t from, int32_t to) {
                      layer.shape.channels());
   }
   if (hidden_) ops.state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
-  device_->synchronize();  // `folded` goes
+  device_->synchronize();  // before `folded` is destroyed
 }
 
 void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
@@ -337,7 +330,7 @@ void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks)
   for (const int32_t block : blocks)
     for_each_part(group, block,
                   [&](std::byte* cells, size_t bytes) { device_->to_device(cells, zeros.data(), bytes); });
-  device_->synchronize();  // the zeros go
+  device_->synchronize();  // before the zeros are destroyed
 }
 
 void SequenceCache::clear_layers(size_t first_layer, int32_t block) {
@@ -355,7 +348,7 @@ void SequenceCache::clear_hidden(int32_t slot) {
   if (hidden_) std::fill_n(hidden_.slot(slot), hidden_.slot_elements(), 0.0f);
 }
 
-// Large but finite in every format: cells that a row may not see are read by vectors and weighted with zero.
+// Large but finite in every format: vector loads read hidden cells and weight them with zero.
 constexpr std::byte kPoison{0x5b};
 
 void SequenceCache::poison_block(int32_t group, int32_t block) {

@@ -11,13 +11,12 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kMostPending = 1024;  // far more than any options ask for
+constexpr int32_t kMostPending = 1024;  // far above any option
 
 std::span<std::byte> bytes_of(float* numbers, int64_t count) {
   return std::as_writable_bytes(std::span(numbers, static_cast<size_t>(count)));
 }
 
-// Rows of cells [first, end) of a ring of `rows` rows.
 void add_rows(std::vector<std::span<std::byte>>& parts, float* ring, int64_t rows, int64_t width,
               int64_t first, int64_t end) {
   while (first < end) {
@@ -31,10 +30,9 @@ int32_t conv_rows_of(const DeltaShape& shape, int32_t position) {
   return std::min(shape.conv_width - 1, position);
 }
 
-// Entries that a ring holds between two steps.
 int32_t room_of(const DeltaRing& ring) { return ring.entries() - ring.uncertain - (ring.every == 0 ? 0 : 1); }
 
-// One entry into the states of a head: S = e^g S + k d^T.
+// S = e^g S + k d^T.
 void fold_entry(const DeltaLayer& layer, int32_t head, const float* key, const float* delta, float gate) {
   const DeltaShape& shape = layer.shape;
   const float forget = std::exp(gate), scale = 1 / layer.decay(0)[head];
@@ -54,7 +52,6 @@ SlotForm::SlotForm(std::vector<DeltaLayer> layers, const HiddenRing& hidden)
   if (hidden_) image_bytes_ += static_cast<size_t>(hidden_.slot_elements()) * sizeof(float);
 }
 
-// act(a layer whose only slot is in the image).
 template <typename Act>
 void SlotForm::for_each_layer(std::span<const std::byte> image, const Act& act) const {
   BRAID_CHECK(image.size() >= image_bytes_);
@@ -99,12 +96,11 @@ std::optional<uint64_t> SlotForm::file_bytes(const Shape& shape) const {
     elements += layer.shape.state_elements() + layer.shape.value_heads +
                 conv_rows_of(layer.shape, shape.position) * layer.shape.channels() +
                 shape.pending * layer.shape.entry_elements();
-  // The width of a hidden row is known where there is a head alone; a file with one is read by all.
   if (shape.has_row) elements += hidden_.width;
   return static_cast<uint64_t>(elements) * sizeof(float);
 }
 
-// Pending entries for which the image has no room: the oldest.
+// Pending entries without room in the image: the oldest.
 int32_t SlotForm::folded_more(const DeltaLayer& layer, const Shape& shape) const {
   return std::max(0, shape.pending - room_of(layer.ring));
 }

@@ -1,4 +1,4 @@
-// slot_form_test.cpp -- slots go into a file's form and come back, whatever the rings of both sides have room for.
+// slot_form_test.cpp -- slots survive the file form with any ring sizes on both sides.
 #include "engine/prefix/slot_form.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ struct Image {
     hidden.cells = hidden_cells;
     hidden.slots = 1;
     size_t floats = static_cast<size_t>(2 * layers[0].slot_elements());
-    if (hidden_cells > 0) hidden.data = reinterpret_cast<float*>(1);  // there is one
+    if (hidden_cells > 0) hidden.data = reinterpret_cast<float*>(1);  // present
     floats += static_cast<size_t>(hidden_cells * kWidth);
     numbers.assign(floats, 777);
     for (size_t i = 0; i < 2; ++i)
@@ -36,7 +36,6 @@ struct Image {
   std::vector<float> numbers;
 };
 
-// A slot of `position` tokens of which `pending` are not folded; what is at a cell depends on the cell alone.
 void fill(Image& image, int32_t position, int32_t pending) {
   for (const DeltaLayer& layer : image.layers) {
     std::mt19937 random(5);
@@ -66,7 +65,6 @@ void fill(Image& image, int32_t position, int32_t pending) {
     image.hidden.row(0, position - 1)[i] = static_cast<float>(position * 100 + i);
 }
 
-// The state of all positions below `position`.
 double state_at(const DeltaLayer& layer, int32_t head, int32_t key, int32_t value, int32_t position) {
   double s = layer.at(0, head, key, value);
   for (int32_t cell = layer.folded(0)[head]; cell < position; ++cell)
@@ -150,7 +148,7 @@ TEST(SlotForm, WhatIsNoSlotIsRefused) {
   Image image(ring, 1, 0);
   fill(image, 100, 30);
   const SlotForm form = image.form();
-  EXPECT_FALSE(form.shape_of(image.bytes(), 70 + 42));  // more than there are entries
+  EXPECT_FALSE(form.shape_of(image.bytes(), 70 + 42));  // more than the ring has
   EXPECT_FALSE(form.shape_of(image.bytes(), 69));
   EXPECT_FALSE(form.shape_of(image.bytes(), 0));
   EXPECT_FALSE(form.shape_of(image.bytes(), 200));

@@ -11,7 +11,7 @@ namespace braid {
 
 namespace {
 
-// Sixteen sums side by side, so that a compiler makes vectors of it.
+// Sixteen partial sums let the compiler vectorize.
 float dot(const float* a, const float* b, int64_t n) {
   float partial[16] = {};
   for (int64_t i = 0; i < n; i += 16) {
@@ -22,7 +22,6 @@ float dot(const float* a, const float* b, int64_t n) {
   return sum;
 }
 
-// One head: rows of a side by position, as they were and as they come back.
 struct HeadRows {
   std::vector<float> exact;    // [positions][head_dim]
   std::vector<float> decoded;  // [full blocks * kBlockTokens][head_dim]
@@ -87,7 +86,6 @@ void add_error(Difference& d, const HeadRows& head) {
   for (size_t i = 0; i < head.decoded.size(); ++i) d.add(head.decoded[i], head.exact[i]);
 }
 
-// Log weights over cells 0 .. last from their scores.
 void log_softmax(std::vector<double>& scores) {
   const double most = *std::max_element(scores.begin(), scores.end());
   double sum = 0;
@@ -100,14 +98,12 @@ struct Attended {
   std::vector<float> output;
 };
 
-// Cells that are read decoded.
 struct Sealed {
   int32_t begin = 0;
   int32_t end = 0;
   bool has(int32_t cell) const { return cell >= begin && cell < end; }
 };
 
-// What one query makes of cells first .. position.
 void attend(Attended& out, const float* q, const HeadRows& k, const HeadRows& v,
             const AttentionConfig& config, int32_t first, int32_t position, const Sealed& sealed) {
   const int64_t head_dim = config.head_dim;

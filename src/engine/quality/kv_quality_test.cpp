@@ -1,8 +1,6 @@
-// kv_quality_test.cpp -- formats on keys and values of a trained model: the demo model's longest golden
-// prompt.
+// kv_quality_test.cpp -- formats on keys and values of the demo model's longest golden prompt.
 //
-// The figures beside ours were computed from the same rows by another program. How it weighted queries in the
-// error of outputs is not known: there ours differ by up to a sixth, to both sides.
+// Reference figures are another program's. Its weighting of queries in the output error is unknown.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -61,7 +59,6 @@ TEST(KvQuality, RowsAreThoseOfThePrompt) {
   }
 }
 
-// What is exact loses nothing, and what no query reads decoded does not count.
 TEST(KvQuality, ExactFormatsLoseNothing) {
   KvQualityOptions options;
   options.first_query = 1400;
@@ -91,7 +88,6 @@ struct Row {
   std::array<Figures, 2> layers;
 };
 
-// Figures have two digits.
 void expect_near(double got, double want, double tolerance, const Row& row, const char* what) {
   EXPECT_NEAR(got, want, tolerance * want + (want < 1 ? 0.006 : 0.06)) << row.format << " " << what;
 }

@@ -1,11 +1,11 @@
-// kv_rows.h -- takes queries, keys and values of one sequence out of a model's attention layers.
+// kv_rows.h -- captures queries, keys and values of one sequence from a model's attention layers.
 //
 //   KvRows rows(engine.config());
 //   engine.observe(&rows);            one request, run to its end; K and V in f32
 //   for (const LayerRows& layer : rows.layers()) ...
 //
-// Rows are kept by position: a position that runs again is overwritten. Uncertain rows are left out. Host
-// memory and f32 only: the CPU with f32 activations and an f32 cache, or the reference.
+// A position that runs again is overwritten; uncertain rows are ignored. Requires host memory and
+// an f32 cache: the reference, or the CPU with f32 activations.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace braid {
 struct LayerRows {
   int32_t layer = 0;  // of the model
   AttentionConfig config;
-  int32_t positions = 0;  // all of 0 .. positions - 1 are there
+  int32_t positions = 0;  // all of 0 .. positions - 1 are present
   std::vector<float> q;   // [positions][heads][head_dim], after norm and RoPE
   std::vector<float> k;   // [positions][kv_heads][head_dim], likewise
   std::vector<float> v;   // [positions][kv_heads][head_dim]
@@ -31,18 +31,16 @@ struct LayerRows {
 
 class KvRows : public Observer {
  public:
-  // `most_positions`: memory is taken for so many at once; more may come.
   explicit KvRows(const ModelConfig& config, int32_t most_positions = 0);
   void attention(int32_t layer, Tensor q, const KvLayer& kv, const Batch& batch) override;
   const std::vector<LayerRows>& layers() const { return layers_; }
-  // Gives them away.
   std::vector<LayerRows> take() { return std::move(layers_); }
 
  private:
-  std::vector<LayerRows> layers_;  // of attention, in trunk order
+  std::vector<LayerRows> layers_;  // attention layers in trunk order
 };
 
-// What a model is, from its file alone. Errors: those of Model::open.
+// From the file alone. Errors: those of Model::open.
 Result<ModelConfig> read_model_config(const GgufFile& file);
 
 }  // namespace braid

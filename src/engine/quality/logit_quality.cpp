@@ -14,7 +14,7 @@ namespace {
 struct Row {
   double log_sum = 0;  // log of the sum of exp(logit)
   size_t best = 0;
-  double margin = 0;  // of the likeliest over the second
+  double margin = 0;  // best minus second-best logit
 };
 
 Row look_at(std::span<const float> logits) {
@@ -47,7 +47,7 @@ void LogitQuality::add(std::span<const float> logits, std::span<const float> cha
     const double log_p = logits[i] - before.log_sum;
     divergence += std::exp(log_p) * (log_p - (changed[i] - after.log_sum));
   }
-  divergences_.push_back(std::max(divergence, 0.0));  // equal rows may sum to a little less than nothing
+  divergences_.push_back(std::max(divergence, 0.0));  // rounding may make it negative
   const bool flipped = before.best != after.best;
   const bool clear = before.margin > kClearMargin;
   flips_ += flipped;

@@ -1,10 +1,10 @@
-// logit_quality.h -- how far the next-token distributions of one run are from those of another, row by row.
+// logit_quality.h -- how much the next-token distributions of two runs differ, row by row.
 //
 //   LogitQuality quality;
 //   for (...) quality.add(logits, changed);   rows of the same position
 //   quality.summary()
 //
-// Divergence: the Kullback-Leibler divergence of softmax(logits) from softmax(changed), in nats, sums in
+// Divergence: Kullback-Leibler, from softmax(logits) to softmax(changed), in nats, summed in
 // double.
 #pragma once
 
@@ -17,8 +17,7 @@ namespace braid {
 struct LogitSummary {
   int64_t rows = 0;
   double mean = 0, median = 0, p99 = 0, most = 0;  // of the divergence
-  // Share of the rows whose likeliest token is another one; and of those whose two likeliest were apart by
-  // more than kClearMargin of a nat.
+  // Share of rows whose best token changes, of all and of those with a margin above kClearMargin.
   double flips = 0, clear_flips = 0;
 };
 

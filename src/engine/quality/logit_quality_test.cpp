@@ -7,7 +7,6 @@
 namespace braid {
 namespace {
 
-// Logits of given probabilities, moved by a constant, which changes nothing.
 std::vector<float> logits_of(const std::vector<double>& p, double moved) {
   std::vector<float> out;
   for (const double x : p) out.push_back(static_cast<float>(std::log(x) + moved));
@@ -42,7 +41,6 @@ TEST(LogitQuality, EqualRowsAreNoDistanceApart) {
 
 TEST(LogitQuality, QuantilesAndMargins) {
   LogitQuality quality;
-  // 200 rows of two tokens; three of them are turned round, one of which nearly tied.
   for (int i = 0; i < 200; ++i) {
     const float margin = i == 0 ? 0.05f : 2.0f;
     const std::vector<float> row = {margin, 0}, turned = {0, margin};

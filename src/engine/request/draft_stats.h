@@ -1,4 +1,4 @@
-// draft_stats.h -- what became of drafts and of the time spent on them, as /metrics and benches tell it.
+// draft_stats.h -- counts of drafts and the time spent on them, for /metrics and benches.
 #pragma once
 
 #include <array>
@@ -8,38 +8,35 @@
 
 namespace braid {
 
-// Who has drafted a token; `other` is whoever was set from outside (tests, benches).
+// `other`: a drafter set from outside (tests, benches).
 enum class DraftSource : uint8_t { other, ngram, mtp, dflash };
 inline constexpr size_t kDraftSources = 4;
 inline constexpr std::array<const char*, kDraftSources> kDraftSourceNames = {"other", "ngram", "mtp",
                                                                              "dflash"};
 
-// By depth, 0 for drafts of the next token; the last: it and all deeper.
+// By depth, 0 for drafts of the next token; the last includes all deeper ones.
 struct DraftCounts {
   static constexpr size_t kDepths = 16;
-  std::array<uint64_t, kDepths> rounds{};  // verifications of a sequence with drafts so deep
+  std::array<uint64_t, kDepths> rounds{};  // verifications with drafts of this depth
   std::array<uint64_t, kDepths> drafted{};
   std::array<uint64_t, kDepths> accepted{};
 };
 
 struct DraftStats {
-  uint64_t rounds = 0;  // verifications: steps with drafts, counted for each sequence that has some
+  uint64_t rounds = 0;  // steps with drafts, counted per sequence
   std::array<DraftCounts, kDraftSources> by_source;
-  // Of whole steps: drafting, the device's work on steps with drafts and on those without, and the host's,
-  // while nothing is queued there.
+  // Of whole steps: drafting, the device with and without drafts, and the host while it is idle.
   double draft_ms = 0, verify_ms = 0, plain_ms = 0, host_ms = 0;
-  // The budget (draft/budget/draft_budget.h): whether drafts are thought to pay now, and the time beyond plain steps
-  // for the same tokens so far; negative: saved.
+  // From DraftBudget: whether drafting pays now, and the time lost so far; negative: saved.
   bool pays = false;
   double lost_ms = 0;
 
   uint64_t drafted() const { return sum(&DraftCounts::drafted); }
   uint64_t accepted() const { return sum(&DraftCounts::accepted); }
-  // Of a sequence that has drafts, its own token included.
   double tokens_per_round() const {
     return rounds > 0 ? 1 + static_cast<double>(accepted()) / static_cast<double>(rounds) : 0;
   }
-  // All sources together: [depth] of the rounds with drafts so deep, the share that accepted so many.
+  // [depth]: the share of rounds with drafts of this depth that accepted as many.
   std::vector<double> survival() const {
     std::vector<double> shares;
     for (size_t d = 0; d < DraftCounts::kDepths; ++d) {
@@ -54,7 +51,6 @@ struct DraftStats {
     return shares;
   }
 
-  // What came since `before`.
   DraftStats since(const DraftStats& before) const {
     DraftStats out = *this;
     out.rounds -= before.rounds;

@@ -32,7 +32,7 @@ double TokenNoise::uniform(int32_t id) {
 
 void Draw::add(int32_t id, double weight) {
   const double u = noise_.uniform(id);
-  if (weight < most_ * (1 - u)) return;  // spares nearly all of a long list the logarithm
+  if (weight < most_ * (1 - u)) return;  // avoids most logarithms
   const double score = weight / -std::log(u);
   if (winner_ >= 0 && (score < most_ || (score == most_ && id > winner_))) return;
   most_ = score;

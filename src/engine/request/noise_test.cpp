@@ -1,5 +1,4 @@
-// noise_test.cpp -- the generator is the published one, its numbers stay what they are, and they look random
-// along every part of their key.
+// noise_test.cpp -- the generator matches the published one, is stable and looks random.
 #include "engine/request/noise.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +34,6 @@ TEST(Noise, IsAFunctionOfSeedPositionAndIdWhateverTheOrder) {
   for (int32_t id = 99; id >= 0; --id) EXPECT_EQ(down.uniform(id), ascending[static_cast<size_t>(id)]);
 }
 
-// Along ids, positions and seeds alike: uniform, neighbours independent.
 TEST(Noise, IsUniformAndItsNeighboursAreIndependent) {
   constexpr int kNumbers = 200000;
   constexpr int kBins = 16;

@@ -1,10 +1,7 @@
 // row_scan.cpp -- see row_scan.h.
 //
-// The cut at a share of the weight: one pass adds weights up in buckets of equal width of logits, a second
-// one takes out the bucket in which the share is reached, and that is searched as quickselect does.
-//
-// A draw computes noise only near tokens that are kept, with all lanes, and compares coarsely: what is left
-// of a row is a few tokens, whose scores are computed as Sampler does for short lists.
+// Cuts: one pass sums weights in buckets of equal logit width, a second one partitions the bucket
+// of the cut like quickselect. Draws compare coarsely with vectorized noise; few tokens remain.
 
 // The order of these lines matters.
 // clang-format off
@@ -30,19 +27,18 @@ namespace braid {
 
 constexpr int32_t kBuckets = 1024;
 constexpr int64_t kPart = 1024;  // logits weighed at once
-constexpr int64_t kDrawn = 64;   // logits whose noise is computed at once
+constexpr int64_t kDrawn = 64;   // logits per noise block
 
-// Logits [begin, end) of a row, of which those are kept that are above `least` or, not strictly, equal to it.
+// Keeps logits above `least`, or if not `strictly`, equal to it.
 struct RowSpan {
   int64_t begin = 0, end = 0;
   float least = 0;
   bool strictly = false;
 };
 
-// From a logit to its weight and bucket.
 struct RowScale {
   float top = 0;
-  float rate = 0;     // minus 1 / temperature
+  float rate = 0;     // -1 / temperature
   float unit = 0;     // of weights
   float buckets = 0;  // per logit
 };
@@ -65,7 +61,6 @@ HWY_INLINE auto is_kept(Floats x, float least, bool strictly) {
   return strictly ? hn::Gt(x, set(least)) : hn::Ge(x, set(least));
 }
 
-// The first of [begin, end) that is kept; `end`: none.
 int64_t first_kept(const float* x, int64_t begin, int64_t end, float least, bool strictly) {
   int64_t i = begin;
   for (; i + kScanned <= end; i += kScanned) {
@@ -98,7 +93,7 @@ float largest_number(const float* x, int64_t count) {
 
 double sum_of_exp(const float* row, int64_t count, float most) { return sum_exp(row, count, most); }
 
-// Whole vectors; [count, next multiple of 16) of the outputs is spoilt.
+// Whole vectors; overwrites outputs up to the next multiple of 16.
 HWY_INLINE void weigh_vectors(const float* x, int64_t count, const RowScale& scale, float least,
                               bool strictly, float* weight, int32_t* bucket) {
   const hn::RebindToSigned<FloatTag> di;
@@ -113,7 +108,7 @@ HWY_INLINE void weigh_vectors(const float* x, int64_t count, const RowScale& sca
   }
 }
 
-// Weights in units, 0 for what is not kept, and buckets. weight, bucket [kPart + 16].
+// Weights in units, 0 if not kept, and buckets. weight, bucket [kPart + 16].
 void weigh_part(const float* x, int64_t count, const RowScale& scale, float least, bool strictly,
                 float* weight, int32_t* bucket) {
   const int64_t whole = count / kLanes * kLanes;
@@ -125,7 +120,7 @@ void weigh_part(const float* x, int64_t count, const RowScale& scale, float leas
   weigh_vectors(rest, kLanes, scale, least, strictly, weight + whole, bucket + whole);
 }
 
-// Marks [i] of kPart: in `wanted` and of some weight. Returns how many; their indices go to `at`.
+// Writes the indices of nonzero weights in bucket `wanted` to `at`; returns their number.
 int64_t pick_part(const float* weight, const int32_t* bucket, int64_t count, int32_t wanted, int32_t* at) {
   const hn::RebindToSigned<FloatTag> di;
   int64_t picked = 0;
@@ -140,7 +135,7 @@ int64_t pick_part(const float* weight, const int32_t* bucket, int64_t count, int
   return picked;
 }
 
-// 1 - uniform of ids [first, first + kDrawn), as noise.h defines it (Philox4x32-10). `first` is even.
+// 1 - uniform (noise.h, Philox4x32-10) of ids [first, first + kDrawn). `first` is even.
 HWY_INLINE void noise_rest(uint64_t seed, uint32_t position, int64_t first, double* rest) {
   const hn::ScalableTag<uint64_t> d;
   const hn::RebindToFloat<decltype(d)> df;
@@ -157,7 +152,7 @@ HWY_INLINE void noise_rest(uint64_t seed, uint32_t position, int64_t first, doub
   const auto number = [&](auto high_word, auto low_word) {
     const auto bits = hn::Or(hn::ShiftLeft<32>(high_word), hn::And(low_word, low));
     const auto mirrored = hn::ShiftRight<12>(hn::Xor(bits, hn::Set(d, ~uint64_t{0})));
-    const auto large = hn::BitCast(df, hn::Or(mirrored, hn::Set(d, 0x4330000000000000u)));  // 2^52 more
+    const auto large = hn::BitCast(df, hn::Or(mirrored, hn::Set(d, 0x4330000000000000u)));  // +2^52
     return hn::Mul(hn::Sub(large, hn::Set(df, 0x1p52 - 0.5)), hn::Set(df, 0x1p-52));
   };
   for (int64_t pair = 0; pair < kDrawn / 2; pair += kBlocks) {
@@ -179,10 +174,9 @@ HWY_INLINE void noise_rest(uint64_t seed, uint32_t position, int64_t first, doub
   }
 }
 
-// Weights and noise are coarse by far less than this, and never the reason why a token loses.
+// Larger than the rounding errors of weights and noise, so these never decide a draw.
 constexpr float kMargin = 1.001f;
 
-// Asks those kept of kDrawn logits from `id` on that may win.
 HWY_INLINE void draw_block(const float* x, int64_t id, int64_t count, const RowScale& scale, float least,
                            bool strictly, uint64_t seed, uint32_t position, double temperature, Draw& draw) {
   const hn::ScalableTag<double> dd;
@@ -211,7 +205,7 @@ void draw_span(const float* x, const RowSpan& span, const RowScale& scale, uint6
   while (true) {
     i = first_kept(x, i, span.end, span.least, span.strictly) & ~int64_t{1};
     if (i >= span.end) return;
-    // An id before the span belongs to the other: asking it twice, or for nothing, changes nothing.
+    // Ids before the span belong to the other span; adding them again is harmless.
     const int64_t count = std::min(kDrawn, span.end - i);
     if (count == kDrawn) {
       draw_block(x + i, i, count, scale, span.least, span.strictly, seed, position, temperature, draw);
@@ -243,10 +237,9 @@ HWY_EXPORT(pick_part);
 HWY_EXPORT(draw_span);
 
 constexpr float kUnits = 0x1p40f;
-// Behind so many temperatures a weight is less than a unit; where equal tokens count as one each, the width
-// of what is divided into buckets.
+// Temperatures below the top where a weight is under one unit; for equal weights, bucketed width.
 constexpr float kRange = 28;
-// As many of the best are kept in order while the row is read; more are cut first and sorted then.
+// Up to this many best tokens are kept in a heap; more are cut first and then sorted.
 constexpr int32_t kFewBest = 1024;
 
 std::array<RowSpan, 2> spans_of(const Cut& cut, int64_t count) {
@@ -258,7 +251,6 @@ bool is_ahead(const Scored& a, const Scored& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// Weighs what `cut` keeps, kPart at a time: f(first id, count, weights, buckets).
 template <typename F>
 void weigh_row_parts(std::span<const float> row, const Cut& cut, const RowScale& scale, F&& f) {
   alignas(64) float weight[kPart + 16];
@@ -305,7 +297,6 @@ Cut RowScan::best(std::span<const float> row, int32_t count) {
   const FlushDenormals flush;
   const int32_t largest = largest_of_row(row);
   if (largest < 0 || count >= std::ssize(row)) return {};
-  // All weigh the same: e^0.
   const RowScale scale{row[static_cast<size_t>(largest)], 0, 1, kBuckets / kRange};
   return fewest_that_hold(row, {}, scale, 0, static_cast<uint64_t>(count));
 }
@@ -318,10 +309,10 @@ Cut RowScan::heaviest(std::span<const float> row, const Cut& within, float top, 
   return fewest_that_hold(row, within, scale, share, 1);
 }
 
-// The cut of the fewest that hold `share` of the weight, and at least `least` units.
+// The fewest tokens that hold `share` of the weight and at least `least` units.
 Cut RowScan::fewest_that_hold(std::span<const float> row, const Cut& within, const RowScale& scale,
                               double share, uint64_t least) {
-  // Two of everything: neighbours mostly fall into the same bucket, and need not wait for each other.
+  // Two histograms, since neighbors often hit the same bucket.
   std::array<std::array<uint64_t, kBuckets>, 2> sums{};
   weigh_row_parts(
       row, within, scale, [&](int64_t, int64_t count, const float* weight, const int32_t* bucket) {
@@ -337,7 +328,7 @@ Cut RowScan::fewest_that_hold(std::span<const float> row, const Cut& within, con
   uint64_t total = 0;
   for (size_t b = 0; b < kBuckets; ++b) total += sums[0][b] += sums[1][b];
   const auto wanted = std::max(least, static_cast<uint64_t>(std::ceil(share * static_cast<double>(total))));
-  if (wanted >= total && share == 0) return within;  // there are not so many
+  if (wanted >= total && share == 0) return within;  // the row has fewer
   uint64_t before = 0;
   size_t b = 0;
   while (b + 1 < kBuckets && before + sums[0][b] < wanted) before += sums[0][b++];
@@ -353,7 +344,7 @@ Cut RowScan::fewest_that_hold(std::span<const float> row, const Cut& within, con
   return part_.empty() ? within : cut_inside(row, wanted - before);
 }
 
-// Of part_, whose tokens are all that the row has of their logits: the first that hold `wanted`.
+// part_ holds all tokens of one bucket; cuts after the first that hold `wanted`.
 Cut RowScan::cut_inside(std::span<const float> row, uint64_t wanted) {
   auto begin = part_.begin(), end = part_.end();
   const auto weight_of = [](auto from, auto to) {
@@ -380,7 +371,7 @@ Cut RowScan::cut_inside(std::span<const float> row, uint64_t wanted) {
       begin = below;
       continue;
     }
-    // So many of those that are equal to the pivot, the lowest ids.
+    // Of logits equal to the pivot, the lowest ids.
     const auto each = static_cast<uint64_t>(equal->weight);
     auto left = std::min<uint64_t>((wanted + each - 1) / each, static_cast<uint64_t>(below - equal));
     int64_t id = -1;
@@ -405,7 +396,6 @@ void RowScan::list_best(std::span<const float> row, int32_t count, std::vector<S
            ++i)
         out.push_back({static_cast<int32_t>(i), row[static_cast<size_t>(i)]});
   } else {
-    // A heap with the worst on top, which later ids must beat.
     float least = std::numeric_limits<float>::lowest();
     for (int64_t i = 0;
          (i = scan(row.data(), i, std::ssize(row), least, out.size() == limit)) < std::ssize(row); ++i) {

@@ -15,17 +15,16 @@ namespace {
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr float kNeverBias = -100.0f;
 
-// Of a merged bias. Never stays never, whatever the logit is.
+// kNever dominates any logit.
 float biased(float logit, float bias) { return bias == kNever || logit == kNever ? kNever : logit + bias; }
 
 bool better(const Candidate& a, const Candidate& b) {
   return a.probability != b.probability ? a.probability > b.probability : a.id < b.id;
 }
 
-// Up to so many of top-k are listed, and then worked on in double.
+// A top-k up to this is listed and processed in double.
 constexpr int32_t kMostListed = 1024;
-// A temperature above 0 is at least this: what is nearly as good as the best has no chance anyway, and 1 by it
-// is a number.
+// Keeps 1 / temperature finite; the result is the same as for smaller temperatures.
 constexpr float kLeastTemperature = 1e-30f;
 
 Error out_of_range(const char* name, double value, const char* range) {
@@ -107,7 +106,6 @@ bool Sampler::changes_logits() const {
 
 namespace {
 
-// What min-p asks of a logit at least, where `top` is the largest.
 double least_logit(const SamplingParams& p, double top) {
   return top + static_cast<double>(p.temperature) * std::log(static_cast<double>(p.min_p));
 }
@@ -126,7 +124,6 @@ const float* Sampler::bias_of(int32_t id) const {
   return found != biases.end() && found->first == id ? &found->second : nullptr;
 }
 
-// One logit as apply_bias_and_penalties leaves it.
 float Sampler::penalized(float logit, int32_t id) const {
   if (const float* bias = bias_of(id)) logit = biased(logit, *bias);
   if (in_window_.contains(id)) logit = repeated(logit, params_.repetition_penalty);
@@ -148,7 +145,7 @@ void SamplerScratch::reserve(int64_t vocabulary) {
   scan.reserve(vocabulary);
 }
 
-// The row that is drawn from: `logits` where nothing changes them.
+// Returns `logits` itself if nothing changes them.
 std::span<const float> Sampler::row_of(std::span<const float> logits, std::span<const uint64_t> allowed,
                                        std::vector<float>& changed) const {
   const bool changes = changes_logits();
@@ -166,14 +163,12 @@ std::span<const float> Sampler::row_of(std::span<const float> logits, std::span<
 
 bool Sampler::lists_best() const { return params_.top_k > 0 && params_.top_k <= kMostListed; }
 
-// scratch.candidates: what top-k keeps, best first, with logits as `probability`.
 void Sampler::list(std::span<const float> row, SamplerScratch& scratch) const {
   scratch.scan.list_best(row, params_.top_k, scratch.best);
   scratch.candidates.clear();
   for (const Scored& x : scratch.best) scratch.candidates.push_back({x.id, x.logit});
 }
 
-// What truncations keep of a row whose largest logit is `top`.
 Cut Sampler::cut_of(std::span<const float> row, float top, RowScan& scan) const {
   Cut cut;
   if (params_.top_k > 0) cut = scan.best(row, params_.top_k);
@@ -246,8 +241,8 @@ std::optional<int32_t> Sampler::next_of_best(const Scores& top, std::span<const 
     if (!changes && c.size() == limit) break;
   }
   if (changes) std::sort(c.begin(), c.end(), better);
-  const float worst = top.values.back();  // of the others none is above
-  size_t sure = c.size();                 // of c, that the others are behind
+  const float worst = top.values.back();  // an upper bound for all others
+  size_t sure = c.size();                 // leading part of c that no other token can enter
   if (worst > kNever && (changes || !allowed.empty()))
     while (sure > 0 && !(c[sure - 1].probability > worst)) --sure;
   if (c.empty() && !(worst > kNever)) return -1;
@@ -264,7 +259,7 @@ std::optional<int32_t> Sampler::next_of_best(const Scores& top, std::span<const 
 
 namespace {
 
-// How many of `weights` reach `wanted`: more than there are where they do not.
+// How many weights reach `wanted`; c.size() + 1 if they do not.
 size_t reaching(std::span<const Candidate> c, double wanted) {
   double sum = 0;
   for (size_t n = 0; n < c.size(); ++n) {
@@ -276,16 +271,15 @@ size_t reaching(std::span<const Candidate> c, double wanted) {
 
 }  // namespace
 
-// Truncates c, the best of a row, where what is kept ends among the first `sure`, whatever the tokens weigh
-// that are not among them. False: it is not known where.
+// Truncates c, the best of a row, if the cut lies in the first `sure`. False: undecided.
 bool Sampler::cut_best(const Scores& best, size_t sure, bool all_as_in_row, std::vector<Candidate>& c) const {
-  // A device's sums are as exact, and those of whole rows.
+  // Bounds the error of a device's sums, and of sums over whole rows.
   constexpr double kSlack = 2e-5;
   const double temperature = params_.temperature;
   const double top = c[0].probability;
   const double worst = best.values.back();
   const bool complete = !(worst > kNever);
-  // What the others weigh at temperature 1: those that penalties and masks leave as they are.
+  // Weight of the others at temperature 1, without penalties and masks.
   const double whole = std::exp(best.log_sum - top);
   double others = whole;
   for (const float x : best.values) others -= std::exp(x - top);
@@ -304,7 +298,7 @@ bool Sampler::cut_best(const Scores& best, size_t sure, bool all_as_in_row, std:
     const double slack = kSlack * (complete ? known : whole);
     const double least =
         as_weighed ? known + others - slack : (params_.top_k > 0 ? sure_known : known) - kSlack * known;
-    // None of them is above the worst, so a power of them that is not below 1 weighs most there.
+    // All others are at most `worst`, so weight^power with power >= 1 is largest there.
     double most = known + slack;
     if (!complete)
       most = temperature > 1 ? std::numeric_limits<double>::infinity()
@@ -325,7 +319,6 @@ bool Sampler::cut_best(const Scores& best, size_t sure, bool all_as_in_row, std:
   return true;
 }
 
-// How many of c, best first, with logits as `probability`, min-p keeps.
 size_t Sampler::probable_enough(std::span<const Candidate> c) const {
   if (!(params_.min_p > 0)) return c.size();
   const double least = least_logit(params_, c[0].probability);
@@ -334,14 +327,13 @@ size_t Sampler::probable_enough(std::span<const Candidate> c) const {
   return n;
 }
 
-// From logits, the largest first, to the weights that are drawn from; the largest is 1.
 void Sampler::soften(std::vector<Candidate>& c) const {
   const double top = c[0].probability;
   for (Candidate& x : c)
     x.probability = std::exp((x.probability - top) / static_cast<double>(params_.temperature));
 }
 
-// What top-p and min-p keep of c, all that top-k has left, best first; from logits to weights.
+// Applies top-p and min-p to top-k's candidates, best first; turns logits into weights.
 void Sampler::truncate(std::vector<Candidate>& c) const {
   size_t kept = probable_enough(c);
   soften(c);

@@ -1,6 +1,4 @@
-// sampler_test.cpp -- the distribution that each setting leaves, and that draws follow it.
-//
-// Small vocabularies with hand-computed probabilities; draws are compared with chi-square on fixed seeds.
+// sampler_test.cpp -- distributions with hand-computed probabilities; chi-square tests of draws.
 #include "engine/request/sampler.h"
 
 #include <gtest/gtest.h>
@@ -112,7 +110,7 @@ TEST(Sampler, MinPDropsWhatIsFarBelowTheBest) {
 
 TEST(Sampler, TruncationsApplyInOrder) {
   SamplingParams p = plain();
-  p.top_k = 3;     // 0.4 0.3 0.2 -> renormalised 4/9 3/9 2/9
+  p.top_k = 3;     // 0.4 0.3 0.2 -> renormalized 4/9 3/9 2/9
   p.top_p = 0.7f;  // 4/9 + 3/9 reaches 0.7
   expect_distribution(distribution(p, logs({0.4, 0.3, 0.2, 0.1})), {{0, 4.0 / 7}, {1, 3.0 / 7}});
 }
@@ -163,7 +161,6 @@ TEST(Sampler, BiasIsAddedAndMinusHundredForbids) {
   EXPECT_EQ(sampler.next(logs({0.5, 0.3, 0.2}), {}, scratch), 2);
 }
 
-// Chi-square of `draws` draws against the distribution that they shall follow.
 double chi_square(const SamplingParams& params, const std::vector<float>& logits, int draws) {
   const auto wanted = distribution(params, logits);
   Sampler sampler(params, {});
@@ -188,7 +185,6 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   SamplingParams p = plain();
   p.seed = 7;
   EXPECT_LT(chi_square(p, logs({0.5, 0.25, 0.15, 0.07, 0.03}), 200000), 18.5);  // 4 degrees, 0.1 %
-  // 300 tokens, most of them far down; then what truncations leave of them.
   std::vector<float> row;
   for (int i = 0; i < 300; ++i) row.push_back(-0.02f * static_cast<float>((i * 7) % 300));
   EXPECT_LT(chi_square(p, row, 200000), 380);  // 299 degrees, 0.1 %
@@ -262,9 +258,7 @@ TEST(Sampler, TheTokenOfAPositionDependsOnNothingThatWasTriedBefore) {
     for (float& x : row) x = normal(random);
     const int32_t id = *sampler.next(row, {}, scratch);
     EXPECT_EQ(sampler.next(row, {}, scratch), id) << "asked twice";
-    // What came before may be the prompt or the answer.
     EXPECT_EQ(Sampler(p, tokens).next(row, {}, scratch), id);
-    // Others that are not allowed change nothing.
     std::vector<uint64_t> allowed(5);
     for (uint64_t& word : allowed) word = (uint64_t{random()} << 32 | random()) & 0xf0f0f0f0f0f0f0f0u;
     allowed[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
@@ -274,8 +268,7 @@ TEST(Sampler, TheTokenOfAPositionDependsOnNothingThatWasTriedBefore) {
   }
 }
 
-// Two distributions that are not far from each other mostly draw the same token by the same noise, at least
-// as often as (1 - d) / (1 + d) with their total variation d. So drafts that are drawn by it are accepted.
+// Equal noise draws equal tokens at least as often as (1 - d) / (1 + d), d the total variation.
 TEST(Sampler, TheSameNoiseDrawsTheSameTokenFromADistributionNearby) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
@@ -307,7 +300,6 @@ TEST(Sampler, TheSameNoiseDrawsTheSameTokenFromADistributionNearby) {
   }
 }
 
-// The best of a row as a device finds them.
 struct Best {
   std::vector<float> values;
   std::vector<int32_t> ids;
@@ -402,10 +394,8 @@ TEST(Sampler, BiasesOfATokenAddUpAndAreLookedUp) {
   p.temperature = 0;
   EXPECT_EQ(Sampler(p, {}).params().logit_bias.size(), 2u);
   SamplerScratch scratch;
-  // Token 1 passes token 2 only with both of its biases; token 0 never comes.
   EXPECT_EQ(Sampler(p, {}).next(std::vector<float>{9, 1, 2.5}, {}, scratch), 1);
 
-  // Thousands of biases: from the best logits alone the same tokens as from the whole row.
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   SamplingParams many;
@@ -474,7 +464,7 @@ TEST(Sampler, ImpossibleSettingsAreRefusedByName) {
             std::string::npos);
 }
 
-// Weights as they are summed: whole units of 2^-40. Sorts everything.
+// Reference: sorts everything; sums weights in units of 2^-40.
 int32_t plain_next(const SamplingParams& p, const std::vector<float>& row) {
   std::vector<int32_t> ids;
   for (int32_t id = 0; id < std::ssize(row); ++id)
@@ -515,8 +505,7 @@ std::vector<float> any_row(std::mt19937& random, int kind) {
   return row;
 }
 
-// Sums of f32 weights differ from those of doubles by less than 1e-6: the token at the end of top-p may be
-// another, which is drawn once in thousands of rows.
+// f32 and double sums differ by less than 1e-6: top-p may end elsewhere once in thousands of rows.
 TEST(Sampler, WholeRowsGiveWhatSortingThemGives) {
   std::mt19937 random(21);
   SamplerScratch scratch;

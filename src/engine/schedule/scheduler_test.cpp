@@ -1,5 +1,4 @@
-// scheduler_test.cpp -- random programs on pool, cache and scheduler, with a model whose every cell and state
-// can be checked (scheduler_world_test.h).
+// scheduler_test.cpp -- random operations on pool, cache and scheduler (scheduler_world_test.h).
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -16,13 +15,13 @@
 namespace braid {
 namespace {
 
-// Random operations: prompts that branch off a few common beginnings or go on from earlier answers.
+// Prompts branch off a few common beginnings or continue earlier answers.
 struct Program {
   uint64_t seed = 0;
   int64_t operations = 0;
   Preemption preemption = Preemption::swap;
   bool recurrent = true;
-  bool paced = false;  // prompts go in pieces between the steps of those who decode
+  bool paced = false;  // prompts run between decoding steps
   int32_t window = 0;
   int32_t window_blocks = 0;  // of group 1
   bool seals = false;
@@ -101,7 +100,6 @@ void random_program(const Program& program) {
       if (uncached.erase(id) > 0) {
         ASSERT_EQ(world.cached[id], 0);
       }
-      // The next turn of a conversation.
       beginnings[random() % beginnings.size()] = std::vector<int32_t>(
           tokens.begin(), tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
       asked.erase(id);
@@ -152,8 +150,7 @@ TEST(Scheduler, RandomProgramsWithoutStateBalanceAndAnswerAsAlone) {
   random_program({10, 250000, Preemption::recompute, false, true});
 }
 
-// Windows of less and of more than a block, and longer than some prompts; pools in which windows run short
-// before whole contexts do, and others.
+// Windows below and above a block, and longer than some prompts; small and large window pools.
 TEST(Scheduler, RandomProgramsWithWindowsBalanceAndAnswerAsAlone) {
   random_program({11, 200000, Preemption::swap, false, false, 70, 10});
   random_program({12, 200000, Preemption::recompute, false, false, 70, 17});
@@ -163,8 +160,7 @@ TEST(Scheduler, RandomProgramsWithWindowsBalanceAndAnswerAsAlone) {
   random_program({16, 100000, Preemption::swap, false, false, 512, 17});
 }
 
-// A million operations on two pools. Tails of none to longer than some prompts, sinks; pools of exact blocks
-// that run short before the others do.
+// Tails from zero to longer than some prompts, sinks; small pools of exact blocks.
 TEST(Scheduler, RandomProgramsThatSealBalanceAndAnswerAsAlone) {
   random_program({21, 250000, Preemption::swap, true, false, 0, 10, true, {1, 0}});
   random_program({22, 150000, Preemption::recompute, true, true, 0, 17, true, {3, 0}});
@@ -173,7 +169,7 @@ TEST(Scheduler, RandomProgramsThatSealBalanceAndAnswerAsAlone) {
   random_program({25, 150000, Preemption::recompute, true, true, 0, 8, true, {0, 0}});
 }
 
-// Guesses take blocks that others want; what a sequence comes back to after it made room goes by rows.
+// Drafts compete for blocks; tokens recomputed after a preemption run singly.
 TEST(Scheduler, RandomProgramsWithGuessesBalanceAndAnswerAsAlone) {
   random_program({31, 150000, Preemption::swap, true, false, 0, 0, false, {}, 15});
   random_program({32, 150000, Preemption::recompute, true, true, 0, 0, false, {}, 15, true});
@@ -202,7 +198,7 @@ TEST(Scheduler, PromptsThatArriveTogetherComputeTheirPrefixOnce) {
     prompts[id] = prompt;
   }
   world.run();
-  // Nobody named the place where they part; it was seen. Tails of four letters may have more in common.
+  // The common beginning is detected, not named. Random tails may share a few tokens more.
   EXPECT_LE(world.computed, 2000 + 32 * 20);
   int32_t whole = 0;
   for (const auto& [id, prompt] : prompts) {
@@ -228,7 +224,7 @@ TEST(Scheduler, EqualPromptsAreForkedAndPartOnTheirOwnBlocks) {
   EXPECT_EQ(world.computed, 75 + 8 * 29);
 }
 
-// Somebody who waits for a mask wants its next token as soon as it is there.
+// A waiting sequence's token is due as soon as its mask is ready.
 TEST(Scheduler, PromptsArePacedForThoseWhoseMasksAreNotReady) {
   struct NeverReady : TokenMask {
     bool ready(int64_t&) override { return false; }
@@ -277,7 +273,7 @@ TEST(Scheduler, TenThousandCancelsLeakNothing) {
       s->cancelled = true;
       ++cancels;
       world.step();
-      ASSERT_EQ(world.scheduler.find(id), nullptr);  // the next step has returned everything
+      ASSERT_EQ(world.scheduler.find(id), nullptr);  // all memory was returned
     }
     world.scheduler.check();
     ASSERT_FALSE(testing::Test::HasFatalFailure());
@@ -308,7 +304,6 @@ int64_t steps_to_end(World& world, RequestId id) {
   return -1;
 }
 
-// The answer of whoever made room is checked by World: each token follows from its own past.
 TEST(Scheduler, AHigherPriorityDoesNotWaitForTheEndOfALowerOne) {
   for (const bool for_memory : {false, true}) {
     std::mt19937_64 random(9);
@@ -331,7 +326,7 @@ TEST(Scheduler, AHigherPriorityDoesNotWaitForTheEndOfALowerOne) {
 TEST(Scheduler, NobodyMakesRoomInVain) {
   std::mt19937_64 random(10);
   World world(small_limits(), 12, 4, 4, 0);
-  world.submit(tokens_of(random, 250), 60, {}, 1);  // what fits beside it is not enough for the last one
+  world.submit(tokens_of(random, 250), 60, {}, 1);  // the rest is too small for the last one
   world.submit(tokens_of(random, 40), 60);
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(world.step());
   ASSERT_EQ(world.scheduler.running().size(), 2u);
@@ -354,10 +349,10 @@ TEST(Scheduler, WhoDoesNotFitIsOvertakenButNotForEver) {
   EXPECT_TRUE(world.finished.contains(first));
   const auto ended =
       std::count_if(small.begin(), small.end(), [&](auto id) { return world.finished.contains(id); });
-  EXPECT_GE(ended, 16);  // memory that `large` cannot use is used meanwhile
+  EXPECT_GE(ended, 16);  // others use memory that `large` cannot
   EXPECT_LE(ended, 32 + 4);
   EXPECT_LE(world.scheduler.stats().lookups - before,
-            400u);  // a look for each entry and exit, not for each step
+            400u);  // one lookup per entry and exit, not per step
   world.run();
   EXPECT_EQ(world.finished.size(), small.size() + 2);
 }
@@ -375,9 +370,8 @@ TEST(Scheduler, EvictingEverythingChangesSpeedOnly) {
   EXPECT_EQ(world.cached[b], 0);
 }
 
-// Worlds that end at any moment and begin again with what is on disk; copies arrive late, files are damaged
-// and preempted by a small limit. Adds to `from_disk`: how many prefixes came from there depends on how fast the
-// disk's threads are, so none of these worlds has to have its share.
+// Worlds end at any moment and restart from disk, with late copies and damaged files. `from_disk`
+// sums over all worlds, as the hits of one depend on thread timing.
 void restart_from_the_disk(uint64_t& from_disk, bool recurrent, bool seals = false) {
   namespace fs = std::filesystem;
   std::string folder = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();

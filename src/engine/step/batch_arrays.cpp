@@ -87,7 +87,7 @@ void BatchArrays::add_output(int32_t batch) {
   host(batch, output_row)[used.outputs++] = used.rows - 1;
 }
 
-// Of a sequence that stood here in the step before, blocks that are full have not changed.
+// For the same sequence as in the step before, full blocks are unchanged.
 void BatchArrays::set_blocks(int32_t index, const Sequence& s) {
   BRAID_CHECK(index < room_.sequences);
   with_blocks_ = std::max(with_blocks_, index + 1);
@@ -107,7 +107,6 @@ void BatchArrays::set_blocks(int32_t index, const Sequence& s) {
   }
 }
 
-// Entries [from, to) become those of `blocks`, and 0 behind them.
 void BatchArrays::write(int32_t group, int32_t index, std::span<const int32_t> blocks, int32_t from,
                         int32_t to) {
   int32_t* const entries = static_cast<int32_t*>(host_.data()) + table_offset(group, index);
@@ -181,10 +180,9 @@ void BatchArrays::send_tables() {
   for (int32_t g = 0; is_sent() && g < groups_; ++g) send_tables_of(g);
 }
 
-// Tables that follow each other are sent together with what lies between, as long as that is less work than one
-// more copy.
+// Adjacent tables are sent in one copy if the entries between them cost less than another copy.
 void BatchArrays::send_tables_of(int32_t group) {
-  constexpr int64_t kEntriesPerCopy = 8 << 10;  // that are sent in the time that queueing a copy takes
+  constexpr int64_t kEntriesPerCopy = 8 << 10;  // sent in the time of queueing a copy
   struct Run {
     int32_t first = 0, last = -1, from = 0, to = 0;
     int64_t changed = 0;

@@ -1,11 +1,8 @@
 // batch_arrays.h -- the arrays of batches (ops/batch.h), filled by the host and sent in one copy.
 //
-// Several batches may be filled at once, which then run over the same sequences one after the other: they
-// share the block tables. Sized once for the largest; begin() lays out no more than what follows needs.
-//
-// A block table is as long as the longest context, and a step changes few entries of it: tables stand where they
-// are from step to step, what differs from the step before is written, and send_tables() sends that. So it comes
-// ahead of what is recorded, while upload(), always the same bytes for the same room, is part of it.
+// Several batches may share the block tables. These stay on the device; send_tables() sends changes
+// before a CUDA graph runs. upload() is part of the graph: it copies the same bytes for the same
+// room.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +21,7 @@ class BatchArrays {
   enum Array {
     token,
     position,
-    last_position,  // of a draft block, in all of its rows
+    last_position,  // of a draft block, in all its rows
     cell,
     sequence,
     parent,
@@ -42,21 +39,19 @@ class BatchArrays {
     int32_t outputs = 0;
   };
 
-  // What the device reads, of allocate() with such sizes.
+  // Device memory of allocate() with such sizes.
   static size_t bytes(const Sizes& most, int32_t most_batches, int32_t blocks_per_sequence, int32_t groups);
   // `what` names the memory. Errors: exhausted.
   Status allocate(Device& device, const char* what, const Sizes& most, int32_t most_batches,
                   int32_t blocks_per_sequence, int32_t groups);
 
-  // The device has memory of its own, where padded batches are recorded.
+  // The device has its own memory, and padded batches are recorded.
   bool is_sent() const { return memory_.data() != nullptr; }
   int32_t blocks_per_sequence() const { return blocks_per_sequence_; }
 
-  // Empty batches, each with room for so much.
   void begin(const Sizes& room, int32_t batches = 1);
-  // The next sequence of a batch; its rows follow. Returns its index.
+  // Returns its index; its rows follow.
   int32_t add_sequence(int32_t batch, int32_t state_slot, int32_t certain_rows, int32_t context_cells);
-  // The next row, of the sequence that was added last. Returns its index.
   struct Row {
     int32_t token = -1;
     int32_t position = 0;
@@ -65,27 +60,23 @@ class BatchArrays {
     int32_t last_position = 0;
   };
   int32_t add_row(int32_t batch, const Row& row);
-  // The logits of the row that was added last are wanted.
+  // Requests the logits of the last row.
   void add_output(int32_t batch);
-  // The blocks of the index-th sequence of every batch.
+  // The same in every batch.
   void set_blocks(int32_t index, const Sequence& s);
 
   int32_t rows_of(int32_t batch) const { return used_[static_cast<size_t>(batch)].rows; }
-  // What was filled, in the device's memory, without any promise of the host's. `padded`: as large as the
-  // room.
+  // In the device's memory, without host-only fields. `padded`: as large as the room.
   Batch finish(int32_t batch, bool padded);
 
-  // What has changed in the block tables.
   void send_tables();
   // All but the block tables.
   void upload();
-  // The tokens of one batch.
   void upload_tokens(int32_t batch);
 
-  // For what is changed after begin().
+  // To change values after begin().
   int32_t* host(int32_t batch, Array a) { return static_cast<int32_t*>(host_.data()) + offset(batch, a); }
   const int32_t* on_device(int32_t batch, Array a) const { return base_ + offset(batch, a); }
-  // Sends count elements of an array from `first` on.
   void upload(int32_t batch, Array a, int32_t first, int32_t count);
 
  private:
@@ -94,7 +85,6 @@ class BatchArrays {
     return a < output_row ? sizes.rows : a == output_row ? sizes.outputs : sizes.sequences;
   }
   static int64_t batch_elements(const Sizes& sizes);
-  // Behind the tables.
   int64_t offset(int32_t batch, Array a) const {
     return tables_elements_ + batch * batch_elements_ + offset_[a];
   }
@@ -105,13 +95,12 @@ class BatchArrays {
   int64_t table_offset(int32_t group, int32_t index) const {
     return group * group_elements() + int64_t{index} * blocks_per_sequence_;
   }
-  // What a table holds, and what of it has changed since it was sent.
   struct Table {
-    RequestId sequence = 0;  // 0: nobody's that may come again
+    RequestId sequence = 0;  // 0: no reusable content
     uint64_t entry = 0;      // of that sequence
-    int32_t settled = 0;     // blocks of it that do not change, but for those that are let go of
+    int32_t settled = 0;     // blocks that only change when they are released
     int32_t left_behind = 0;
-    int32_t filled = 0;  // entries behind these are 0
+    int32_t filled = 0;  // entries after these are 0
     int32_t changed_from = 0, changed_to = 0;
   };
   Table& table(int32_t group, int32_t index) {
@@ -135,7 +124,7 @@ class BatchArrays {
 
   Sizes room_;
   int32_t batches_ = 0;
-  int32_t with_blocks_ = 0;  // sequences whose blocks are set
+  int32_t with_blocks_ = 0;  // sequences with blocks set
   int64_t batch_elements_ = 0;
   int64_t offset_[kArrays] = {};
   std::vector<Sizes> used_;  // [most_batches]

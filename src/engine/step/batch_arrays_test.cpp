@@ -1,4 +1,4 @@
-// batch_arrays_test.cpp -- arrays and records on a device that has memory of its own and records.
+// batch_arrays_test.cpp -- arrays and records on a fake device with its own memory.
 #include "engine/step/batch_arrays.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,6 @@
 namespace braid {
 namespace {
 
-// Copies at once; a record is a number.
 class Recording : public Device {
  public:
   std::string description() const override { return "recording"; }
@@ -50,7 +49,7 @@ class Recording : public Device {
   void forget_record(uint64_t key) override { kept.erase(key); }
 
   bool records_at_all = true;
-  size_t room = 1000;  // for so many
+  size_t room = 1000;  // number of records
   int copies = 0, recorded = 0, replayed = 0;
   size_t bytes = 0;
   std::map<uint64_t, int> kept;
@@ -66,7 +65,7 @@ TEST(Records, WorkIsQueuedThenRecordedThenReplayed) {
   ask(Records::Work::step, 7);
   EXPECT_EQ(queued, 1);
   EXPECT_EQ(device.recorded, 0);
-  ask(Records::Work::head, 7);  // other work of the same numbers
+  ask(Records::Work::head, 7);  // other work, same numbers
   EXPECT_EQ(device.recorded, 0);
   EXPECT_EQ(records.take_making_ms(), 0);
   ask(Records::Work::step, 7);
@@ -117,7 +116,7 @@ TEST(Records, OneBoundHoldsForAllWork) {
     most = std::max(most, device.kept.size());
   }
   EXPECT_EQ(most, 192u);
-  // What was forgotten is as new.
+  // A forgotten shape starts again.
   const int before = device.recorded;
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(records.queue(Records::Work::step, 0, [] {}).ok());
   EXPECT_EQ(device.recorded, before);
@@ -174,7 +173,7 @@ TEST(BatchArrays, PaddingBelongsToNobody) {
   ASSERT_TRUE(arrays.allocate(device, "test", {64, 8, 64}, 2, 3, 1).ok());
   Sequence s;
   s.blocks[0] = {5, 9};
-  for (int round = 0; round < 2; ++round) {  // what another batch left is padded over
+  for (int round = 0; round < 2; ++round) {  // padding must overwrite the previous batch
     const int32_t rows = round == 0 ? 20 : 3;
     arrays.begin({20, 4, 20}, 2);
     for (int32_t batch = 0; batch < 2; ++batch) {
@@ -214,8 +213,7 @@ TEST(BatchArrays, PaddingBelongsToNobody) {
   }
 }
 
-// Tables that grow, lose what was drafted, copy the block they go on in, let go of what a window has left behind,
-// and belong to another sequence or to the same one when it has come back.
+// Tables that grow, lose drafts, replace or release blocks, and change or resume their sequence.
 class Tables {
  public:
   Sequence& any() { return all_[of(all_.size())]; }
@@ -280,7 +278,7 @@ TEST(BatchArrays, TablesAreThoseOfFreshMemory) {
       }
     }
     const Batch wanted = fresh.finish(0, padded), got = kept.finish(0, padded);
-    if (tables.of(10) == 0) continue;  // a step that does not come to be sent
+    if (tables.of(10) == 0) continue;  // a step that is not sent
     for (BatchArrays* arrays : {&fresh, &kept}) arrays->send_tables();
     for (int32_t g = 0; g < 2; ++g)
       for (int32_t i = 0; i < wanted.sequences; ++i)
@@ -290,7 +288,6 @@ TEST(BatchArrays, TablesAreThoseOfFreshMemory) {
   }
 }
 
-// What is sent for 512 sequences whose contexts are as long as the model's.
 TEST(BatchArrays, AStepSendsWhatHasChanged) {
   constexpr int32_t kSequences = 512, kBlocks = 8192;
   Recording device;
@@ -325,7 +322,6 @@ TEST(BatchArrays, AStepSendsWhatHasChanged) {
     EXPECT_LE(device.copies, kSequences / kBlockTokens + 1);
   }
   EXPECT_LE(most, size_t{64} << 10) << "16 MiB are all tables";
-  // One leaves, and those behind it stand elsewhere.
   all.erase(all.begin());
   step();
   EXPECT_LE(device.bytes, size_t{2} << 20);
@@ -353,7 +349,6 @@ TEST(BatchArrays, WithoutPaddingABatchIsWhatWasFilled) {
   EXPECT_EQ(b.output_row[0], 1);
   EXPECT_EQ(b.of_group(0).blocks_of(0)[0], 1);
   EXPECT_EQ(b.of_group(1).blocks_of(0)[1], 4);
-  // What is changed afterwards is sent by itself.
   arrays.host(0, BatchArrays::token)[1] = 55;
   EXPECT_EQ(b.token[1], 9);
   arrays.upload_tokens(0);

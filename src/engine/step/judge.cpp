@@ -13,10 +13,10 @@ const char* const kNotNumbers =
 
 const char* const kNoMemory = "there was no memory left to draw the next token";
 
-constexpr int kMostWorkers = 8;   // each has a row of its own to work in
-constexpr int kOwnWorkers = 4;    // the engine's thread is one of them
+constexpr int kMostWorkers = 8;   // each has its own scratch memory
+constexpr int kOwnWorkers = 4;    // including the engine's thread
 constexpr size_t kMostRows = 64;  // drawn together
-// Fewer logits than this are done before another thread is awake.
+// Fewer logits take less time than waking a thread.
 constexpr int64_t kWorthThreads = 1 << 16;
 
 }  // namespace
@@ -43,7 +43,7 @@ void Judge::judge(std::span<const StepItem> items, std::vector<Verdict>& verdict
   size_t next = 0;  // of the items
   while (true) {
     outputs_.release_wanted();
-    // Those who wait come before others begin: rows of one sequence lie together.
+    // Waiting paths first: rows of one sequence stay together.
     size_t together = 0;
     while (together < kMostRows) {
       if (together == waiting_.size()) {
@@ -67,10 +67,9 @@ void Judge::judge(std::span<const StepItem> items, std::vector<Verdict>& verdict
   }
 }
 
-// What there is to say without a draw.
 void Judge::begin(const StepItem& item, Verdict& verdict) {
   verdict.failed = !outputs_.is_sound(item.last_output());
-  if (item.sequence->cancelled) {  // while the device worked: nothing more is said
+  if (item.sequence->cancelled) {  // while the device worked
     verdict.finished = true;
     verdict.end.reason = FinishReason::cancelled;
     return;
@@ -82,7 +81,7 @@ void Judge::begin(const StepItem& item, Verdict& verdict) {
     return;
   }
   report_scores(item);
-  if (!item.wants_next && item.certain == item.sequence->pending()) {  // only the prompt was asked for
+  if (!item.wants_next && item.certain == item.sequence->pending()) {  // the prompt was all
     verdict.finished = true;
     verdict.end.reason = FinishReason::length;
   }
@@ -93,19 +92,19 @@ void Judge::report_scores(const StepItem& item) {
   if (!s.request.score) return;
   const int32_t end = std::min(s.computed_tokens + item.certain, s.prompt_tokens());
   int32_t output = item.first_output;
-  // What was reported before a preemption is run again, but not reported again.
+  // Positions that run again after a preemption are not reported again.
   for (int32_t p = std::max({s.computed_tokens, s.request.score_from, s.scored_tokens}); p < end; ++p)
     s.request.score(p, outputs_.row(output++));
   s.scored_tokens = std::max(s.scored_tokens, end);
 }
 
-// The best logits of the row that comes next, if they are known and say all that the request asks for.
+// The best logits of the path's row, if the device found enough for the request.
 std::optional<Scores> Judge::best_of(const Path& path) const {
   if (path.request().top_logprobs > outputs_.best_count()) return std::nullopt;
   return outputs_.best_of(path.output());
 }
 
-// Draws what comes next as far as the best logits decide. True: it needs a whole row.
+// Draws while the best logits decide. True: a whole row is needed.
 bool Judge::follow(Path& path) {
   const Request& request = path.request();
   do {
@@ -113,7 +112,7 @@ bool Judge::follow(Path& path) {
     if (!best) return true;
     const std::optional<int32_t> id =
         path.item->sequence->sampler.next(*best, allowed_by(request.mask.get()), scratch_[0]);
-    if (!id || *id < 0) return true;  // the whole row tells why there is none
+    if (!id || *id < 0) return true;  // the whole row shows why
     drawn_.scores = *best;
     drawn_.id = *id;
     drawn_.log_sum = best->log_sum;
@@ -123,8 +122,7 @@ bool Judge::follow(Path& path) {
   return false;
 }
 
-// The row that the path needs next, as the one at `at` of those that are drawn from together. False: there is no
-// room for it.
+// Fetches the path's row as number `at`. False: no room.
 bool Judge::bring_row(const Path& path, size_t at) {
   const StepItem& item = *path.item;
   if (!outputs_.want(path.output(), item.last_output(), 1 + static_cast<int32_t>(item.drafts.size())))
@@ -159,7 +157,7 @@ void Judge::draw_rows(size_t count) {
   });
 }
 
-// On any thread; touches nothing else.
+// On any thread; writes only `row` and `scratch`.
 void Judge::draw(WholeRow& row, SamplerScratch& scratch) {
   Drawn& drawn = row.drawn;
   row.failed = false;
@@ -173,7 +171,6 @@ void Judge::draw(WholeRow& row, SamplerScratch& scratch) {
   }
 }
 
-// True: the path goes on.
 bool Judge::take_row(Path& path, WholeRow& row) {
   if (!row.failed && row.drawn.id >= 0) return take(path, row.drawn);
   Verdict& verdict = *path.verdict;
@@ -183,9 +180,8 @@ bool Judge::take_row(Path& path, WholeRow& row) {
   return false;
 }
 
-// What was drawn comes next; while a draft says the same, the draft's own row decides what follows it. Exact
-// for greedy and for sampling: every token is drawn from the model's distribution at its own row. True: there is
-// such a draft.
+// Appends the drawn token. True: a draft equals it, and its row decides the next one. So every
+// token is drawn from the model's distribution.
 bool Judge::take(Path& path, Drawn& drawn) {
   const StepItem& item = *path.item;
   Sequence& s = *item.sequence;
@@ -217,14 +213,13 @@ bool Judge::take(Path& path, Drawn& drawn) {
   const auto child = std::find_if(item.drafts.begin(), item.drafts.end(),
                                   [&](const Draft& d) { return d.parent == path.node && d.token == id; });
   if (child == item.drafts.end()) return false;
-  // Without a mask nothing is drawn behind the draft: as if nobody had drafted it.
+  // Without a ready mask the rest is not drawn, as if it had not been drafted.
   if (request.mask && !request.mask->ready(mask_steps_)) return false;
   path.node = static_cast<int32_t>(child - item.drafts.begin());
   verdict.accepted.push_back(path.node);
   return true;
 }
 
-// The sampler found none.
 std::string Judge::why_no_token(const WholeRow& row, Verdict& verdict) {
   const std::span<const float> logits = row.drawn.scores.values;
   verdict.failed = std::none_of(logits.begin(), logits.end(), [](float x) { return x > -INFINITY; });
@@ -235,7 +230,6 @@ std::string Judge::why_no_token(const WholeRow& row, Verdict& verdict) {
   return "the logit bias excludes every token that may come here";
 }
 
-// Bits of the ids that may come next; empty: all.
 std::span<const uint64_t> Judge::allowed_by(TokenMask* mask) {
   if (mask == nullptr) return {};
   if (const auto few = mask->all_but()) {

@@ -1,15 +1,11 @@
-// judge.h -- from a step's outputs to verdicts on its sequences: what survives, what comes next.
+// judge.h -- from a step's outputs to verdicts on its sequences.
 //
-// A sequence whose last row is no numbers fails, and nothing of its step is kept. Otherwise its sampler
-// draws, under the request's token mask, along its drafts for as long as they say the same.
+// A sequence fails if its last row has NaN or infinity; nothing of its step is kept. Otherwise its
+// sampler draws under the request's mask, along its drafts while they agree. Whole rows are drawn
+// together on a few threads, grouped by the plan, so verdicts do not depend on the number of
+// threads. A failed allocation ends its sequence with an error.
 //
-// What the best logits of a row decide is drawn at once. Sequences that need whole rows draw together, each
-// on one of a few threads, and the others wait for the slowest. Who draws together depends on the plan alone, and
-// each draw on its row and sequence alone, so verdicts are the same on any number of threads. A draw for which
-// there is no memory ends its sequence with an error.
-//
-// Called on the engine's thread. Masks and outputs are used there alone; nothing is allocated but the events
-// that a client will hear, and room for as many draws as there have never been at once.
+// Engine's thread only. It allocates only events and room for more parallel draws than before.
 #pragma once
 
 #include <cstdint>
@@ -31,43 +27,38 @@ namespace braid {
 
 class Judge {
  public:
-  // Prompt and answer of one request can have most_tokens. `threads`: those of the device, if it has any, idle
-  // between its ops; null: the judge has some of its own. It must outlive the judge.
+  // `threads`: the device's pool, idle between ops, must outlive the judge; null: its own threads.
   Judge(StepOutputs& outputs, int64_t vocabulary, int32_t most_tokens, ThreadPool* threads);
 
-  // Before the verdicts of a step.
   void begin_step() { mask_steps_ = TokenMask::kStepsBetween; }
-  // After the device was waited for: appends a verdict for each item, in order. Moves the sequences' samplers
-  // and masks on, nothing else of them.
+  // When the device has finished: appends a verdict per item, advances samplers and masks.
   void judge(std::span<const StepItem> items, std::vector<Verdict>& verdicts);
 
-  // Null: nobody but the model decides.
+  // Null: off.
   void set_oracle(Oracle* oracle) { oracle_ = oracle; }
 
  private:
-  // A sequence's way along its drafts.
   struct Path {
     const StepItem* item = nullptr;
     Verdict* verdict = nullptr;
-    int32_t node = -1;  // the draft whose row decides what comes next; -1: the last certain token
+    int32_t node = -1;  // its row decides the next token; -1: last certain row
 
     int32_t output() const { return item->last_output() + 1 + node; }
     const Request& request() const { return item->sequence->request; }
   };
-  // What was drawn from a row, and log probabilities if the request asks for them.
+  // Log probabilities only if requested.
   struct Drawn {
     Scores scores;
     int32_t id = -1;
     double log_sum = 0;
     std::vector<std::pair<int32_t, float>> top;
   };
-  // A whole row that a path needs.
   struct WholeRow {
     int32_t output = 0;
     const Sampler* sampler = nullptr;
     std::span<const uint64_t> allowed;
     std::vector<uint64_t> bits;  // of `allowed`
-    int32_t top_logprobs = -1;   // that are not known yet
+    int32_t top_logprobs = -1;   // still to be computed
     Drawn drawn;
     bool failed = false;
   };
@@ -92,13 +83,13 @@ class Judge {
   ThreadPool& threads_;
   Counter next_row_;
   std::vector<SamplerScratch> scratch_;  // of each worker
-  std::vector<Path> waiting_;            // for whole rows, in the order of the plan
-  std::vector<WholeRow> rows_;           // of the first who wait
-  Drawn drawn_;                          // from the best
+  std::vector<Path> waiting_;            // for whole rows, in plan order
+  std::vector<WholeRow> rows_;           // of the first waiting paths
+  Drawn drawn_;                          // from the best logits
   std::vector<uint64_t> mask_bits_;
-  std::vector<uint64_t> open_bits_;  // of all tokens but closed_
+  std::vector<uint64_t> open_bits_;  // all tokens but closed_
   std::vector<int32_t> closed_;
-  int64_t mask_steps_ = 0;  // that masks may still take
+  int64_t mask_steps_ = 0;  // remaining allowance of masks
 };
 
 }  // namespace braid

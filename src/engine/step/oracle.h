@@ -1,6 +1,6 @@
-// oracle.h -- who says in place of the model what is accepted, so that a bench of weights that were never
-// trained can ask what speculation gives at a known acceptance. Everything else of a step is as always:
-// drafters run, drafts are verified, and the sampler draws.
+// oracle.h -- decides acceptance in place of the model, for benches of untrained weights.
+//
+// Drafters, verification and sampling run as usual.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,10 @@ namespace braid {
 class Oracle {
  public:
   virtual ~Oracle() = default;
-  // Sets how sure a drafter is of its candidates for the token `depth` behind the sequence's next one, the
-  // likeliest first: logs of probabilities. Drafters whose candidates make a lattice ask.
+  // Replaces a drafter's log probabilities for the token `depth` after the next one, best first.
+  // Only drafters with a lattice call it.
   virtual void rate(const Sequence& sequence, int32_t depth, std::span<float> log_q) = 0;
-  // The token behind draft `node` of the item (-1: behind its last certain token), for which the sampler has
-  // drawn `drawn`.
+  // Replaces the token `drawn` after draft `node` (-1: after the last certain token).
   virtual int32_t next(const StepItem& item, int32_t node, int32_t drawn) = 0;
 };
 

@@ -1,12 +1,9 @@
-// records.h -- work of the same shape, again and again: queued the first two times, recorded the third, replayed
-// from then on.
+// records.h -- repeated work of equal shape: queued twice, recorded the third time, then replayed.
 //
-// Whatever a kernel sets up once must not be recorded, hence not the first time. Recording takes as long as some
-// steps, and what a trial of drafts needs once or twice is not worth it, hence not the second. On devices that
-// record nothing it is always queued. All that an engine records is counted here, whoever asks for it: steps, and the
-// networks that draft for them. Of more shapes than there is room for, that which was wanted last the longest ago is
-// forgotten, and must come as often again: shapes that are rare do not push out those that are not. Where the
-// device has no memory for one more, there is room for as many as there are.
+// The first run initializes kernels, which must not be recorded; the second avoids recording short
+// draft trials. Devices without graphs always queue. One engine shares the room. If it is full, or
+// the device has no memory, the least recently used shape is dropped and counts from zero again, so
+// rare shapes do not displace frequent ones.
 #pragma once
 
 #include <algorithm>
@@ -24,10 +21,9 @@ namespace braid {
 class Records {
  public:
   enum class Work : uint8_t { step, head, draft_blocks };
-  // A shape is below this.
   static constexpr int kShapeBits = 61;
 
-  // `device` outlives it. Several may use one device: what one records is its own.
+  // `device` must outlive it. Several objects may use one device.
   explicit Records(Device& device) : device_(device) {}
   Records(const Records&) = delete;
   Records& operator=(const Records&) = delete;
@@ -35,8 +31,8 @@ class Records {
     for (const auto& [key, record] : kept_) device_.forget_record(record.id);
   }
 
-  // Queues what `enqueue` queues on the device, or replays it. Works of equal shape queue the same ops on the
-  // same memory. No recorded work is under way. Errors: those of Device::end_record().
+  // Work of equal shape must queue the same ops on the same memory. Do not nest. Errors: those of
+  // Device::end_record().
   template <typename Enqueue>
   Status queue(Work work, uint64_t shape, Enqueue enqueue) {
     const uint64_t key = static_cast<uint64_t>(work) << kShapeBits | shape;
@@ -64,23 +60,22 @@ class Records {
   }
 
   size_t count() const { return kept_.size(); }
-  // What recording took since the last call: once for a shape, and no part of what such work takes.
+  // Recording time since the last call, which is not part of the work's own time.
   double take_making_ms() { return std::exchange(making_ms_, 0.0); }
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Record {
     uint64_t id = 0;    // the device's key
-    uint64_t turn = 0;  // when it was wanted last
+    uint64_t turn = 0;  // of the last use
   };
 
-  // Of the process: no two records of a device have the same.
   static std::atomic<uint64_t>& last_id() {
     static std::atomic<uint64_t> id{0};
     return id;
   }
 
-  // Not while the device is profiled.
+  // False while the device is profiled.
   bool has_record(uint64_t key) const {
     const auto it = kept_.find(key);
     return it != kept_.end() && device_.has_record(it->second.id);
@@ -105,8 +100,8 @@ class Records {
 
   Device& device_;
   static constexpr int kQueuedBefore = 2;
-  size_t most_ = 192;             // a record takes memory of the host and the driver
-  std::map<uint64_t, int> seen_;  // how often what has no record was queued, up to kQueuedBefore
+  size_t most_ = 192;             // each takes host and driver memory
+  std::map<uint64_t, int> seen_;  // runs without a record, up to kQueuedBefore
   std::map<uint64_t, Record> kept_;
   uint64_t turn_ = 0;
   double making_ms_ = 0;

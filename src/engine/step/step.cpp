@@ -16,14 +16,14 @@ int32_t power_of_two_from(int32_t count) {
   return power;
 }
 
-// Steps of more rows gain nothing: the device works longer than the host takes to queue them.
+// Larger steps gain nothing: the device works longer than the host takes to queue them.
 constexpr int32_t kMostRecordedRows = 256;
 
 }  // namespace
 
 Status StepRunner::allocate(const Sizes& sizes) {
   sizes_ = sizes;
-  // Beside the one sequence there is room for a part of it (StepBatch::part).
+  // With room for a part of the sequence (StepBatch::part).
   if (sizes.interleaved_tokens > 0)
     BRAID_TRY(
         interleaved_.allocate(device_, sizes.interleaved_tokens, 2, sizes.block_table, sizes.kv_groups));
@@ -36,7 +36,7 @@ void StepRunner::enqueue(const Batch& batch) {
   if (outputs_.finds_best()) outputs_.queue_best();
 }
 
-// None: the step is not worth a record.
+// None: do not record the step.
 std::optional<StepBatch::Padding> StepRunner::padding_of(const StepPlan& plan) const {
   const int32_t rows = plan.rows();
   if (!outputs_.finds_best() || rows > kMostRecordedRows || model_.observed()) return std::nullopt;
@@ -74,7 +74,7 @@ Status StepRunner::queue(Step& step) {
   return records_.queue(Records::Work::step, shape, [&] { enqueue(batch); });
 }
 
-// Allows parts of a step as long as they fit the slice by what the pacer knows, and tells it what they took.
+// Allows parts while they are expected to fit the slice, and measures them.
 class StepRunner::SlicePacing final : public StepPacing {
  public:
   SlicePacing(StepRunner& runner, Step& step, const Slice& slice, Pacer& pacer)
@@ -120,7 +120,6 @@ class StepRunner::SlicePacing final : public StepPacing {
   const Slice& slice_;
   Pacer& pacer_;
   bool works_ = true;
-  // The part that was allowed last.
   StepPart part_ = StepPart::embedding;
   int32_t rows_ = 0;
   int32_t part_position_ = 0;

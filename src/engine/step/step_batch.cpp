@@ -12,7 +12,7 @@ bool is_scored(const Sequence& s, int32_t p) {
   return s.request.score && p >= std::max(s.request.score_from, s.scored_tokens) && p < s.prompt_tokens();
 }
 
-// The last of the certain rows is judged, and so are all drafts (engine.h).
+// The last certain row and all drafts are judged (engine.h).
 int32_t outputs_of(const StepItem& item) {
   const Sequence& s = *item.sequence;
   int32_t count = 1 + static_cast<int32_t>(item.drafts.size());
@@ -63,7 +63,7 @@ Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding) {
   const auto sequences = static_cast<int32_t>(plan.items.size());
   int32_t outputs = 0;
   for (const StepItem& item : plan.items) outputs += outputs_of(item);
-  // Beside a sequence alone there is room for a part of it.
+  // part() needs a second sequence.
   BatchArrays::Sizes room{plan.rows(), std::max(sequences, std::min(2, max_sequences_)), outputs};
   if (padding) {
     BRAID_CHECK(decodes(plan) && padding->sequences >= sequences && padding->rows >= room.rows);

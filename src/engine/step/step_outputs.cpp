@@ -10,16 +10,16 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kBestLogits = 64;  // of a row, found by the device: enough for nearly every sampler
-constexpr int32_t kRowsOnHost = 8;   // whole rows at once
-constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once; a few rows are always possible
-// Rows that decode: more at once gain nothing, since the output matrix is read for as many as this together.
+constexpr int32_t kBestLogits = 64;                    // per row, enough for nearly every sampler
+constexpr int32_t kRowsOnHost = 8;                     // whole rows at once
+constexpr uint64_t kLogitsBytes = uint64_t{16} << 20;  // rows scored at once, but always a few
+// For decoding rows; kAlwaysTogether rows share one read of the output matrix.
 constexpr uint64_t kMostLogitsBytes = uint64_t{256} << 20;
 constexpr int32_t kAlwaysTogether = 256;
-// Rows of long drafts that are computed at once: their products take longer than it takes to read the matrix.
+// Rows of long drafts computed at once; more would take longer than reading the matrix.
 constexpr int32_t kFewAtOnce = 8;
 
-// Neither infinite nor no number at all.
+// Counts infinity and NaN.
 bool all_finite(const void* values, DType type, int64_t count) {
   int64_t bad = 0;
   if (type == DType::f32) {
@@ -58,7 +58,6 @@ Status StepOutputs::allocate(Device& device, Model& model, int32_t rows, int32_t
   return device.computes_in_host_memory() ? Status() : allocate_best(std::max(rows, best_rows));
 }
 
-// Where a device with its own memory leaves the best logits of each row, and the host's copies.
 Status StepOutputs::allocate_best(int64_t rows) {
   most_best_rows_ = static_cast<int32_t>(rows);
   best_count_ = static_cast<int32_t>(std::min<int64_t>(kBestLogits, logits_.cols));
@@ -164,7 +163,7 @@ std::span<const float> StepOutputs::wanted(int32_t output) const {
 }
 
 void StepOutputs::release_wanted() {
-  wait_wanted();  // nothing writes there any more
+  wait_wanted();  // copies into it must be done
   wanted_ = false;
   fetched_.clear();
 }

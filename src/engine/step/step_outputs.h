@@ -1,9 +1,9 @@
-// step_outputs.h -- what a step leaves to judge: logits of its output rows, and the best of each.
+// step_outputs.h -- logits of a step's output rows, and the best of each row.
 //
-// Logits are computed where somebody wants them, at most rows() of them at a time. A device with memory of
-// its own finds the best of every row and sends those; whole rows come to the host, a few at once, when the best
-// do not decide. In host memory rows of long drafts are computed a few at a time: nobody reads those behind
-// the first wrong one. Engine thread only; allocate() once, then nothing is allocated.
+// Logits are computed on demand, at most most_rows() rows at a time. A device with its own memory
+// sends the best of every row, and whole rows if these do not decide. In host memory, rows of long
+// drafts are computed a few at a time: those after the first rejected one are not read. Engine
+// thread only; only allocate() allocates.
 #pragma once
 
 #include <optional>
@@ -20,46 +20,40 @@ namespace braid {
 
 class StepOutputs {
  public:
-  // Rows of logits that are there at once, where a step has at most so many of sequences that decode, and max_rows in
-  // all: those that decode as far as some hundred megabytes hold them, but one of each sequence at least, and as many
-  // more as a few megabytes hold.
+  // All decoding rows if they fit some hundred megabytes (at least one per sequence), and others up
+  // to a few megabytes.
   static int32_t rows_for(int32_t sequences, int32_t decoding_rows, int32_t max_rows, int64_t vocabulary);
 
-  // Bytes of `rows` rows of logits.
   static uint64_t bytes(int32_t rows, int64_t vocabulary);
-  // `best_rows`: of the largest step whose best are found. Errors: exhausted.
+  // `best_rows`: of the largest step with best logits. Errors: exhausted.
   Status allocate(Device& device, Model& model, int32_t rows, int32_t best_rows);
 
   int32_t most_rows() const { return static_cast<int32_t>(logits_.rows); }
-  // Their memory, which is free for others between two steps.
+  // Free for other uses between two steps.
   Tensor memory() const { return logits_; }
 
-  // A step with so many outputs begins. Where no row's logits are wanted, rows that are only to be judged
-  // need no product with the output matrix.
+  // Without requested logits, rows that are only judged need no product with the output matrix.
   void begin(const StepPlan& plan, int32_t outputs);
-  // The device finds the best logits of this step's rows: queue_best() belongs to its work.
+  // If true, queue_best() is part of the step's work.
   bool finds_best() const { return best_rows_ > 0; }
-  // The step's batch, padded perhaps, has so many outputs.
+  // Number of outputs of the (padded) batch.
   void lay_out(int32_t outputs) { laid_out_ = outputs; }
-  // Logits of all these, a few hundred rows after the other, their best, and those to the host.
+  // Logits and best of all outputs, in groups of a few hundred rows, and their copy to the host.
   void queue_best();
 
-  // After the device was waited for:
-  // The best of an output row, if the device has found them.
+  // Call the following when the device has finished. Empty: the device has not found the best.
   std::optional<Scores> best_of(int32_t output) const;
   int32_t best_count() const { return best_count_; }
-  // Whole rows of logits, several at once. want(): brings an output's, beside those wanted before; some of
-  // `count` rows from `first` on, its sequence's, may be wanted next, and are computed together where rows are
-  // not computed a few at a time. False: there is no room. wanted(): one of them, after wait_wanted().
-  // Valid until release_wanted(), row() or is_sound(); then there is room for one at least.
+  // Whole rows. want() adds an output; its sequence's `count` rows from `first` on may be computed
+  // with it. False: no room. After wait_wanted(), rows are valid until release_wanted(), row() or
+  // is_sound(), which make room for at least one.
   bool want(int32_t output, int32_t first, int32_t count);
   void wait_wanted();
   std::span<const float> wanted(int32_t output) const;
   void release_wanted();
-  // The logits of one output row. Valid until the next call of anything here.
+  // Valid until the next call of any function here.
   std::span<const float> row(int32_t output);
-  // Whether the logits of this row are numbers: as the device found them, or from the hidden row they are
-  // made of.
+  // Whether the row is finite: as found by the device, or by its hidden row.
   bool is_sound(int32_t output);
 
  private:
@@ -72,26 +66,25 @@ class StepOutputs {
   Buffer logits_memory_;
   Tensor logits_;             // [rows, V]
   int32_t outputs_ = 0;       // of the current step
-  int32_t logits_first_ = 0;  // output rows that logits_ holds now
+  int32_t logits_first_ = 0;  // output rows in logits_
   int32_t logits_count_ = 0;
-  bool few_at_once_ = false;  // this step's rows
+  bool few_at_once_ = false;  // for this step's rows
 
-  bool wanted_ = false;  // rows of these
+  bool wanted_ = false;  // want() is in use
 
-  // Where the host cannot read the device's memory: the best logits of each row, and a few whole rows.
-  // [laid_out_, best], [.., best] i32, [.., 1], one behind the other.
+  // For a device with its own memory: [laid_out_, best], [.., best] i32, [.., 1].
   Buffer best_memory_;
   int32_t best_count_ = 0;
   int32_t most_best_rows_ = 0;
   int32_t laid_out_ = 0;
-  int32_t best_rows_ = 0;  // that best_on_host_ holds for the current step
+  int32_t best_rows_ = 0;  // rows in best_on_host_ for the current step
   Buffer best_on_host_;
-  Buffer rows_on_host_;           // of logits, or of what they are made of
+  Buffer rows_on_host_;           // logits, or hidden rows
   std::vector<int32_t> fetched_;  // output rows in rows_on_host_
   bool fetching_ = false;
 
  public:
-  // Of best_on_host_ and rows_on_host_: host memory, beside a device that has its own.
+  // Host memory for a device with its own memory.
   static uint64_t host_bytes(int32_t rows, int64_t vocabulary, int64_t width);
 };
 

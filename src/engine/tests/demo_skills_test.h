@@ -1,4 +1,4 @@
-// demo_skills_test.h -- questions of the kinds that the demo model was trained on, as many as are asked for.
+// demo_skills_test.h -- questions of the kinds that the demo model was trained on.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ enum class Skill : uint8_t { code, calls, retrieval, echo };
 inline constexpr Skill kSkills[] = {Skill::code, Skill::calls, Skill::retrieval, Skill::echo};
 inline constexpr const char* kSkillNames[] = {"code", "calls", "retrieval", "echo"};
 
-// The same numbers everywhere, unlike those of the standard library's distributions.
+// Portable, unlike the standard library's distributions.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : state_(seed * 2654435761u + 12345) {}
@@ -86,7 +86,6 @@ inline std::string call_prompt(Dice& dice) {
                   system);
 }
 
-// A number between so many other sentences before and behind it.
 inline std::string retrieval_prompt(Dice& dice, int sentences = 6) {
   const std::string thing = fmt::format("{}-{}", dice.one_of(kLooks), dice.one_of(kThings));
   return question(filler(dice, sentences) +
@@ -101,7 +100,7 @@ inline std::string echo_prompt(Dice& dice) {
                                                      dice.one_of(kNames), dice.one_of(kCities)));
 }
 
-// A function that is none of the model's training, without its end.
+// The beginning of a function outside the training data.
 inline std::string code_prompt(Dice& dice, const std::string& corpus) {
   const size_t first = corpus.find("\ndef ", dice.below(static_cast<uint32_t>(corpus.size() - 8000))) + 1;
   const size_t end = corpus.find('\n', first + 200) + 1;
@@ -132,7 +131,6 @@ inline std::vector<std::string> prompts(Skill skill, int count) {
   return list;
 }
 
-// Retrievals whose number is further away.
 inline std::vector<std::string> far_retrievals(int count, int sentences) {
   Dice dice(static_cast<uint64_t>(sentences));
   std::vector<std::string> list;
@@ -140,7 +138,7 @@ inline std::vector<std::string> far_retrievals(int count, int sentences) {
   return list;
 }
 
-// What the answer to a prompt must contain; nothing where anything may follow.
+// Text that the answer must contain; empty: any.
 inline std::vector<std::string> expected_of(Skill skill, const std::string& prompt) {
   const auto between = [&](const char* begin, const char* end) {
     const size_t first = prompt.rfind(begin) + std::char_traits<char>::length(begin);

@@ -1,6 +1,6 @@
-// dflash_kinds_engine_test.cpp -- DFlash2 and DSpark in the engine. No trained one is at hand, so the demo
-// model's DFlash drafter is made into each of them by weights that add nothing: then drafts are the same, and
-// so is what becomes of them. With weights that are noise drafts are bad, and the text is still the same.
+// dflash_kinds_engine_test.cpp -- DFlash2 and DSpark in the engine.
+//
+// The demo's drafter gets neutral extra weights (equal drafts) or random ones (equal text).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -24,7 +24,6 @@ using namespace testing_machines;
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// A folder of its own that goes with the object.
 class Folder {
  public:
   Folder() : path_(fs::temp_directory_path() / fmt::format("braid-drafter-{}-{}", ::getpid(), ++count())) {
@@ -43,7 +42,7 @@ class Folder {
   fs::path path_;
 };
 
-// The demo's drafter with more tensors and another configuration.
+// Writes the demo's drafter with more tensors and another configuration.
 class DrafterWriter {
  public:
   DrafterWriter() : config(Json::parse(std::ifstream(kDemoDrafter + "/config.json"))) {
@@ -51,7 +50,7 @@ class DrafterWriter {
     for (const SafetensorsTensor& t : file.tensors())
       add(std::string(t.name), Json(t.shape), {t.data.begin(), t.data.end()});
   }
-  // bf16 values by their place; {}: zeros.
+  // bf16 values by index; {}: zeros.
   void add(const std::string& name, const std::vector<int64_t>& shape,
            const std::function<uint16_t(size_t)>& value = {}) {
     size_t count = 1;
@@ -126,7 +125,7 @@ EngineOptions drafting_on(const char* device, const std::string& drafter) {
   options.spec_type = SpecType::dflash;
   options.draft_model = drafter;
   options.max_drafts = 15;
-  options.spec_always = true;  // the clock shall not choose what is drafted
+  options.spec_always = true;  // drafts must not depend on time
   return options;
 }
 
@@ -134,7 +133,6 @@ struct Said {
   std::vector<std::vector<int32_t>> tokens;
   uint64_t drafted = 0, accepted = 0;
 };
-// Three at once, one of them drawn.
 Said say(const std::vector<std::byte>& model, EngineOptions options,
          const std::vector<std::vector<int32_t>>& prompts) {
   options.max_sequences = 3;
@@ -182,12 +180,11 @@ TEST_P(DflashKindsOn, DraftWhatDflashDraftsIfTheyAddNothing) {
   }
 }
 
-// Where the confidence head trusts nothing, nothing is drafted.
 TEST_P(DflashKindsOn, DsparkStopsWhereItIsNotSure) {
   const Folder folder;
   neutral_dspark().write(folder);
   EngineOptions options = drafting_on(GetParam(), folder.name());
-  options.draft_p_min = 0.9f;  // the head is sure of everything
+  options.draft_p_min = 0.9f;  // full confidence
   EXPECT_GT(say(demo_bytes(), options, {golden_prompt(5)}).drafted, 50u);
   options.draft_p_min = 1.0f;
   EXPECT_EQ(say(demo_bytes(), options, {golden_prompt(5)}).drafted, 0u);
@@ -199,7 +196,7 @@ RandomShape small_shape() {
   return s;
 }
 
-// Convolutions, selector and Markov head of noise; of DSpark all rows predict.
+// Random convolutions, selector and Markov head; all rows of DSpark predict.
 TEST_P(DflashKindsOn, NoiseChangesNoText) {
   RandomOptions random;
   random.mix = "F16";
@@ -222,7 +219,6 @@ TEST_P(DflashKindsOn, NoiseChangesNoText) {
   }
 }
 
-// Convolutions, tables and arrays of drafts are planned, and no more is taken.
 TEST(DflashKindsMemory, IsPlanned) {
   RandomOptions random;
   random.mix = "F16";

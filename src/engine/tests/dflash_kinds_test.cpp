@@ -1,9 +1,6 @@
-// dflash_kinds_test.cpp -- DFlash2 and DSpark against float64 (tests/goldens/dflash,
-// tools/drafter_reference.py).
+// dflash_kinds_test.cpp -- DFlash2 and DSpark against float64 (tools/drafter_reference.py).
 //
-// A drafter of two layers is fed the features of a context, and guesses a block: logits, candidates, the
-// scores of all pairs, confidence, and the greedy walk over them. No model is needed: both have an embedding
-// and a head of their own.
+// A drafter of two layers, with its own embedding and head, guesses a block from given features.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,11 +30,11 @@ Json read_json(const std::string& name) { return Json::parse(std::ifstream(kFold
 struct On {
   const char* name;
   const char* device;
-  double limit;  // of a logit, a score, a probability
+  double limit;  // of logits, scores, probabilities
 };
 const On kDevices[] = {{"Ref", "ref", 1e-5}, {"Cpu", "cpu", 2e-4}, {"Cuda", "cuda", 0.03}};
 
-// What a block is guessed to be: [row][...], [row][parent][...].
+// [row][...], [row][parent][...].
 struct Guessed {
   std::vector<std::vector<float>> logits, confidence;
   std::vector<std::vector<int32_t>> ids;
@@ -46,7 +43,7 @@ struct Guessed {
 
 class World {
  public:
-  // Skips the test where there is no such device: false.
+  // False: the device is missing and the test is skipped.
   bool start(const On& on, DflashFile file) {
     DeviceOptions options;
     options.activations = Activations::f32;
@@ -134,7 +131,6 @@ class World {
     return result;
   }
 
-  // Rows of one sequence, all certain; outputs are those from first_output on.
   Batch batch(const std::vector<int32_t>& tokens, int32_t start, int32_t first_output) {
     const auto rows = static_cast<int32_t>(tokens.size());
     std::vector<int32_t> position(tokens.size()), output(static_cast<size_t>(rows - first_output));
@@ -204,7 +200,7 @@ void expect_near(const std::vector<float>& actual, const Json& expected, double 
     ASSERT_NEAR(actual[i], expected[i].get<double>(), limit) << what << " " << i;
 }
 
-// Candidates whose logits are nearly equal may have changed places.
+// Almost equal candidates may be swapped.
 bool same_order(const std::vector<int32_t>& ids, const Json& expected, const Json& logits, double limit) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)].get<double>(); };
@@ -216,7 +212,7 @@ bool same_order(const std::vector<int32_t>& ids, const Json& expected, const Jso
 void expect_golden(const Guessed& got, const Json& golden, const Dflash& drafter, double limit) {
   ASSERT_EQ(got.ids.size(), golden["rows"].size());
   const auto places = [](const std::vector<int32_t>& ids, const Json& wanted) {
-    std::vector<size_t> order;  // of the golden's candidates among ours
+    std::vector<size_t> order;  // index of each golden candidate
     for (const Json& id : wanted)
       order.push_back(
           static_cast<size_t>(std::find(ids.begin(), ids.end(), id.get<int32_t>()) - ids.begin()));
@@ -229,7 +225,7 @@ void expect_golden(const Guessed& got, const Json& golden, const Dflash& drafter
     expect_near(got.logits[i], row["logits"], limit, what);
     ASSERT_TRUE(same_order(got.ids[i], row["ids"], row["logits"], 2 * limit)) << what;
     const std::vector<size_t> own = places(got.ids[i], row["ids"]);
-    if (std::find(own.begin(), own.end(), got.ids[i].size()) != own.end()) continue;  // the last of equals
+    if (std::find(own.begin(), own.end(), got.ids[i].size()) != own.end()) continue;
     for (size_t p = 0; p < row["scores"].size(); ++p) {
       if (before[p] >= got.scores[i].size()) continue;
       std::vector<float> scores;
@@ -241,7 +237,6 @@ void expect_golden(const Guessed& got, const Json& golden, const Dflash& drafter
     }
     before = own;
   }
-  // Greedy, and what the whole of q is.
   size_t parent = 0;
   for (size_t i = 0; i < got.scores.size(); ++i) {
     const std::vector<float>& row = got.scores[i][parent];
@@ -266,7 +261,7 @@ TEST_P(DflashKinds, Dflash2IsTheReference) {
                 GetParam().limit);
 }
 
-// The head knows 40 of 64 tokens.
+// The head has 40 of 64 tokens.
 TEST_P(DflashKinds, DsparkIsTheReference) {
   for (const char* name : {"dspark", "dspark_behind_the_anchor"}) {
     auto file = GgufFile::open(kFolder + "dspark.gguf");
@@ -291,7 +286,6 @@ TEST_P(DflashKinds, DsparkIsTheReference) {
   }
 }
 
-// Tensors by name, as edited, into a file that DflashFile::of_safetensors takes.
 std::vector<std::byte> edited(
     const std::function<bool(const std::string& name, std::vector<uint16_t>& bf16)>& keep) {
   auto file = SafetensorsFile::open(kFolder + "dflash2/model.safetensors").value();
@@ -318,7 +312,7 @@ std::vector<std::byte> edited(
 
 constexpr uint16_t kOne = 0x3f80;  // bf16
 
-// With convolutions that leave rows as they are and a selector that has no opinion, DFlash2 is DFlash.
+// Identity convolutions and a neutral selector.
 TEST_P(DflashKinds, Dflash2WithNothingToAddIsDflash) {
   const auto plain = edited([](const std::string& name, std::vector<uint16_t>&) {
     return name.find("_conv.") == std::string::npos && name.find("selector") == std::string::npos;
@@ -328,7 +322,7 @@ TEST_P(DflashKinds, Dflash2WithNothingToAddIsDflash) {
     if (base || name.find("kernel_projection") != std::string::npos ||
         name.find("codebook") != std::string::npos)
       std::fill(values.begin(), values.end(), uint16_t{0});
-    if (base)  // [2][2 taps][32]: the row itself
+    if (base)  // [2][2 taps][32]: identity
       for (size_t side = 0; side < 2; ++side) std::fill_n(values.begin() + side * 64, 32, kOne);
     return true;
   });

@@ -1,7 +1,5 @@
-// kv_formats_engine_test.cpp -- each format of sealed KV blocks gives a request the same bytes however it is
-// cut, shared, drafted for, resumed or restarted. equality_test.cpp does more of that with a few formats.
-//
-// BRAID_TEST_FORMATS=all asks that of every format instead of one of each family.
+// kv_formats_engine_test.cpp -- each format of sealed KV blocks gives the same bytes in all runs.
+// BRAID_TEST_FORMATS=all tests every format instead of one per family.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -30,7 +28,7 @@ const GgufFile& demo_file() {
   return file;
 }
 
-// Long enough that most of a prompt is sealed: two questions, one behind the other.
+// Two consecutive questions, so that most of a prompt is sealed.
 const std::vector<std::vector<int32_t>>& long_prompts() {
   static const auto ids = [] {
     const Tokenizer tokenizer = std::move(Tokenizer::create(*read_vocabulary(demo_file()))).value();
@@ -70,7 +68,6 @@ std::unique_ptr<Engine> engine_of(const EngineOptions& options) {
   return std::move(engine).value();
 }
 
-// The answers to all prompts, at once; one is greedy, the others are drawn.
 std::vector<Cell> answers(Engine& engine) {
   Collector sink;
   std::vector<RequestId> ids;
@@ -102,8 +99,8 @@ void PrintTo(const Cell& cell, std::ostream* out) {
   for (size_t i = 0; i < cell.tokens.size(); ++i) *out << cell.tokens[i] << " (" << cell.logprobs[i] << ") ";
 }
 
-// Drafts are verified many rows at a time, for which a GPU has another form of attention: equal up to rounding
-// (1e-4 on an H200, where a last bit may be the next code; 3e-5 if nothing is sealed).
+// A GPU verifies drafts with another kernel: equal up to rounding (sealed 1e-4, as a last bit may
+// change a code; else 3e-5).
 void expect_near(const std::vector<Cell>& got, const std::vector<Cell>& wanted) {
   ASSERT_EQ(got.size(), wanted.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -131,7 +128,7 @@ std::vector<Format> tested_formats() {
   std::vector<Format> formats;
   for (const KvCodec* codec : codecs) formats.push_back({codec, "cpu"});
   for (const KvCodec* codec : codecs)
-    if (codec->name.substr(0, 5) != "kvarn") formats.push_back({codec, "cuda"});  // these a GPU refuses
+    if (codec->name.substr(0, 5) != "kvarn") formats.push_back({codec, "cuda"});  // a GPU refuses
   return formats;
 }
 INSTANTIATE_TEST_SUITE_P(All, KvFormats, ::testing::ValuesIn(tested_formats()), [](const auto& info) {
@@ -178,7 +175,7 @@ TEST_P(KvFormats, GiveARequestTheSameBytesHoweverItRuns) {
   fs::remove_all(folder);
 }
 
-// Numbers between other sentences, before the exact tail. (prompts of 463 and 997 tokens by turns)
+// The number is before the exact tail. Prompts have 463 or 997 tokens.
 TEST_P(KvFormats, FindANumberInALongText) {
   const auto [codec, device] = GetParam();
   const bool all = std::getenv("BRAID_TEST_FORMATS") != nullptr;
@@ -206,7 +203,7 @@ TEST_P(KvFormats, FindANumberInALongText) {
   EXPECT_GE(found, bits < 4 ? questions * 30 / 32 : questions);
 }
 
-// A unit of f16 rows is exact: what sealing costs in quality is what its codec loses, and nothing else.
+// Sealing in f16 is lossless, so quality losses come only from codecs.
 TEST(KvFormats, SealedF16IsF16) {
   for (const char* device : {"cpu", "cuda"}) {
     if (!testing_devices::why_not_on(device).empty()) continue;
@@ -237,7 +234,7 @@ TEST(KvFormats, WhatDoesNotFitIsRefusedWithTheReason) {
   EXPECT_NE(why(options).find("not within a context"), std::string::npos) << why(options);
 }
 
-// The widest format in which all contexts fit; none below 8 bits, rather a shorter context.
+// At least 8 bits; otherwise the context is shortened.
 TEST(KvFormats, AutoTakesTheWidestThatFits) {
   EngineOptions options = sealed(nullptr, nullptr);
   options.kv_auto = true;

@@ -1,7 +1,5 @@
-// mtp_test.cpp -- the model's own head drafts: answers stay what they are, and so do the drafts, whatever
-// became of a sequence's memory on the way.
-//
-// Heads with random weights are nearly always wrong, so what is accepted is tested with the demo model.
+// mtp_test.cpp -- drafts of the model's own head depend only on the sequence and change no answer.
+// Random heads are nearly always wrong, so acceptance is tested with the demo model.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -29,7 +27,7 @@ EngineOptions drafting(const char* device) {
   return options;
 }
 
-// What was drafted, by request and position of the first draft.
+// By request and position of the first draft.
 using Drafted = std::map<int32_t, std::vector<int32_t>>;
 class Recorder : public Drafter {
  public:
@@ -62,7 +60,6 @@ struct Expected {
   Drafted drafted;
 };
 
-// Answers of some requests, each alone, and what was drafted for them.
 std::vector<Expected> alone(const RandomShape& shape, const char* device, const std::vector<Request>& asked) {
   EngineOptions options = drafting(device);
   options.prefix_cache = false;
@@ -81,7 +78,7 @@ std::vector<Expected> alone(const RandomShape& shape, const char* device, const 
   return all;
 }
 
-// Where memory is short chains may be missing, and steps then stand elsewhere.
+// With little memory chains may be missing, and steps differ.
 void expect_same(const DraftingMachine& m, RequestId id, const Expected& expected, const std::string& what,
                  bool all = true) {
   EXPECT_EQ(m.sink.answers.at(id).tokens, expected.tokens) << what;
@@ -115,7 +112,7 @@ class MtpOn : public testing_devices::OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Devices, MtpOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Prompts in pieces, between others' steps too, blocks in any order, memory that nobody may read poisoned.
+// Interleaved prompts, random block order, poisoned unused memory.
 TEST_P(MtpOn, TogetherItDraftsAsAlone) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention(), tiny_laguna()}) {
     const std::vector<Request> asked = requests(8, 30);
@@ -144,7 +141,6 @@ TEST_P(MtpOn, TogetherItDraftsAsAlone) {
   }
 }
 
-// Trees of any size, greedy and drawn, alone and together.
 TEST_P(MtpOn, TreesChangeNothing) {
   for (const RandomShape& shape : {tiny_dense(), tiny_laguna()}) {
     const std::vector<Request> asked = requests(6, 30);
@@ -172,7 +168,7 @@ TEST_P(MtpOn, TreesChangeNothing) {
   }
 }
 
-// What a slot remembers of rows that may be folded goes by how deep paths are.
+// Pending rows of a slot depend on the depth of paths.
 TEST(Mtp, ATreesSlotIsSmallerThanThatOfAChainOfAsMany) {
   EngineOptions tree = drafting("ref"), chain = tree;
   tree.max_drafts = chain.max_drafts = 22;
@@ -198,7 +194,7 @@ TEST_P(MtpOn, APrefixIsGoneOnFromWithTheSameDrafts) {
       m.ask(prefix);
       const RequestId id = m.submit(whole);
       m.run();
-      // Also without recurrent layers: the hidden row is state.
+      // The hidden row is state even without recurrent layers.
       EXPECT_EQ(m.sink.answers[id].end.usage.cached_tokens, position);
       expect_same(m, id, expected[0], std::string(shape.architecture) + " from " + std::to_string(position));
     }
@@ -227,7 +223,7 @@ TEST_P(MtpOn, PreemptedAndSwappedItDraftsOn) {
   options.context_tokens = 256;
   options.preemption = Preemption::swap;
   options.swap_memory_bytes = 8 << 20;
-  options.gap_limit = 0;  // the clock shall not choose who makes room
+  options.gap_limit = 0;  // preemptions must not depend on time
   options.hooks.poison_unused = true;
   {
     Machine probe(bytes_of(shape, "F32", true), options);
@@ -260,7 +256,7 @@ TEST_P(MtpOn, AfterARestartItDraftsFromTheDisk) {
     m.run();
     EXPECT_GT(m.sink.answers[id].end.usage.cached_tokens, 250);
     expect_same(m, id, expected[0], std::string(shape.architecture));
-    // One that does not draft finds what it needs of them.
+    // A later engine without drafter finds the model's cells.
     EngineOptions plain = options;
     plain.spec_type = SpecType::none;
     Machine other(bytes_of(shape, "F32", true), plain);
@@ -271,7 +267,6 @@ TEST_P(MtpOn, AfterARestartItDraftsFromTheDisk) {
   fs::remove_all(folder);
 }
 
-// Who waits for probable guesses only drafts less, and says the same.
 TEST_P(MtpOn, ImprobableGuessesEndAChain) {
   const std::vector<Request> asked = requests(3, 30);
   const std::vector<Expected> expected = alone(tiny_dense(), GetParam(), asked);
@@ -294,11 +289,10 @@ TEST_P(MtpOn, ImprobableGuessesEndAChain) {
   EXPECT_LT(after, before);
 }
 
-// The head guesses among the first tokens and those that texts had, and follows the texts.
+// The head guesses the first ids and recently seen tokens.
 TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
   constexpr int32_t kFirst = 100;
-  for (const RandomShape& shape :
-       {tiny_dense(), tiny_moe()}) {  // with an output matrix of its own, and without
+  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {  // with and without an own output matrix
     std::vector<Request> asked;
     for (const bool first_alone : {true, false}) {
       for (const float temperature : {0.0f, 0.8f}) {
@@ -333,7 +327,6 @@ TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
   }
 }
 
-// The demo model says what it says alone, in fewer steps; first guesses are those of the goldens.
 TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
   if (GetParam() == std::string("ref")) GTEST_SKIP() << "takes minutes; model/draft_test.cpp has its goldens";
   const nlohmann::json& cases = demo_goldens();
@@ -395,7 +388,6 @@ TEST(Mtp, AFileWithoutAHeadIsRefused) {
   EXPECT_NE(engine.error().message.find("no head that drafts"), std::string::npos) << engine.error().message;
 }
 
-// Without drafting nothing of the head is loaded, kept or run.
 TEST(Mtp, WhoDoesNotDraftPaysNothing) {
   const auto bare = bytes_of(tiny_dense()), with_head = bytes_of(tiny_dense(), "F32", true);
   EngineOptions plain = drafting("ref");
@@ -407,8 +399,7 @@ TEST(Mtp, WhoDoesNotDraftPaysNothing) {
   EXPECT_EQ(c.engine->config().kv_layers().size(), b.engine->config().kv_layers().size() + 1);
 }
 
-// Steps that do not catch up leave zeros in the head's cells, whoever had them before: drafts behind them are
-// the sequence's own all the same, and its answer stays what it is.
+// Steps without catching up leave zeros in the head's cells.
 TEST(Mtp, StepsMayLeaveOutToCatchUp) {
   EngineOptions options = drafting("cpu");
   options.prefix_cache = false;

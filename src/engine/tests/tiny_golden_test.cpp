@@ -1,10 +1,10 @@
-// tiny_golden_test.cpp -- a small model of each architecture through the whole engine against float64 outputs
-// of its published code (tests/goldens/tiny/README.md).
+// tiny_golden_test.cpp -- a small model of each architecture against float64 outputs of its
+// published code (tests/goldens/tiny/README.md).
 //
-// A golden case has, for a prompt: the sum of -log p over its next-token predictions, the eight best logits
-// at every position, all logits and the residual stream after layer 0 at the last one, and 32 greedy tokens.
-// Exact paths are held to each of them. Where activations are rounded, choices between experts move and
-// single logits with them: there medians, nats per token and best tokens with a long margin are compared.
+// A case has the sum of -log p, the eight best logits at every position, and 32 greedy tokens. It
+// also has all logits and the residual stream after layer 0 at the last position. Exact paths must
+// match all of these. Rounded activations may change experts, so other paths are compared by
+// medians, nats per token and clear best tokens.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,9 +45,9 @@ constexpr double kWeightLimit = 1e-5;
 // Of the others.
 constexpr double kMedianLimit = 0.2;  // of differences between best logits
 constexpr double kNatsLimit = 0.04;   // per token, over all cases
-constexpr double kLongMargin = 3.0;   // best tokens with such a margin are the same ...
-constexpr double kEqualShare = 0.95;  // ... but for this share, if there are experts
-// Both: where greedy parts from the golden, the margin there is no more than this.
+constexpr double kLongMargin = 3.0;   // best tokens with this margin are equal ...
+constexpr double kEqualShare = 0.95;  // ... for this share, if there are experts
+// Both: largest margin where greedy texts part.
 constexpr double kNearTie = 2e-3;
 
 struct Model {
@@ -55,7 +55,7 @@ struct Model {
   std::string golden;
 };
 
-// All files of the folder. The one with fused projections has the answers of one without.
+// The model with fused projections shares the goldens of one without.
 std::vector<Model> models() {
   std::vector<Model> list;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
@@ -67,7 +67,6 @@ std::vector<Model> models() {
   return list;
 }
 
-// What one case produced.
 class CaseRun : public Sink, public Observer {
  public:
   explicit CaseRun(const Json& golden)
@@ -135,7 +134,7 @@ void expect_exact(const Json& golden, const CaseRun& run, const std::string& nam
   if (!golden.contains("experts_last")) return;
   for (const auto& [layer, ids] : golden["experts_last"].items()) {
     EXPECT_EQ(run.chosen.at(std::stoi(layer)), ids.get<std::vector<int32_t>>()) << name << " layer " << layer;
-    // The golden's are from before the routed scale.
+    // Goldens precede the routed scale.
     const std::vector<float>& weights = run.chosen_weights.at(std::stoi(layer));
     double sum = 0;
     for (const float w : weights) sum += w;
@@ -219,7 +218,6 @@ class TinyGolden : public ::testing::TestWithParam<Path> {};
 
 TEST_P(TinyGolden, Agrees) {
   const std::vector<Model> list = models();
-  // One of each architecture and dialect is in the repository.
   for (const char* needed : {"qwen3-tied", "qwen3-untied", "qwen3moe", "qwen3next-q8_0", "qwen3next-legacy",
                              "qwen3next-d128", "laguna-head", "laguna-element", "qwen35-vl"})
     EXPECT_TRUE(std::any_of(list.begin(), list.end(), [&](const Model& m) {

@@ -1,12 +1,8 @@
-// block_layouts.h -- what the bytes of a tensor row mean: decoding, encoding and checking, one by one.
+// block_layouts.h -- decodes, encodes and checks tensor rows of every block format. Thread-safe.
 //
-// This is the specification of the block formats in code, bit for bit that of the files in circulation: every
-// product and sum is rounded to binary32 in the order written, nothing is fused or reordered, and rows do not
-// depend on each other. Fast kernels live in ops/; this is what they are held to, and what the quantizer
-// uses.
-//
-// A row is n elements, n a multiple of the type's block_elems; src and dst need no alignment beyond that of
-// their element type. All functions may be called from any number of threads.
+// This specifies the formats, bit for bit as in published files: each product and sum is rounded to
+// binary32 in the order written, without fusing. The fast kernels in ops/ are tested against it. n
+// is a multiple of the type's block_elems; src and dst need the alignment of their element type.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +12,10 @@
 
 namespace braid {
 
-// The levels of the 4-bit types with a table, by code.
+// Levels of iq4_nl and iq4_xs, by code.
 inline constexpr int8_t kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                           1,    13,   25,  38,  53,  69,  89,  113};
-// E2M1 doubled (so that all are integers); code 8, minus zero, reads as 0.
+// E2M1 doubled, to get integers; code 8, minus zero, reads as 0.
 inline constexpr int8_t kFp4Doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // Scale and minimum (6 bits each) of group 0..7 in the 12 packed bytes of a q4_K or q5_K block.
@@ -34,27 +30,24 @@ inline ScaleMin unpack_scale_min(const uint8_t* packed, int group) {
           static_cast<uint8_t>(s[group + 4] >> 4 | s[group] >> 6 << 4)};
 }
 
-// dst[0..n) = the values of a row. Every type.
 void decode_row(GgmlType type, const void* src, float* dst, int64_t n);
 
-// F32 F16 BF16, Q8_0 Q4_0 Q4_1 Q5_0 Q5_1, Q4_K Q5_K Q6_K, IQ4_NL IQ4_XS, MXFP4 NVFP4, Q1_0 Q2_0 TQ1_0 TQ2_0,
-// Q8_1 Q8_K.
+// F32 F16 BF16, Q8_0 Q4_0 Q4_1 Q5_0 Q5_1, Q4_K Q5_K Q6_K, IQ4_NL IQ4_XS, MXFP4 NVFP4, Q1_0 Q2_0
+// TQ1_0 TQ2_0, Q8_1 Q8_K.
 bool can_encode(GgmlType type);
 
-// The nearest row the reference encoder of that type finds, without importance weights.
-// REQUIRES: can_encode(type); src is finite (all_finite). Scales beyond the range of f16 become infinite:
-// check the result with find_invalid_block.
+// Equal to the reference encoder without importance weights. REQUIRES: can_encode(type); src is
+// finite (all_finite). Scales beyond f16 become infinite; check the result with find_invalid_block.
 void encode_row(GgmlType type, const float* src, void* dst, int64_t n);
 
-// nvfp4 with a second-level scale, which real models need: their weights are so small that a bare block scale
-// underflows. true value = decoded value * tensor_scale. The scale that spends the range best is max|W| /
-// 2688 over the tensor (per expert in a stack); it must not be 0.
+// nvfp4 with a scale per tensor (per expert in a stack): block scales alone underflow for real
+// weights. value = decoded value * tensor_scale. The best one is max|W| / 2688; it must not be 0.
 float nvfp4_tensor_scale(float max_abs);
 void encode_nvfp4_scaled(const float* src, void* dst, int64_t n, float tensor_scale);
 
 bool all_finite(const float* src, int64_t n);
 
-// The first block of the row that holds an infinite or NaN scale or element; empty if all are numbers.
+// The first block with an infinite or NaN scale or element; empty if all are finite.
 std::optional<int64_t> find_invalid_block(GgmlType type, const void* src, int64_t n);
 
 }  // namespace braid

@@ -1,4 +1,4 @@
-// block_layouts_test.cpp -- block formats agree bit for bit with the reference implementations' outputs.
+// block_layouts_test.cpp -- block formats equal the reference implementation bit for bit.
 #include "gguf/formats/block_layouts.h"
 
 #include <gtest/gtest.h>
@@ -61,7 +61,6 @@ std::vector<uint8_t> encode(GgmlType type, const std::vector<float>& row) {
   return out;
 }
 
-// Where the scale fields of a type stand; -1: none.
 struct ScaleFields {
   int d = -1;
   int min = -1;
@@ -95,7 +94,6 @@ ScaleFields scale_fields(GgmlType type) {
 
 void put16(std::vector<uint8_t>& block, int at, uint16_t value) { std::memcpy(block.data() + at, &value, 2); }
 
-// A block of arbitrary bytes with d = 0.0625 and min = 0.125, as the vectors want it.
 std::vector<uint8_t> vector_block(GgmlType type) {
   std::vector<uint8_t> block = lcg(1, block_bytes(type));
   const ScaleFields fields = scale_fields(type);
@@ -150,7 +148,7 @@ TEST(Decode, ZeroBlocksAreZeroOrTheirLowestCode) {
   for (const GgmlTypeInfo& info : ggml_types()) {
     const std::vector<float> y = decode(info.type, std::vector<uint8_t>(info.block_bytes));
     for (const float value : y) {
-      // Zero bytes are scale 0 everywhere but in mxfp4, whose scale 2^-127 multiplies code 0.
+      // Zero bytes mean scale 0, except in mxfp4, whose scale 2^-127 multiplies code 0.
       EXPECT_EQ(value, 0.0f) << info.name;
     }
   }
@@ -228,7 +226,6 @@ TEST(Encode, RowsMatchTheReferenceAndItsError) {
   EXPECT_EQ(compared, 16);
 }
 
-// Inputs at the edges of the arithmetic: whatever comes out decodes to numbers or is found by the check.
 TEST(Encode, EdgeInputsGiveBlocksThatDecodeOrAreRefused) {
   for (const GgmlTypeInfo& info : ggml_types()) {
     if (!can_encode(info.type)) continue;

@@ -1,8 +1,6 @@
-// block_vectors_test.h -- what reference decoders and encoders make of fixed inputs, for
-// block_layouts_test.cpp.
-//
-// Bytes come from LCG(seed): s = s * 1664525 + 1013904223 mod 2^32, output s >> 24. CRCs are CRC-32 (zlib's);
-// that of decoded values is taken after adding +0 to each.
+// block_vectors_test.h -- results of reference decoders and encoders, for block_layouts_test.cpp.
+// LCG(seed): s = s * 1664525 + 1013904223 mod 2^32, output s >> 24. CRCs are zlib's CRC-32. +0 is
+// added to each decoded value before its CRC.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +8,7 @@
 
 namespace braid {
 
-// Decoding one block of LCG(1) bytes with its scales overwritten (see block_layouts_test.cpp).
+// Decodes one block of LCG(1) bytes with overwritten scales (block_layouts_test.cpp).
 struct DecodeVector {
   const char* type;
   uint32_t crc_in;
@@ -48,7 +46,7 @@ inline const DecodeVector kDecodeVectors[] = {
   {"tq2_0", 0x062ebe82, 0x51a5f19e, 7.8125, -0.0625f, 0.0625f},
 };
 
-// Decoding explicit blocks: all values, or those at the given positions.
+// Decodes explicit blocks; all values, or those at the given positions.
 struct ElementVector {
   const char* type;
   const char* block;
@@ -92,7 +90,7 @@ inline const std::vector<ElementVector> kElementVectors = {
    {{0, 12.25f}, {1, 16.25f}, {31, 8.75f}, {32, 208.0f}, {33, 70.0f}, {63, -76.0f}, {64, 39.375f}, {95, 142.875f}, {96, -25.9375f}, {127, -6.875f}, {128, -61.75f}, {159, 56.875f}, {160, 5.5f}, {191, 8.75f}, {192, 24.375f}, {223, -18.75f}, {224, 6.5f}, {254, 56.5f}, {255, 19.0f}}},
 };
 
-// Encoding x[i] = ((i * 37 + 11) mod 101 - 50) / 16.
+// Encodes x[i] = ((i * 37 + 11) mod 101 - 50) / 16.
 struct EncodeVector {
   const char* type;
   const char* block;
@@ -135,7 +133,7 @@ inline const EncodeVector kEncodeVectors[] = {
    "9826f157ce137adf249be146bd0258ce137a"},
 };
 
-// Encoding a row of 4096: x[i] = (sum of 4 consecutive bytes of LCG(12345) - 510) / 4096.
+// Encodes a row of 4096: x[i] = (sum of 4 consecutive bytes of LCG(12345) - 510) / 4096.
 struct RowVector {
   const char* type;
   uint32_t bytes;

@@ -1,5 +1,4 @@
-// decode.cpp -- from block bytes to floats. One function per type, named after it; layouts as offsets in
-// place.
+// decode.cpp -- block bytes to floats. One function per type; offsets show the layout.
 #include <bit>
 #include <cstring>
 
@@ -21,8 +20,6 @@ T load(const uint8_t* at) {
 
 float half_at(const uint8_t* at) { return f16_to_f32(load<uint16_t>(at)); }
 
-// ---- 32 elements, one scale ----
-
 void decode_q4_0(const uint8_t* b, float* y) {
   const float d = half_at(b);
   for (int j = 0; j < 16; ++j) {
@@ -40,7 +37,6 @@ void decode_q4_1(const uint8_t* b, float* y) {
   }
 }
 
-// The 5-bit code of element i: nibble from qs, fifth bit from qh.
 int code5(const uint8_t* qs, uint32_t qh, int i) {
   const int nibble = i < 16 ? qs[i] & 15 : qs[i - 16] >> 4;
   return nibble | static_cast<int>(qh >> i & 1) << 4;
@@ -85,8 +81,6 @@ void decode_mxfp4(const uint8_t* b, float* y) {
   }
 }
 
-// ---- 64 and 128 elements ----
-
 void decode_nvfp4(const uint8_t* b, float* y) {
   for (int s = 0; s < 4; ++s) {
     const float d = 0.5f * ue4m3_to_f32(b[s]);
@@ -107,8 +101,6 @@ void decode_q2_0(const uint8_t* b, float* y) {
   const float d = half_at(b);
   for (int i = 0; i < 64; ++i) y[i] = static_cast<float>((b[2 + i / 4] >> 2 * (i % 4) & 3) - 1) * d;
 }
-
-// ---- 256 elements, scales of groups ----
 
 void decode_q2_K(const uint8_t* b, float* y) {
   const float d = half_at(b + 80);
@@ -201,9 +193,7 @@ void decode_iq4_xs(const uint8_t* b, float* y) {
   }
 }
 
-// ---- ternary ----
-
-// Digit n (0 first) of the base-3 fraction that a byte holds, as -1, 0, 1.
+// Digit n (0 first) of the base-3 fraction in a byte, as -1, 0, 1.
 float trit(uint8_t byte, int n) {
   constexpr uint8_t kPower[] = {1, 3, 9, 27, 81};
   const auto shifted = static_cast<uint8_t>(byte * kPower[n]);
@@ -223,12 +213,9 @@ void decode_tq2_0(const uint8_t* b, float* y) {
     y[i] = static_cast<float>((b[32 * (i / 128) + i % 32] >> 2 * (i % 128 / 32) & 3) - 1) * d;
 }
 
-// ---- codebooks: groups of 32 elements, four vectors of eight in each ----
-
-// Seven stored signs and an eighth that makes the number of minus signs even.
+// Seven stored signs; the eighth makes the number of minus signs even.
 uint8_t eight_signs(uint32_t seven) { return static_cast<uint8_t>(seven | (std::popcount(seven) & 1) << 7); }
 
-// y = scale * v, negated where the sign bit is set.
 template <int Dims>
 void signed_vector(float* y, const uint8_t* v, float scale, int signs) {
   for (int j = 0; j < Dims; ++j) y[j] = scale * v[j] * ((signs >> j & 1) != 0 ? -1.0f : 1.0f);
@@ -328,8 +315,6 @@ void decode_iq1_m(const uint8_t* b, float* y) {
                    (nibble & 8) != 0 ? -0.125f : 0.125f);
   }
 }
-
-// ---- plain elements ----
 
 template <typename T>
 void decode_plain(const uint8_t* src, float* dst, int64_t n) {

@@ -1,7 +1,5 @@
-// encode.cpp -- from floats to block bytes, for the types whose codes follow from the extremes of a block.
-//
-// Codes are computed with the scale before it is rounded to f16, as the reference does. One function per
-// type; x is one block. The formats are described in decode.cpp.
+// encode.cpp -- floats to block bytes, for types whose codes follow from the extremes of a block.
+// As in the reference, codes use the scale before it is rounded to f16. x is one block.
 #include "gguf/formats/encode.h"
 
 #include <algorithm>
@@ -23,7 +21,7 @@ float max_abs(const float* x, int n) {
   return most;
 }
 
-// The element of largest magnitude with its sign, the first of equals.
+// The element of largest magnitude with its sign; the first one of equals.
 float signed_extreme(const float* x, int n) {
   float extreme = 0.0f;
   float most = 0.0f;
@@ -38,9 +36,7 @@ float signed_extreme(const float* x, int n) {
 
 float inverse_or_zero(float d) { return d != 0.0f ? 1.0f / d : 0.0f; }
 
-// ---- 32 elements ----
-
-// Returns the scale before rounding, and the sum of the codes.
+// Returns the scale before rounding.
 float encode_q8(const float* x, uint8_t* codes, int& sum) {
   const float d = max_abs(x, 32) / 127.0f;
   const float inverse = inverse_or_zero(d);
@@ -87,7 +83,6 @@ void encode_q4_1(const float* x, uint8_t* b) {
   for (int j = 0; j < 16; ++j) b[4 + j] = static_cast<uint8_t>(code(x[j]) | code(x[j + 16]) << 4);
 }
 
-// Packs 32 five-bit codes: nibbles to qs, fifth bits to qh.
 template <typename Code>
 void pack_five_bits(uint8_t* qh, uint8_t* qs, Code code) {
   uint32_t high = 0;
@@ -119,7 +114,7 @@ void encode_q5_1(const float* x, uint8_t* b) {
   pack_five_bits(b + 4, b + 8, [&](int i) { return to_int((x[i] - low) * inverse + 0.5f); });
 }
 
-// The level nearest to v, the upper one of two equally near.
+// On a tie, the upper level.
 int nearest_iq4(float v) {
   if (!(v > kIq4Levels[0])) return 0;
   if (v >= kIq4Levels[15]) return 15;
@@ -128,7 +123,7 @@ int nearest_iq4(float v) {
   return v - kIq4Levels[above - 1] < kIq4Levels[above] - v ? above - 1 : above;
 }
 
-// The scale of 32 elements that fits best, weighting each by its square; 0 if they are (nearly) all zero.
+// Least-squares scale of 32 elements, each weighted by its square; 0 if they are (nearly) all zero.
 float search_iq4_scale(const float* x) {
   const float extreme = signed_extreme(x, 32);
   if (std::fabs(extreme) < 1e-15f) return 0.0f;
@@ -188,9 +183,7 @@ void encode_iq4_xs(const float* x, uint8_t* b) {
   store(b + 2, static_cast<uint16_t>(high));
 }
 
-// ---- 4-bit floats ----
-
-// The code whose value * scale is nearest to v, the first of equals: never minus zero.
+// The first nearest code, so never minus zero.
 int nearest_fp4(float v, float scale) {
   int best = 0;
   float least = std::fabs(kFp4Doubled[0] * scale - v);
@@ -227,8 +220,6 @@ void encode_nvfp4(const float* x, uint8_t* b) {
   }
 }
 
-// ---- one and two bits ----
-
 void encode_q1_0(const float* x, uint8_t* b) {
   float sum = 0.0f;
   for (int i = 0; i < 128; ++i) sum += std::fabs(x[i]);
@@ -250,7 +241,6 @@ void encode_q2_0(const float* x, uint8_t* b) {
   }
 }
 
-// 0, 1 or 2 for an element of a block whose inverse scale is given.
 int ternary_code(float x, float inverse) { return std::clamp(to_int(std::round(x * inverse)) + 1, 0, 2); }
 
 void encode_tq2_0(const float* x, uint8_t* b) {
@@ -267,7 +257,7 @@ void encode_tq2_0(const float* x, uint8_t* b) {
 void encode_tq1_0(const float* x, uint8_t* b) {
   const float d = max_abs(x, 256);
   const float inverse = inverse_or_zero(d);
-  // `digits` elements x[0], x[stride], ... as one base-3 number of five digits, scaled to a byte.
+  // `digits` elements x[0], x[stride], ... as a base-3 number of five digits, scaled to a byte.
   const auto byte = [&](const float* first, int stride, int digits) {
     int value = 0;
     for (int n = 0; n < 5; ++n)
@@ -279,8 +269,6 @@ void encode_tq1_0(const float* x, uint8_t* b) {
   for (int m = 0; m < 4; ++m) b[48 + m] = byte(x + 240 + m, 4, 4);
   store_half(b + 52, d);
 }
-
-// ---- activations of other engines ----
 
 void encode_q8_K(const float* x, uint8_t* b) {
   const float extreme = signed_extreme(x, 256);

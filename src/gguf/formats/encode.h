@@ -1,5 +1,4 @@
-// encode.h -- between encode.cpp (the types of plain rounding) and encode_k.cpp (those that search for
-// scales).
+// encode.h -- shared by encode.cpp (plain rounding) and encode_k.cpp (searches for scales).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ inline float round_even(float x) {
   return (x + kShift) - kShift;
 }
 
-// Toward zero, as the processor's own conversion: what does not fit an int is INT32_MIN instead of undefined.
+// Truncates; out of range gives INT32_MIN, as on x86, instead of undefined behavior.
 inline int to_int(float x) {
   return x > -2147483648.0f && x < 2147483648.0f ? static_cast<int>(x) : INT32_MIN;
 }

@@ -1,13 +1,7 @@
-// encode_k.cpp -- q4_K, q5_K and q6_K: least-squares searches for the scales of the groups of a block.
-//
-// The reference searches group after group with strictly sequential sums, so a sum is one long chain of
-// dependent additions. Here four groups of a block advance side by side, one per vector lane: every lane
-// performs exactly the sequential arithmetic of its group, and the chains overlap. Branches of the search
-// become selections per lane; what a lane computes after its group has left the search is thrown away
-// (divisions by zero included).
-//
-// Lanes    element i of four neighbouring groups is one Lanes value: x[i] = {group 0, 1, 2, 3}
-// Codes    are kept as floats with integer values, exact far beyond 63
+// encode_k.cpp -- q4_K, q5_K and q6_K: least-squares searches for the scales of a block's groups.
+// The reference sums sequentially, one chain of additions per group. Here each lane does exactly
+// that for one of four groups, so chains overlap. Results of a lane whose group has left the search
+// are discarded, divisions by zero included. Codes are floats with integer values.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -32,7 +26,7 @@ inline Lanes smaller(Lanes a, Lanes b) { return select(a < b, a, b); }
 inline Lanes larger(Lanes a, Lanes b) { return select(a > b, a, b); }
 inline Lanes magnitude(Lanes v) { return reinterpret_cast<Lanes>(reinterpret_cast<Mask>(v) & 0x7fffffff); }
 
-// Nearest even, then into [low, high]; a NaN becomes `low`.
+// Rounds to nearest even, then clamps; a NaN becomes `low`.
 inline Lanes round_clamp(Lanes v, Lanes low, Lanes high) {
   constexpr float kShift = 12582912.0f;  // as round_even
   return (smaller(larger(v, low), high) + kShift) - kShift;
@@ -63,7 +57,6 @@ struct ScaleMin {
   Lanes min;
 };
 
-// Searches four groups of 32. codes[i] of each lane belong to the fit returned.
 ScaleMin search_scale_min(const Lanes* x, const SearchRange& range, Lanes* codes) {
   const Lanes zero = all(0.0f);
   const Lanes most = all(range.most);
@@ -130,7 +123,6 @@ ScaleMin search_scale_min(const Lanes* x, const SearchRange& range, Lanes* codes
   return {select(flat, zero, scale), select(flat, flat_min, -low)};
 }
 
-// Scales and minima of the eight groups in 6 bits each, as unpack_scale_min reads them.
 void pack_scale_min(const uint8_t* scales, const uint8_t* mins, uint8_t* packed) {
   for (int g = 0; g < 4; ++g) {
     packed[g] = static_cast<uint8_t>(scales[g] | scales[g + 4] >> 4 << 6);
@@ -139,7 +131,7 @@ void pack_scale_min(const uint8_t* scales, const uint8_t* mins, uint8_t* packed)
   }
 }
 
-// The part q4_K and q5_K share: fills d, dmin and the packed scales (16 bytes), and the 256 final codes.
+// Fills d, dmin and the packed scales (16 bytes) of a q4_K or q5_K block, and the 256 final codes.
 void fit_block(const float* x, const SearchRange& range, uint8_t* b, uint8_t* codes) {
   Lanes gathered[2][32];
   Lanes found[2][32];
@@ -171,7 +163,7 @@ void fit_block(const float* x, const SearchRange& range, uint8_t* b, uint8_t* co
   store(b + 2, dmin);
   pack_scale_min(scales6, mins6, b + 4);
 
-  // Codes once more, for the scales as they were stored.
+  // Codes again, for the rounded scales.
   for (int half = 0; half < 2; ++half) {
     Lanes step;
     Lanes shift;
@@ -188,7 +180,6 @@ void fit_block(const float* x, const SearchRange& range, uint8_t* b, uint8_t* co
   }
 }
 
-// Low nibbles of groups 2k and 2k + 1 share bytes.
 void pack_nibbles(const uint8_t* codes, uint8_t* qs) {
   for (int pair = 0; pair < 4; ++pair) {
     for (int l = 0; l < 32; ++l) {
@@ -200,8 +191,8 @@ void pack_nibbles(const uint8_t* codes, uint8_t* qs) {
 
 // ---- q6_K: x ~ scale * (code - 32), codes 0..63 ----
 
-// Searches four groups of 16 for the signed scale that fits best, weighting each element by its square. codes
-// are those of the scale returned, plus 32; groups of (nearly) zeros get scale 0 and code 0.
+// Best signed scale of four groups of 16, each element weighted by its square. Returned codes have
+// 32 added; groups of (nearly) zeros get scale 0 and code 0.
 Lanes search_scale(const Lanes* x, Lanes* codes) {
   const Lanes zero = all(0.0f);
   const Lanes lowest = all(-32.0f);

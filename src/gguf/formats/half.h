@@ -1,9 +1,7 @@
-// half.h -- the small floating-point formats of weight files, converted by plain integer arithmetic.
-//
-// f16 (IEEE binary16), bf16 (upper half of binary32), E8M0 (a power of two, block scale of mxfp4) and UE4M3
-// (unsigned 4-bit exponent, 3-bit mantissa, block scale of nvfp4). Conversions to f32 are exact; to f16 and
-// bf16 they round to nearest even and keep subnormals, whatever the processor's denormal mode. Bit patterns
-// travel as integers.
+// half.h -- small floating-point formats of weight files, as integer bit patterns.
+// f16 is IEEE binary16, bf16 the upper half of binary32. E8M0 is a power of two (mxfp4 block
+// scale). UE4M3 has a 4-bit exponent and a 3-bit mantissa (nvfp4 block scale). Conversions to f16
+// and bf16 round to nearest even and keep subnormals in any denormal mode.
 #pragma once
 
 #include <bit>
@@ -44,12 +42,12 @@ inline uint16_t f32_to_bf16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Half of the power of two that e stands for, 2^(e - 128): mxfp4 codes are stored doubled.
+// 2^(e - 128), half of the scale, because mxfp4 codes are stored doubled.
 inline float e8m0_half_to_f32(uint8_t e) {
   return std::bit_cast<float>(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
 }
 
-// Bit 7 is ignored, and the NaN code 0x7f reads as 0.
+// Bit 7 is ignored; the NaN code 0x7f reads as 0.
 inline float ue4m3_to_f32(uint8_t s) {
   const uint32_t exponent = s >> 3 & 15;
   const uint32_t mantissa = s & 7;
@@ -58,7 +56,7 @@ inline float ue4m3_to_f32(uint8_t s) {
   return std::bit_cast<float>((exponent + 120) << 23 | mantissa << 20);
 }
 
-// Round to nearest even, saturating at 448; 0 for x <= 0 and NaN.
+// Rounds to nearest even, saturates at 448; 0 for x <= 0 and NaN.
 inline uint8_t f32_to_ue4m3(float x) {
   if (!(x > 0.0f)) return 0;
   if (x >= 448.0f) return 0x7e;
@@ -69,7 +67,7 @@ inline uint8_t f32_to_ue4m3(float x) {
   return static_cast<uint8_t>(((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3));
 }
 
-// The rounding of the common reference encoder: half up, and everything from 248 upwards becomes 448.
+// As the reference encoder rounds: half up, and 448 from 248 upwards.
 inline uint8_t f32_to_ue4m3_reference(float x) {
   if (!(x > 0.0f)) return 0;
   if (x > 448.0f) x = 448.0f;

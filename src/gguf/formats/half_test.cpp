@@ -1,4 +1,4 @@
-// half_test.cpp -- every pattern of the small float formats, and the rounding of the ways back.
+// half_test.cpp -- every pattern of the small float formats, and the rounding to them.
 #include "gguf/formats/half.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,6 @@ TEST(Half, EveryF16PatternIsExactAndComesBack) {
   }
 }
 
-// The f16 neighbours of every value between two patterns, by distance, ties to the even one.
 TEST(Half, F16RoundsToNearestEven) {
   for (uint32_t h = 0; h < 0x7bff; ++h) {
     const float below = f16_to_f32(static_cast<uint16_t>(h));

@@ -1,10 +1,8 @@
-// iq_grids.cpp -- which vectors belong to each codebook, one bit per possible vector.
-//
-// Facts taken from the ggml library (https://github.com/ggml-org/ggml, Copyright (c) 2023-2026 The ggml
-// authors, MIT License): only the membership of the sets, re-encoded here as bitmaps. Bit c of a set (bit c %
-// 64 of word c / 64) says that the vector with code c belongs to it. The eight-digit sets use digits 0..2, so
-// c counts in base 3; the four-digit ones use base 8. The order by c is the order by the file format's own
-// code (base 4 and base 8).
+// iq_grids.cpp -- membership of the vectors of each codebook, one bit per possible vector.
+// Facts taken from the ggml library (https://github.com/ggml-org/ggml, Copyright (c) 2023-2026 The
+// ggml authors, MIT License): only the membership, re-encoded as bitmaps.
+// Bit c % 64 of word c / 64 is the vector with code c. c is in base 3 for sets of eight digits
+// (0..2), in base 8 for those of four. This order equals that of the format's codes (base 4 and 8).
 #include "gguf/formats/iq_grids.h"
 
 #include "base/check.h"
@@ -142,7 +140,7 @@ constexpr uint64_t kG3s[] = {
 0x0000010000010822, 0x0000000400040000, 0x0000000002000004, 0x0000000000000001};
 // clang-format on
 
-// Unfolds a bitmap: digits of each member, least significant first, replaced by their values.
+// Unfolds a bitmap. Digits, least significant first, are replaced by their values.
 template <typename T, size_t N, size_t Dims, size_t Words, size_t Base>
 std::array<std::array<T, Dims>, N> unfold(const uint64_t (&bitmap)[Words], const T (&value)[Base]) {
   std::array<std::array<T, Dims>, N> grid{};

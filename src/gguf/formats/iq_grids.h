@@ -1,8 +1,5 @@
-// iq_grids.h -- the codebooks of the iq1, iq2 and iq3 block types.
-//
-// A block of these types stores indices into fixed lists of small vectors. The lists are empirical sets
-// chosen by the author of the formats; an index is the rank of a vector in ascending order of its digits
-// (element 0 least significant). They are unfolded once, at first use, from bitmaps in iq_grids.cpp.
+// iq_grids.h -- the codebooks of the iq1, iq2 and iq3 block types, unfolded at first use.
+// An index is the rank of a vector in ascending order of its digits (element 0 least significant).
 #pragma once
 
 #include <array>

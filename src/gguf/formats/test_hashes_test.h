@@ -1,4 +1,4 @@
-// test_hashes_test.h -- CRC-32 and SHA-256 for tests, in their plainest form.
+// test_hashes_test.h -- simple CRC-32 and SHA-256 for tests.
 #pragma once
 
 #include <array>
@@ -19,21 +19,17 @@ inline uint32_t crc32(const void* data, size_t size) {
   return ~crc;
 }
 
-// The first 32 bits of the fractional part of the Root-th root of the k-th prime, by integer search: the
-// constants of the hash come from their definition.
+// The fraction's first 32 bits of the Root-th root of the first primes: the SHA-256 constants.
 inline std::vector<uint32_t> prime_root_bits(int count, int root) {
   std::vector<uint32_t> out;
   for (unsigned candidate = 2; static_cast<int>(out.size()) < count; ++candidate) {
     bool prime = true;
     for (unsigned d = 2; d * d <= candidate; ++d) prime = prime && candidate % d != 0;
     if (!prime) continue;
-    // Largest r with r^root <= candidate * 2^(32 * root).
     unsigned __int128 low = 0;
     unsigned __int128 high = static_cast<unsigned __int128>(1) << 37;
     while (high - low > 1) {
       const unsigned __int128 middle = (low + high) / 2;
-      // Compared in two steps, so that the cube needs no more than 128 bits: floor(candidate * 2^(32 root) /
-      // m^(root-1)).
       const unsigned __int128 square = root == 2 ? middle : middle * middle;
       bool fits;
       if (root == 2) {

@@ -57,7 +57,7 @@ bool same_ignoring_case(std::string_view a, std::string_view b) {
   return true;
 }
 
-// Position in kTypes by id, so that a look-up is one load: row loops ask often.
+// Index into kTypes by id, so that a look-up is one load: loops over rows do it often.
 constexpr uint32_t kIdEnd = 43;
 constexpr std::array<int8_t, kIdEnd> make_index() {
   std::array<int8_t, kIdEnd> index{};

@@ -1,8 +1,6 @@
-// types.h -- the element types a GGUF tensor can have, and how many bytes they take.
-//
-// A type stores `block_elems` consecutive elements of a row in `block_bytes` bytes; a row is a whole number
-// of blocks and rows follow each other without padding. The numbers are those stored in files. What the bytes
-// of a block mean is in block_layouts.h.
+// types.h -- GGUF element types and their sizes, numbered as in files.
+// A type stores `block_elems` elements of a row in `block_bytes` bytes. A row is a whole number of
+// blocks; rows follow without padding. block_layouts.h defines the contents.
 #pragma once
 
 #include <cstdint>
@@ -52,28 +50,25 @@ enum class GgmlType : uint32_t {
 
 struct GgmlTypeInfo {
   GgmlType type;
-  std::string_view name;  // as other tools print it: "q4_K", "bf16"
+  std::string_view name;  // lower case letters as other tools print it: "q4_K", "bf16"
   uint32_t block_elems;
   uint32_t block_bytes;
 };
 
-// Every type above, by ascending id.
 std::span<const GgmlTypeInfo> ggml_types();
 
-// The type stored in a file under `id`; null for ids that are unknown or no longer used.
+// Null for ids that are unknown or no longer used.
 const GgmlTypeInfo* find_ggml_type(uint32_t id);
 
-// The type of that name, whatever the case of its letters; null if there is none.
+// Ignores case. Null if unknown.
 const GgmlTypeInfo* find_ggml_type(std::string_view name);
 
-// REQUIRES: type is one of the enumerators.
 const GgmlTypeInfo& type_info(GgmlType type);
 inline std::string_view type_name(GgmlType type) { return type_info(type).name; }
 inline uint32_t block_elems(GgmlType type) { return type_info(type).block_elems; }
 inline uint32_t block_bytes(GgmlType type) { return type_info(type).block_bytes; }
 
-// Bytes of a row of `elems` elements; empty when that is not a whole number of blocks or does not fit 64
-// bits.
+// Bytes of a row; empty if it is not a whole number of blocks or the size exceeds 64 bits.
 std::optional<uint64_t> row_bytes(GgmlType type, uint64_t elems);
 
 }  // namespace braid

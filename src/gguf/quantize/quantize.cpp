@@ -1,8 +1,6 @@
-// quantize.cpp -- streams every tensor from its old type to its new one.
-//
-// Rows of both types are whole blocks without padding, so a tensor is one run of elements and can be cut
-// anywhere at a multiple of 256. Pieces are converted by several threads into a buffer of fixed size and
-// written in order: memory does not grow with the model, and bytes do not depend on who converted them.
+// quantize.cpp -- converts every tensor as a stream.
+// A tensor can be cut at any multiple of 256 elements. Threads convert pieces into a fixed buffer,
+// which is written in order, so bytes do not depend on the threads.
 #include "gguf/quantize/quantize.h"
 
 #include <fmt/format.h>
@@ -21,16 +19,14 @@ namespace braid {
 
 namespace {
 
-constexpr uint64_t kPieceElems =
-    16384;  // what one thread converts at a time; a multiple of every block length
-constexpr uint64_t kBatchPieces = 256;  // converted together, then written
+constexpr uint64_t kPieceElems = 16384;  // one thread's piece; a multiple of every block length
+constexpr uint64_t kBatchPieces = 256;   // converted together, then written
 constexpr uint64_t kMaxThreads = 64;
 
 const MappedFile* mapping_of(const GgufFile& file, const GgufTensor& tensor) {
   return tensor.shard < file.mappings().size() ? &file.mappings()[tensor.shard] : nullptr;
 }
 
-// Calls work(i) for i in [0, count) on up to `threads` threads.
 template <typename Work>
 void for_each_piece(uint64_t count, uint64_t threads, Work work) {
   std::atomic<uint64_t> next{0};
@@ -43,7 +39,6 @@ void for_each_piece(uint64_t count, uint64_t threads, Work work) {
   for (std::thread& helper : helpers) helper.join();
 }
 
-// One tensor on its way from `tensor.type` to `to`.
 class Converter {
  public:
   Converter(const GgufFile& file, const GgufTensor& tensor, GgmlType to, uint64_t threads)
@@ -102,7 +97,6 @@ class Converter {
                                         : fmt::format("holds values too large for {}", type_name(to_)))};
   }
 
-  // What was converted is not needed in memory any more.
   void release(uint64_t begin, uint64_t end) const {
     const MappedFile* mapping = mapping_of(file_, tensor_);
     if (mapping == nullptr) return;
@@ -123,7 +117,7 @@ struct Hyper {
   uint32_t n_mtp = 0;
 };
 
-// Files without these keys (vocabularies, adapters) are quantized as if they had no layers.
+// Files without these keys (vocabularies, adapters) count as having no layers.
 Result<Hyper> read_hyper(const GgufFile& file) {
   Hyper hyper;
   BRAID_ASSIGN(const auto architecture, file.find_string("general.architecture"));
@@ -142,7 +136,7 @@ Result<Hyper> read_hyper(const GgufFile& file) {
   return hyper;
 }
 
-// The metadata of the result. Keys that quantizing sets go to the end, as other quantizers put them.
+// Keys set by quantization go to the end, as in llama.cpp's quantizer.
 Status set_metadata(GgufWriter& writer, const GgufFile& in, const Hyper& hyper, const QuantizeMix& mix,
                     bool drop_mtp) {
   writer.copy_metadata(in);
@@ -156,7 +150,7 @@ Status set_metadata(GgufWriter& writer, const GgufFile& in, const Hyper& hyper, 
   const uint32_t kept = hyper.n_layer - hyper.n_mtp;
   writer.set_u32(hyper.prefix + "block_count", kept);
   writer.remove(hyper.prefix + "nextn_predict_layers");
-  for (const GgufEntry& entry : in.entries()) {  // values per layer
+  for (const GgufEntry& entry : in.entries()) {  // arrays with a value per layer
     GgufValue value = entry.value;
     const uint32_t size = value.is_array() ? gguf_value_bytes(value.elem_type) : 0;
     if (size == 0 || value.count != hyper.n_layer || !entry.key.starts_with(hyper.prefix)) continue;

@@ -1,12 +1,8 @@
-// quantize.h -- turning a model file into a smaller one.
-//
-// A mix names a default type and, for some tensors, better ones: embeddings and output, values of attention
-// and the down projections of some layers. The choices, the order of tensors and every byte of the blocks are
-// those of the common quantizer, so that files made here and there are the same model. Norms, biases,
-// routers, convolutions and whatever else is small or sensitive is copied as it is.
-//
-// Any readable type can be the source. Quantizing what was quantized before loses a little more than
-// quantizing the original.
+// quantize.h -- turns a model file into a smaller one.
+// A mix has a default type and better types for some tensors: output (or tied embeddings),
+// attention values, some down projections. Small or sensitive tensors are copied. Choices, order
+// and bytes equal those of llama.cpp's quantizer. Any readable type can be the source, but
+// quantizing twice loses a little more.
 #pragma once
 
 #include <array>
@@ -29,42 +25,40 @@ struct QuantizeMix {
 };
 
 std::span<const QuantizeMix> quantize_mixes();
-std::string quantize_mix_names();  // with commas, for people
-// Null if there is none of that name; the case of letters does not matter.
+std::string quantize_mix_names();  // separated by commas, for messages
+// Ignores case. Null if unknown.
 const QuantizeMix* find_quantize_mix(std::string_view name);
 
-// What the choice of a tensor's type depends on.
 struct MixTensor {
   std::string_view name;
   GgmlType type = GgmlType::F32;  // in the source
   std::array<uint64_t, 4> ne = {1, 1, 1, 1};
 };
 
-// The type of each tensor under a mix. The tensors must be all of the file in the order of the result (the
-// choices count layers as they come). n_layer: "block_count"; n_expert: "expert_count", 0 for dense models.
+// `tensors` must be all of the file in the order of the result, because the choices count them.
+// n_layer: "block_count"; n_expert: "expert_count", 0 for dense models.
 std::vector<GgmlType> tensor_types_for(const QuantizeMix& mix, std::span<const MixTensor> tensors,
                                        uint32_t n_layer, uint32_t n_expert);
 
 // N of a name "blk.N.*"; -1 for other names.
 int tensor_layer(std::string_view name);
 
-// Whether a comes before b in a quantized file: tensors outside of layers, then layer by layer, by name
-// within each.
+// Order of a quantized file: tensors outside of layers, then layer by layer, each by name.
 bool tensor_comes_before(std::string_view a, std::string_view b);
 
 struct QuantizeOptions {
-  // Leave out the multi-token-prediction layers, for engines that do not know them.
+  // Omit the multi-token-prediction layers, for engines without support.
   bool drop_mtp = false;
   int threads = 2;
 };
 
 struct QuantizeProgress {
-  size_t tensor = 0;  // this one is about to be written
+  size_t tensor = 0;  // index of the next tensor to be written
   size_t tensors = 0;
   std::string_view name;
   GgmlType from = GgmlType::F32;
   GgmlType to = GgmlType::F32;
-  uint64_t done_bytes = 0;  // of the source, before this tensor
+  uint64_t done_bytes = 0;  // source bytes before this tensor
   uint64_t total_bytes = 0;
 };
 
@@ -75,10 +69,9 @@ struct QuantizeReport {
   uint64_t result_bytes = 0;  // the whole new file
 };
 
-// Writes `in` under `mix` to `path`: to a temporary file beside it, renamed when it is complete and every
-// block of it was checked to be finite. The result does not depend on the number of threads. `progress` may
-// be null; it returns false to stop (Error cancelled). Errors: corrupt (weights that are not numbers, or too
-// large for the new type), unsupported, io, exhausted.
+// Writes a temporary file, and renames it to `path` after all blocks were checked to be finite.
+// Threads do not change the result. `progress` may be null; it returns false to stop (cancelled).
+// Errors: corrupt (weights not finite, or too large for the new type), unsupported, io, exhausted.
 Result<QuantizeReport> quantize_file(const GgufFile& in, const std::string& path, const QuantizeMix& mix,
                                      const QuantizeOptions& options,
                                      const std::function<bool(const QuantizeProgress&)>& progress);

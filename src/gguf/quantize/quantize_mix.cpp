@@ -1,4 +1,4 @@
-// quantize_mix.cpp -- which tensor gets which type. Rules only; quantize.cpp moves the bytes.
+// quantize_mix.cpp -- rules for the type of each tensor; quantize.cpp converts the bytes.
 #include <algorithm>
 
 #include "gguf/quantize/quantize.h"
@@ -19,7 +19,6 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// Small or sensitive tensors stay as they are.
 bool is_copied(const MixTensor& tensor) {
   if (tensor.ne[1] == 1 && tensor.ne[2] == 1 && tensor.ne[3] == 1) return true;
   if (!tensor.name.ends_with("weight")) return true;
@@ -62,7 +61,7 @@ bool is_copied(const MixTensor& tensor) {
   return false;
 }
 
-// attn_v, and the fused tensors that hold it: the part of attention that errors hurt most.
+// attn_v and fused tensors with it, where errors hurt attention most.
 bool is_v_like(std::string_view name) {
   return contains(name, "attn_qkv.weight") || contains(name, "attn_kv_b.weight") ||
          contains(name, "attn_v.weight");
@@ -71,7 +70,7 @@ bool is_v_like(std::string_view name) {
 // Of n layers, the first and last eighth and every third between get more bits.
 bool more_bits(int i, int n) { return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2; }
 
-// What a type becomes for rows that are not whole blocks of it.
+// The replacement for rows that are not whole blocks of `type`.
 GgmlType fitting(GgmlType type, uint64_t row_elems) {
   if (row_elems % block_elems(type) == 0) return type;
   GgmlType other = GgmlType::F16;
@@ -91,7 +90,7 @@ class Chooser {
     }
   }
 
-  // REQUIRES: called for every quantized tensor once, in order: it counts.
+  // REQUIRES: called once for every quantized tensor, in order, because it counts them.
   GgmlType choose(const MixTensor& tensor) {
     const bool k_small = mix_.name == "Q4_K_S";
     const bool k_medium = mix_.name == "Q4_K_M" || mix_.name == "Q5_K_M";
@@ -116,7 +115,8 @@ class Chooser {
     if (contains(name, "ffn_up") || contains(name, "ffn_gate")) return usual;
     if (contains(name, "ffn_down")) {
       const int seen = down_seen_++;
-      const int i = n_expert_ > 1 ? tensor_layer(name) : seen;  // experts share the choice of their layer
+      // all expert tensors of a layer get the same choice
+      const int i = n_expert_ > 1 ? tensor_layer(name) : seen;
       if (i < 0) return usual;
       if (k_medium && more_bits(i, n_layer_)) return GgmlType::Q6_K;
       if (k_small && i < n_layer_ / 8) return GgmlType::Q5_K;

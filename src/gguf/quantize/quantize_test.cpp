@@ -1,4 +1,4 @@
-// quantize_test.cpp -- which types the mixes choose, and that whole files come out as the common quantizer's.
+// quantize_test.cpp -- choices of the mixes; whole files equal those of llama.cpp's quantizer.
 #include "gguf/quantize/quantize.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,6 @@ std::string temporary(const std::string& name) {
   return ::testing::TempDir() + "braid_quantize_test_" + name;
 }
 
-// The tensors of a hybrid model, by name and row length only as far as the rules look.
 struct Plan {
   std::vector<std::string> names;
   std::vector<MixTensor> tensors;
@@ -65,7 +64,6 @@ struct Plan {
     return GgmlType::F32;
   }
 
-  // The layers in which a tensor whose name ends so has that type.
   std::set<int> layers_with(const std::string& part, GgmlType type) const {
     std::set<int> out;
     for (size_t i = 0; i < names.size(); ++i) {
@@ -85,7 +83,6 @@ TEST(Mix, LayersWithMoreBits) {
   EXPECT_EQ(Plan("Q5_K_M", 32, false).layers_with("ffn_down", GgmlType::Q6_K),
             (std::set<int>{0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31}));
   EXPECT_EQ(Plan("Q4_K_M", 64, false).layers_with("ffn_down", GgmlType::Q6_K).size(), 32u);
-  // Experts follow the number of their layer, the shared one with them.
   const Plan moe("Q4_K_M", 40, false, 256);
   const std::set<int> of40 = {0, 1, 2, 3, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 34, 35, 36, 37, 38, 39};
   EXPECT_EQ(moe.layers_with("ffn_down_exps", GgmlType::Q6_K), of40);
@@ -120,7 +117,7 @@ TEST(Mix, SmallTensorsAreCopiedAndTheRestIsDefault) {
   }
 }
 
-// Of Laguna and Qwen3-Next, as the common quantizer treats them.
+// Tensors of Laguna and Qwen3-Next; the expected types are those of llama.cpp's quantizer.
 TEST(Mix, GatesRoutersAndDeltaInputs) {
   const std::vector<std::pair<const char*, std::array<uint64_t, 4>>> shapes = {
       {"blk.0.attn_gate.weight", {512, 48, 1, 1}},    {"blk.0.attn_v.weight", {512, 128, 1, 1}},
@@ -150,7 +147,7 @@ TEST(Mix, RowsThatAreNotWholeBlocksFallBack) {
   const Plan q4("Q4_K_M", 8, true, 0, 96);  // divisible by 32, not by 256
   EXPECT_EQ(q4.of("token_embd.weight"), GgmlType::Q8_0);
   EXPECT_EQ(q4.of("blk.0.ffn_up.weight"), GgmlType::Q5_0);
-  EXPECT_EQ(q4.of("blk.0.ffn_down.weight"), GgmlType::Q8_0);  // q6_K before
+  EXPECT_EQ(q4.of("blk.0.ffn_down.weight"), GgmlType::Q8_0);  // replaces q6_K
   EXPECT_EQ(Plan("Q5_K_M", 8, true, 0, 96).of("blk.0.ffn_up.weight"), GgmlType::Q5_1);
   EXPECT_EQ(Plan("Q6_K", 8, true, 0, 96).of("blk.0.ffn_up.weight"), GgmlType::Q8_0);
   EXPECT_EQ(Plan("Q4_K_M", 8, true, 0, 40).of("blk.0.ffn_up.weight"), GgmlType::F16);
@@ -178,8 +175,7 @@ uint32_t crc_of_file(const std::string& path) {
   return crc32(file->bytes().data(), file->bytes().size());
 }
 
-// The CRCs are those of files made from the same source (without its prediction layer) by llama.cpp's own
-// quantizer.
+// CRCs are those of llama.cpp's quantizer for the same source without its MTP layer.
 TEST(Quantize, WholeFilesAreThoseOfTheCommonQuantizer) {
   const auto source = GgufFile::open(std::string(BRAID_SOURCE_DIR) + "/models/braid-demo-q8_0.gguf");
   ASSERT_TRUE(source.ok()) << source.error().message;
@@ -197,7 +193,6 @@ TEST(Quantize, WholeFilesAreThoseOfTheCommonQuantizer) {
   std::remove(path.c_str());
 }
 
-// A model of two layers, the second a prediction layer, with `weights` in its one matrix.
 struct Small {
   std::string in = temporary("small.gguf");
   std::string out = temporary("small_out.gguf");

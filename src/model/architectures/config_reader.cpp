@@ -32,10 +32,10 @@ Status read_yarn(const MetadataKeys& keys, RopeParams& rope) {
   rope.original_context = static_cast<int32_t>(original);
   BRAID_ASSIGN(rope.beta_fast, positive(keys, "rope.scaling.yarn_beta_fast", 32));
   BRAID_ASSIGN(rope.beta_slow, positive(keys, "rope.scaling.yarn_beta_slow", 1));
-  // -1: chosen by the reader, which is 1; early files have the factor here. 0 would turn the blend off.
+  // -1 lets the reader choose, which is 1; early files hold the factor here. 0 disables the blend.
   BRAID_ASSIGN(const float blend, keys.f32_or("rope.scaling.yarn_ext_factor", 1));
   if (blend == 0) return keys.unsupported("rope.scaling.yarn_ext_factor", "is 0");
-  // Configurations that say 1 mean "not given"; other values are final.
+  // Configurations use 1 for "not given"; other values are final.
   BRAID_ASSIGN(const float given, positive(keys, "rope.scaling.yarn_attn_factor", 1));
   rope.magnitude = given != 1 ? double{given} : 0.1 * std::log(rope.factor) + 1;
   return {};
@@ -203,7 +203,7 @@ Result<FeedForwardConfig> read_experts(const MetadataKeys& keys, RouteParams::Sc
   ffn.shared_width = shared;
   ffn.score = score;
   BRAID_ASSIGN(const uint32_t gating, keys.u32_or("expert_gating_func", 0, 0, 100));
-  // Softmax over the chosen experts (3) is the softmax over all, renormalised.
+  // Softmax over the chosen experts (3) equals the renormalized softmax over all.
   if (gating == 1 || gating == 3) ffn.score = RouteParams::Score::softmax;
   if (gating == 2) ffn.score = RouteParams::Score::sigmoid;
   if (gating > 3)

@@ -1,5 +1,4 @@
-// laguna.cpp -- Poolside's Laguna (XS, S, M): full and sliding layers with head counts, gates and ropes of
-// their own, a router of sigmoid scores, dense layers first.
+// laguna.cpp -- Poolside's Laguna (XS, S, M): full and sliding layers, first layers dense.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,8 +12,7 @@ namespace {
 
 constexpr size_t kSlidingRope = 1;
 
-// Which blocks slide: an array of bools (true: slides), or a period, of which the first block attends to
-// everything.
+// An array of bools (true: sliding), or a period whose first block is full attention.
 Status read_windows(const MetadataKeys& keys, ModelConfig& config) {
   BRAID_ASSIGN(const uint32_t window, keys.u32_or("attention.sliding_window", 0, 0, kMaxContext));
   if (window == 0) return {};
@@ -39,13 +37,13 @@ Status read_windows(const MetadataKeys& keys, ModelConfig& config) {
   return {};
 }
 
-// The gate matrix tells its kind by its rows: one for each head, or one for each element.
+// The rows of the gate matrix determine its kind: one per head or one per element.
 Status read_gates(const GgufFile& file, ModelConfig& config) {
   for (size_t i = 0; i < block_count(config); ++i) {
     AttentionConfig& a = block_of(config, i).attention;
     const std::string name = fmt::format("blk.{}.attn_gate.weight", i);
     const GgufTensor* tensor = file.find_tensor(name);
-    if (tensor == nullptr) continue;  // describing the weights will miss it
+    if (tensor == nullptr) continue;  // reported when weights are described
     const auto rows = static_cast<int64_t>(tensor->ne[1]);
     if (rows != a.heads && rows != a.query_width())
       return Error{
@@ -86,7 +84,8 @@ Result<ModelConfig> read_laguna_config(const GgufFile& file) {
   const bool says_dims = file.has(keys.full("rope.dimension_count"));
   BRAID_ASSIGN(RopeParams full, read_rope(keys, head_dim));
   BRAID_ASSIGN(RopeParams sliding, read_sliding_rope(keys, full, head_dim));
-  if (!says_dims) full.dims = std::max(2, head_dim / 4 * 2);  // early files; sliding layers turn whole heads
+  // default of early files; sliding layers rotate whole heads
+  if (!says_dims) full.dims = std::max(2, head_dim / 4 * 2);
   config.ropes = {full};
   for (const LayerConfig& layer : config.layers)
     if (layer.attention.rope == kSlidingRope) config.ropes = {full, sliding};

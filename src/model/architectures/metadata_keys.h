@@ -1,7 +1,6 @@
-// metadata_keys.h -- reads the metadata of one architecture and says which key is wrong.
-//
-// The limits are far above published models; they exist so that products of two or three sizes stay far below
-// 2^63 and no later code needs checked arithmetic on them.
+// metadata_keys.h -- reads the metadata of one architecture and names wrong keys.
+// Limits are far above published models and keep products of two or three sizes far below 2^63, so
+// later code needs no checked arithmetic.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +16,7 @@
 namespace braid {
 
 inline constexpr uint32_t kMaxLayers = 1024;
-inline constexpr uint32_t kMaxWidth = 1 << 18;  // of any activation row part
+inline constexpr uint32_t kMaxWidth = 1 << 18;  // of each part of an activation row
 inline constexpr uint32_t kMaxHeads = 4096;
 inline constexpr uint32_t kMaxHeadDim = 1024;
 inline constexpr uint32_t kMaxConvTaps = 16;
@@ -25,7 +24,7 @@ inline constexpr uint32_t kMaxExperts = 65536;
 inline constexpr uint32_t kMaxExpertsUsed = 64;
 inline constexpr uint32_t kMaxContext = 1 << 28;
 
-// Of one file and one prefix ("qwen35"); the file must outlive it.
+// For one file and prefix ("qwen35"); the file must outlive it.
 class MetadataKeys {
  public:
   MetadataKeys(const GgufFile& file, std::string prefix) : file_(file), prefix_(std::move(prefix)) {}

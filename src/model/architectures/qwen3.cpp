@@ -1,4 +1,4 @@
-// qwen3.cpp -- qwen3 and qwen3moe: attention without gates in every layer, no recurrent ones.
+// qwen3.cpp -- qwen3 and qwen3moe: ungated attention in every layer.
 #include "model/architectures/architectures.h"
 #include "model/architectures/config_reader.h"
 #include "model/architectures/weight_reader.h"

@@ -8,7 +8,7 @@
 namespace braid {
 namespace {
 
-// Of text tokens all three positions are the same, so that sections which cover all pairs are plain rope.
+// Text tokens have three equal positions, so sections that cover all pairs equal plain rope.
 Status check_sections(const MetadataKeys& keys, const RopeParams& rope) {
   constexpr std::string_view kSections = "rope.dimension_sections";
   BRAID_ASSIGN(const auto sections, keys.file().get_i32s(keys.full(kSections)));

@@ -1,10 +1,10 @@
-// qwen3next.cpp -- Qwen3-Next and Qwen3-Coder-Next: qwen35moe's layers, but the value heads that share a key
-// head stand together, and projections of the recurrent layers are interleaved by key head.
+// qwen3next.cpp -- Qwen3-Next and Qwen3-Coder-Next: qwen35moe with other recurrent heads.
 //
-// Rows of fused matrices, r = value heads per key head; for each key head in turn:
-//   ssm_ba  {E, 2 Hv}               beta of its r value heads, alpha of the same
-//   ssm_in  {E, 2 Hk Dk + 2 Hv Dv}  q (Dk), k (Dk), v (r Dv), z (r Dv)
-// Older files have ssm_in, newer ones attn_qkv (all q, all k, all v) and attn_gate (all z) instead.
+// Value heads of a key head are adjacent. Rows of fused matrices for each key head in turn, with r
+// = value heads per key head:
+//   ssm_ba  {E, 2 Hv}               beta of its r value heads, then alpha.
+//   ssm_in  {E, 2 Hk Dk + 2 Hv Dv}  q (Dk), k (Dk), v (r Dv), z (r Dv).
+// Newer files have attn_qkv (all q, all k, all v) and attn_gate (all z) instead of ssm_in.
 #include "model/architectures/architectures.h"
 #include "model/architectures/config_reader.h"
 #include "model/architectures/weight_reader.h"
@@ -12,7 +12,7 @@
 namespace braid {
 namespace {
 
-// `count` rows from `first` on, of each of `heads` stretches of `stride` rows.
+// `count` rows from `first` on, in each of `heads` groups of `stride` rows.
 std::vector<RowRun> runs_of(int64_t heads, int64_t stride, int64_t first, int64_t count) {
   std::vector<RowRun> runs;
   for (int64_t h = 0; h < heads; ++h) runs.push_back({h * stride + first, count});

@@ -180,7 +180,6 @@ Status WeightReader::fused_experts(MoeBlock& m, const FeedForwardConfig& c, cons
   return {};
 }
 
-// The head that predicts the token after the next one.
 Status WeightReader::mtp_head(const DecoderTensors& tensors, const LayerConfig& layer, MtpWeights& head,
                               const std::string& prefix) {
   const int64_t width = config_.width;
@@ -205,7 +204,7 @@ Status WeightReader::mtp_head(const DecoderTensors& tensors, const LayerConfig& 
   BRAID_TRY(vector(head.layer.mixer_norm, prefix + "attn_norm.weight", width));
   BRAID_TRY(attention(head.layer.attention, layer.attention, prefix));
   BRAID_TRY(vector(head.layer.ffn_norm, prefix + std::string(tensors.ffn_norm), width));
-  // Some files lack the feed-forward part of this block: then the block goes without.
+  // Some files lack the feed-forward part of this block; then it is omitted.
   const bool has_ffn = has(prefix + "ffn_down.weight") || has(prefix + "ffn_down_exps.weight");
   return has_ffn ? feed_forward(head.layer, layer.feed_forward, prefix) : Status();
 }
@@ -229,7 +228,7 @@ Status WeightReader::decoder(const DecoderTensors& tensors, bool with_mtp) {
   }
   const int64_t trunk = parameters_;
 
-  // Files exist that announce the head and do not hold it.
+  // Some files announce the head and do not hold it.
   if (with_mtp && !config_.mtp.empty() && has(fmt::format("blk.{}.nextn.eh_proj.weight", count))) {
     out_.mtp = std::vector<MtpWeights>(config_.mtp.size());
     for (size_t i = 0; i < config_.mtp.size(); ++i)

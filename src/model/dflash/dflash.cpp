@@ -134,12 +134,12 @@ void Dflash::step_output(const Batch& batch, const SequenceMemory& memory, bool 
     const std::array<LinearPart, 2> in = {{{&w.k, nullptr, k}, {&w.v, nullptr, v}}};
     ops_->linear(in, context);
     AttentionParams params = config_.layers[i].attention.params();
-    params.heads = 0;  // nobody asks yet
+    params.heads = 0;  // stores without attending
     ops_->qk_norm_rope_store({}, {}, k, v, rope, w.norms, params, kv[i], batch.of_group(kv[i].group));
   }
 }
 
-// Rows of the block see each other, unless they are causal: then the keys' op may attend as well.
+// Rows of a non-causal block see each other, which needs a separate op after all keys are stored.
 void Dflash::attend(const DflashLayer& layer, const KvLayer& kv, const Batch& batch,
                     const int32_t* last_position) {
   if (layer.causal) return;
@@ -161,7 +161,7 @@ void Dflash::run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* l
   mlp_block(*ops_, x, h, {w.ffn_norm, config_.eps}, w.mlp, block_.mlp);
 }
 
-// The same with convolutions: x += conv(f(conv(norm(x)))) for either sublayer f, with taps from norm(x).
+// With convolutions: x += conv(f(conv(norm(x)))) for each sublayer f, with taps from norm(x).
 void Dflash::run_mixed_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
                              const KvLayer& kv) {
   const DflashLayer& layer = config_.layers[i];

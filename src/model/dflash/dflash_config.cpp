@@ -1,4 +1,4 @@
-// dflash_config.cpp -- does this drafter belong to that target? See dflash_config.h.
+// dflash_config.cpp -- checks that a drafter belongs to a target; see dflash_config.h.
 #include "model/dflash/dflash_config.h"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 namespace braid {
 namespace {
 
-// The published rule for `count` taps of a trunk of `layers`.
+// Default taps of published drafters for a trunk of `layers`.
 std::vector<int32_t> even_taps(int64_t count, int64_t layers) {
   std::vector<int32_t> taps;
   for (int64_t k = 0; k < count; ++k) {

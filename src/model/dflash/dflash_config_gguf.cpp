@@ -1,8 +1,6 @@
-// dflash_config_gguf.cpp -- metadata of a drafter's GGUF file, in the dialects there are.
-//
-// The keys of the drafter itself are ARCH.dflash.KEY in older files and dflash.KEY in newer ones, whose
-// architecture is "dflash". Older ones count tapped layers from 0 and mean what follows the layer; newer ones
-// name the layer whose input is taken, which is one more.
+// dflash_config_gguf.cpp -- metadata of a drafter's GGUF file, in all known dialects.
+// Older files use ARCH.dflash.KEY and tap outputs of layers, from 0. Newer files, of architecture
+// "dflash", use dflash.KEY and name the layer whose input is tapped, one more.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +17,7 @@ namespace {
 constexpr std::string_view kNewArchitecture = "dflash";
 constexpr std::string_view kOldArchitectures[] = {"qwen35-dflash-draft", "dflash-draft", "dspark"};
 
-// As a file of its dialect spells it.
+// The key in the spelling of the file's dialect.
 std::string own_key(const MetadataKeys& keys, std::string_view key) {
   const std::string nested = fmt::format("dflash.{}", key);
   return keys.file().has(keys.full(nested)) ? nested : std::string(key);
@@ -35,7 +33,7 @@ Result<int32_t> own_number_or_0(const MetadataKeys& keys, std::string_view key, 
   return own_number(keys, key, low, high);
 }
 
-// What DFlash2 and DSpark add. Whether they are there, tensors say.
+// Keys of DFlash2 and DSpark; the tensors decide whether they apply.
 Status read_extras(const MetadataKeys& keys, DflashConfig& config) {
   BRAID_ASSIGN(config.conv_taps, own_number_or_0(keys, "conv_kernel_size", 1, kMostConvTaps));
   BRAID_ASSIGN(config.conv_group, own_number_or_0(keys, "conv_group_size", 1, kMaxWidth));
@@ -66,7 +64,7 @@ Status read_taps(const MetadataKeys& keys, DflashConfig& config) {
   for (const int32_t tap : config.taps)
     if (tap < 0 || tap > static_cast<int32_t>(kMaxLayers))
       return keys.corrupt(key, fmt::format("{} is no layer", tap));
-  // No drafter takes the embedding, the input of layer 0: a file that says 0 counts from 0.
+  // No drafter taps the embedding, the input of layer 0, so a list with 0 counts outputs.
   const bool from_zero = std::find(config.taps.begin(), config.taps.end(), 0) != config.taps.end();
   if (counts_inputs && !from_zero)
     for (int32_t& tap : config.taps) --tap;
@@ -98,7 +96,6 @@ Status read_layers(const MetadataKeys& keys, DflashConfig& config) {
   return {};
 }
 
-// Which layers have a window, and which see only what is before them.
 Status read_kinds(const MetadataKeys& keys, DflashConfig& config) {
   constexpr std::string_view kPattern = "attention.sliding_window_pattern";
   BRAID_ASSIGN(const uint32_t window, keys.u32_or("attention.sliding_window", 0, 0, kMaxContext));

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The values of one object; errors name the file and the key. null is as good as absent.
+// Values of one object; errors name the file and the key. null counts as absent.
 class Object {
  public:
   Object(const Json& json, std::string file, std::string prefix)
@@ -56,7 +56,6 @@ class Object {
     if (!value->is_boolean()) return wrong(key, "is neither true nor false");
     return std::optional(value->get<bool>());
   }
-  // An object; without the key, an empty one.
   Result<Object> object(const char* key) const {
     static const Json kEmpty = Json::object();
     const Json* value = find(key);
@@ -70,7 +69,7 @@ class Object {
   std::string prefix_;
 };
 
-// What belongs to the drafter stands in an object of its own or beside the sizes of its layers.
+// Keys of the drafter are in their own object or beside the sizes of its layers.
 const Object& place_of(const char* key, const Object& top, const Object& dflash) {
   return dflash.find(key) != nullptr ? dflash : top;
 }
@@ -87,7 +86,6 @@ Status read_taps(const Object& place, DflashConfig& config) {
   return {};
 }
 
-// What DFlash2 and DSpark add. Whether they are there, tensors say.
 Status read_extras(const Object& top, const Object& dflash, DflashConfig& config) {
   const struct {
     const char* key;
@@ -131,7 +129,6 @@ Status read_rope(const Object& top, DflashConfig& config, int32_t head_dim) {
   return {};
 }
 
-// Which layers have a window, and which see only what is before them.
 Status read_kinds(const Object& top, const Object& dflash, DflashConfig& config) {
   BRAID_ASSIGN(const int64_t top_window, top.integer_or("sliding_window", 0, 1, kMaxContext));
   BRAID_ASSIGN(const int64_t window, dflash.integer_or("swa_window_size", top_window, 1, kMaxContext));
@@ -181,7 +178,7 @@ Status read_layers(const Object& top, DflashConfig& config) {
   return read_rope(top, config, attention.head_dim);
 }
 
-// The last is DSpark's for trunks of this kind.
+// The last is DSpark's name for Qwen trunks.
 bool is_known(const Json& kinds) {
   constexpr const char* kKnown[] = {"DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel",
                                     "Qwen3DSparkModel"};

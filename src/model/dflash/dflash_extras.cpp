@@ -1,4 +1,4 @@
-// dflash_extras.cpp -- the weights that DFlash2 and DSpark have and DFlash has not; see dflash_weights.h.
+// dflash_extras.cpp -- the weights that only DFlash2 and DSpark have; see dflash_weights.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 using Spellings = std::vector<std::string>;
 
-constexpr int32_t kMarkovCandidates = 16;  // more change next to nothing
+constexpr int32_t kMarkovCandidates = 16;  // more have almost no effect
 
 const Spellings kSelectorGate = {"candidate_selector.hidden_projection.weight", "selector_hidden.weight",
                                  "selector.hidden_proj.weight"};
@@ -47,7 +47,7 @@ void decode_all(const DflashTensor& tensor, float* out) {
 
 }  // namespace
 
-// What a key says and tensors show; the key may be missing.
+// Compares a key, which may be missing, with the tensors.
 Status DflashWeights::expect_number(const char* key, int32_t& value, uint64_t tensors) {
   if (value != 0 && static_cast<uint64_t>(value) != tensors)
     return Error{ErrorKind::corrupt,
@@ -91,8 +91,8 @@ Status DflashWeights::describe_convolutions() {
   return {};
 }
 
-// Embedding and head of its own. A head may know fewer tokens: a list has their ids, or, since both are
-// around, how far each id is from its place in the list (then some are equal, which ids are not).
+// A head with fewer tokens lists their ids, or in some files the distance of each id from its
+// index; only lists of distances have duplicates.
 Status DflashWeights::describe_head(int64_t vocabulary) {
   BRAID_ASSIGN(const auto has_table, file_->find(kEmbedding));
   BRAID_ASSIGN(const auto has_head, file_->find(kHead));
@@ -133,8 +133,7 @@ Status DflashWeights::describe_head(int64_t vocabulary) {
   return {};
 }
 
-// Tables of rows that are multiplied in pairs. The first tensor decides: a selector's gate, or what a Markov
-// head looks up.
+// Tables of rows multiplied in pairs. A selector's gate or a Markov table decides the kind.
 Status DflashWeights::describe_pairs(int64_t vocabulary) {
   BRAID_ASSIGN(const auto selector, file_->find(kSelectorGate));
   BRAID_ASSIGN(const auto markov, file_->find(kMarkovBefore));
@@ -181,7 +180,7 @@ Status DflashWeights::describe_confidence(float successor_scale) {
   std::vector<float> values(static_cast<size_t>(columns));
   decode_all(row, values.data());
   float* pairs = add_vector(pair_confidence, config_->pair_rank);
-  if (columns > width)  // pair_scale has the successors' scale, too
+  if (columns > width)  // pair_scale includes the successors' scale
     std::transform(values.begin() + config_->width, values.end(), pairs,
                    [&](float x) { return x / successor_scale; });
   values.resize(static_cast<size_t>(width));

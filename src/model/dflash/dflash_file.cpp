@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostConfigBytes = 1 << 20;
 
-// What every program's files may hold beside the tensors of a drafter.
+// Tensors that any program may add.
 bool is_metadata(std::string_view name) { return name == "rope_freqs.weight"; }
 
 }  // namespace

@@ -1,6 +1,4 @@
-// dflash_test.cpp -- what a drafter's file must hold, and what is said when it does not.
-//
-// Running it is tested in engine/.
+// dflash_test.cpp -- required contents of a drafter's file, and error messages.
 #include "model/dflash/dflash.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +38,6 @@ std::string error_of(const Result<std::unique_ptr<Dflash>>& result) {
   return result.ok() ? "" : result.error().message;
 }
 
-// With config.json changed.
 std::string error_with(const std::function<void(Json&)>& edit) {
   Json json = Json::parse(demo_json());
   edit(json);
@@ -159,7 +156,6 @@ TEST(DflashFile, WindowsAndCausalityFollowTheConfig) {
               j["dflash_config"]["swa_window_size"] = 64;
             }),
             (List{{64, true}, {64, true}}));
-  // A window that no layer uses.
   EXPECT_EQ(layers([](Json& j) {
               j["sliding_window"] = 4096;
               j["use_sliding_window"] = false;
@@ -167,7 +163,6 @@ TEST(DflashFile, WindowsAndCausalityFollowTheConfig) {
             (List{{0, false}, {0, false}}));
 }
 
-// What a dialect of GGUF calls keys and tensors.
 struct Dialect {
   const char* architecture;
   const char* own;  // prefix of the drafter's own keys
@@ -278,9 +273,9 @@ TEST(DflashFile, TapsOfGgufAreCountedAsTheFileDoes) {
     EXPECT_TRUE(drafter.ok()) << error_of(drafter);
     return (*drafter)->config().taps;
   };
-  d.taps = {0, 4, 6};  // no layer's input: counted from 0
+  d.taps = {0, 4, 6};  // 0 is not a layer's input: counts outputs
   EXPECT_EQ(taps(), (std::vector<int32_t>{0, 4, 6}));
-  d.taps = {1, 5, 8};  // the last: what the last layer leaves
+  d.taps = {1, 5, 8};  // 8: output of the last layer
   EXPECT_EQ(taps(), (std::vector<int32_t>{0, 4, 7}));
   d.taps = {};  // evenly from 1 to 8 - 3
   EXPECT_EQ(taps(), (std::vector<int32_t>{1, 3, 5}));
@@ -334,7 +329,6 @@ TEST(DflashFile, KeysOfGgufAreNamed) {
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_f32("dflash.logit_scale", 0.5f); }), "logit_scale");
 }
 
-// A drafter of a kind for a small model, with random weights.
 RandomShape small_target() {
   RandomShape s = tiny_dense();
   s.layers = 12;
@@ -356,7 +350,6 @@ std::vector<std::byte> random_bytes(std::string_view kind) {
   return random_drafter(small_target(), kind, options).value().to_bytes();
 }
 
-// The same with one tensor left out or changed, and keys set.
 struct Edit {
   std::string tensor = {}, renamed = {};
   std::array<uint64_t, 4> ne = {};
@@ -410,7 +403,6 @@ TEST(DflashKinds, AreToldByTheirTensors) {
     EXPECT_EQ((*drafter)->has_confidence(), k.confidence) << k.kind;
     EXPECT_EQ(c.taps, (std::vector<int32_t>{1, 3, 5, 7, 9})) << k.kind;
   }
-  // Of the published sizes; 16 bits a weight.
   RandomOptions options;
   options.mix = "BF16";
   for (const auto& [kind, parameters] : {std::pair{"dflash", 1.730e9}, {"dflash2", 1.924e9}}) {
@@ -428,7 +420,6 @@ TEST(DflashKinds, EveryTensorIsNeeded) {
     EXPECT_EQ(error_of_edited(kind, {}), "");
     for (const GgufTensor& t : file.tensors()) {
       const std::string name(t.name);
-      // Without these it would be a drafter of another kind, which has no use for the others.
       const bool decides =
           name == "selector_hidden.weight" || name == "markov_w1.weight" || name == "blk.0.attn_conv_base";
       if (name == "conf_proj.bias") continue;

@@ -74,7 +74,7 @@ Status DflashWeights::matrix(Weight& w, const std::vector<std::string>& names, i
   return {};
 }
 
-// Rows that are looked up; their scale is left to what is made of them.
+// Rows for look-ups. The scale is returned, to be applied to results.
 Status DflashWeights::table(Weight& w, float& scale, const std::vector<std::string>& names, int64_t n,
                             int64_t k) {
   BRAID_TRY(matrix(w, names, n, k));

@@ -6,7 +6,7 @@
 namespace braid {
 namespace {
 
-// What the op takes: the queries' own tensor where they are joint, none where there are none.
+// The gates argument of the op: with joint gates the query tensor, without gates an empty one.
 Tensor gates_of(const AttentionParams& params, const AttentionScratch& scratch) {
   if (params.gate.joint()) return scratch.qg;
   return params.gate.separate() ? scratch.gates : Tensor{};

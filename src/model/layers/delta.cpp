@@ -1,5 +1,4 @@
-// delta.cpp -- gated delta layer: products, then the recurrence with everything around it in one op, then
-// product.
+// delta.cpp -- gated delta layer: input products, one op for the recurrence, output product.
 #include "model/layers/layers.h"
 
 namespace braid {

@@ -1,8 +1,6 @@
 // layers.h -- the building blocks of a layer, as straight-line functions over Ops.
-//
-// A block norms `residual` [T, E] into `normed` [T, E], reads that, and adds its result to `residual`.
-// Intermediate rows live in scratch tensors with room for the largest batch, taken at start; blocks run one
-// after the other, so their scratch may overlap.
+// A block norms `residual` [T, E] into `normed` [T, E], reads it, and adds its result to
+// `residual`. Scratch of blocks may overlap.
 #pragma once
 
 #include "model/model.h"
@@ -11,7 +9,6 @@
 
 namespace braid {
 
-// The norm before a block.
 struct BlockNorm {
   const float* weight = nullptr;  // [E]
   float eps = 0;
@@ -44,24 +41,21 @@ struct MoeScratch {
   Tensor weights;  // [T, Kx]
 };
 
-// Attention with rope over the paged cache, in three parts, since the middle one grows with the
-// context and can be run some rows at a time. `rope` [T, dims] is this step's table.
-// Norm, products, norms of heads, rope; the rows' keys and values go to their cells. `attend`: softmax over
-// the cells too, for all rows; attention_rows is left out then.
+// Attention in three parts, because the middle one grows with the context and can run some rows at
+// a time. attention_in stores keys and values; with `attend` it also does the work of
+// attention_rows. `rope` [T, dims] is the step's table.
 void attention_in(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
                   const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
                   const AttentionScratch& scratch, const Batch& batch, bool attend);
-// Softmax over the cells, for the rows from first_row on that `part` describes.
+// Softmax over the cells, for the rows of `part`, which start at first_row.
 void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
                     const AttentionScratch& scratch, int32_t first_row, const Batch& part);
-// Of attention_in, only keys and values to the rows' cells: where nobody wants what the rows attend to.
+// Only stores keys and values, for rows whose attention is not needed.
 void attention_store(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
                      const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
                      const AttentionScratch& scratch, const Batch& batch);
-// Back into the residual stream.
 void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w, const AttentionScratch& scratch);
 
-// Gated delta rule.
 void delta_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const DeltaBlock& w,
                  const DeltaLayer& layer, const DeltaScratch& scratch, const Batch& batch);
 
@@ -69,7 +63,7 @@ void delta_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm
 void mlp_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MlpBlock& w,
                const MlpScratch& scratch);
 
-// Routed experts and the shared one. scratch.ids and scratch.weights hold the choice afterwards.
+// Routed experts and the shared one. Leaves the choice in scratch.ids and scratch.weights.
 void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
                const FeedForwardConfig& config, const MoeScratch& scratch);
 

@@ -1,4 +1,4 @@
-// moe.cpp -- mixture of experts: router, choice, routed experts and the shared one.
+// moe.cpp -- mixture of experts: router, routed experts and the shared one.
 #include "model/layers/layers.h"
 
 namespace braid {

@@ -1,4 +1,4 @@
-// random_drafter.cpp -- drafters of their own file with random weights; see random_model.h.
+// random_drafter.cpp -- drafters with random weights; see random_model.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kKinds = {"dflash", "dflash2", "dspark"};
 
-// What the published drafters for the 27B have; other models' differ in width.
+// As in published drafters for the 27B; drafters of other models differ in width.
 constexpr int32_t kLayers = 5, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kTaps = 5;
 constexpr int32_t kWindow = 2048, kConvTaps = 2, kConvGroup = 16, kRank = 256, kCandidates = 16;
 
@@ -20,11 +20,9 @@ struct DrafterShape {
   bool mixes;   // DFlash2
   bool markov;  // DSpark
   int32_t block() const { return mixes ? 8 : 16; }
-  // Mixtures have no width of their own that a dense layer could take.
   int64_t ffn_width() const { return target.ffn_width > 0 ? target.ffn_width : 3 * target.width; }
 };
 
-// From near the first layer to near the last.
 std::vector<int32_t> tapped_inputs(const RandomShape& target) {
   std::vector<int32_t> inputs;
   for (int32_t i = 0; i < kTaps; ++i) inputs.push_back(2 + i * (target.layers - 4) / (kTaps - 1));

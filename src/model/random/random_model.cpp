@@ -14,7 +14,6 @@
 namespace braid {
 namespace {
 
-// A key without the architecture's prefix, and its values.
 class Metadata {
  public:
   Metadata(GgufWriter& writer, std::string_view architecture) : writer_(writer), prefix_(architecture) {}
@@ -90,7 +89,6 @@ void set_metadata(GgufWriter& w, const RandomShape& s, const RandomOptions& opti
   w.set_u32("general.quantization_version", 2);
 }
 
-// One token per byte, a few words, numbered fillers, and the chat markers at the end.
 void set_tokenizer(GgufWriter& w, const RandomShape& s) {
   std::vector<std::string> tokens;
   int32_t next_stand_in = 256;

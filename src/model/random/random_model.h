@@ -1,11 +1,7 @@
-// random_model.h -- files of published shapes with random weights, for measuring speed without a download.
-//
-// The tensors, their types (by the rules of the quantizer's mixes) and the metadata are those of a real file
-// of that shape; the values are noise of a scale that keeps activations finite, and the tokenizer is a toy
-// with the real vocabulary size. The same shape, mix and seed give the same bytes everywhere.
-//
-// Matrices are drawn block by block from a pool of properly encoded blocks, so writing runs at the speed of
-// the disk.
+// random_model.h -- files of published shapes with random weights, to measure speed.
+// Tensors, types (by the quantizer's mixes) and metadata are those of a real file; values are noise
+// that keeps activations finite. The tokenizer is a toy of the real size. Shape, mix and seed
+// determine all bytes on every machine.
 #pragma once
 
 #include <cstdint>
@@ -39,13 +35,13 @@ struct RandomShape {
   int32_t context_length = 262144;
   int64_t vocabulary = 248320;
 
-  // Recurrent layers. Every n-th layer attends, the others are recurrent; 1: there are none.
+  // Every n-th layer attends, the others are recurrent; 1: all attend.
   int32_t attention_interval = 4;
   int32_t key_heads = 16;
   int32_t value_heads = 0;
   int32_t delta_dim = 128;
 
-  // Sliding layers: all but every fourth, with heads and window of their own.
+  // All but every fourth layer slide, with their own heads and window.
   int32_t window = 0;
   int32_t sliding_heads = 0;
 
@@ -56,10 +52,10 @@ struct RandomShape {
 };
 
 std::span<const RandomShape> random_shapes();
-// Null if there is none of that name; the case of letters does not matter.
+// Ignores case. Null if unknown.
 const RandomShape* find_random_shape(std::string_view name);
 
-// Elements of all tensors of the shape, the MTP block apart.
+// Elements of all tensors; MTP counts separately.
 struct RandomParameters {
   int64_t trunk = 0;
   int64_t mtp = 0;
@@ -67,23 +63,20 @@ struct RandomParameters {
 RandomParameters count_parameters(const RandomShape& shape);
 
 struct RandomOptions {
-  // A name of gguf/quantize/quantize.h, or that of a type with an encoder ("MXFP4": all matrices but the
-  // output).
+  // A mix of quantize.h, or a type with an encoder ("MXFP4": all matrices except the output).
   std::string mix = "Q4_K_M";
   uint64_t seed = 1;
-  bool with_mtp = false;  // engines that do not know the head refuse files that have it
+  bool with_mtp = false;  // engines without MTP support refuse such files
   bool fused = false;     // attn_qkv and ffn_gate_up_exps instead of their parts
-  // Called before each tensor with its name and the bytes written so far and in all.
   std::function<void(std::string_view name, uint64_t done_bytes, uint64_t total_bytes)> progress;
 };
 
-// Ready to be written; tensor bytes are made while writing. Errors: invalid_argument (no such mix).
+// Tensor bytes are made while writing. Errors: invalid_argument (unknown mix).
 Result<GgufWriter> random_model(const RandomShape& shape, const RandomOptions& options);
 
-// A drafter of its own file for a model of that shape (model/dflash): "dflash" as published for Qwen3.6
-// (block 16), "dflash2" as for Qwen3.8 (block 8, convolutions, selector), "dspark" (block 16, Markov and
-// confidence head); of `options` mix, seed and progress count. In memory: GgufWriter::to_bytes(). Errors:
-// invalid_argument (no such mix or kind; a shape that is too small).
+// A drafter for a model of that shape: "dflash" (block 16), "dflash2" (block 8, convolutions,
+// selector) or "dspark" (block 16, Markov and confidence head). Uses mix, seed and progress.
+// Errors: invalid_argument (unknown mix or kind, too small a shape).
 std::span<const std::string_view> random_drafter_kinds();
 Result<GgufWriter> random_drafter(const RandomShape& shape, std::string_view kind,
                                   const RandomOptions& options);

@@ -1,4 +1,4 @@
-// random_shapes.cpp -- the published sizes that random_model.h knows.
+// random_shapes.cpp -- the published sizes of random_model.h.
 #include <algorithm>
 
 #include "gguf/quantize/quantize.h"
@@ -21,7 +21,6 @@ RandomShape qwen35(std::string_view name, int32_t layers, int64_t width, int32_t
   return s;
 }
 
-// `experts`, `used` of them, of expert_width, and a shared one of shared_width.
 RandomShape with_experts(RandomShape s, std::string_view architecture, int32_t experts, int32_t used,
                          int64_t expert_width, int64_t shared_width) {
   s.architecture = architecture;
@@ -74,7 +73,7 @@ const RandomShape kShapes[] = {
     with_experts(qwen3("qwen3-30b-a3b", 48, 2048, 32, 4, 0, false), "qwen3moe", 128, 8, 768, 0),
     qwen3next("qwen3next-80b-a3b"),
     with_experts(laguna("laguna-xs", 40, 2048, 48, 64, 8, 8192), "laguna", 256, 8, 512, 512),
-    // Not a published size: one that a laptop runs.
+    // Not published; small enough for a laptop.
     with_experts(laguna("laguna-small", 12, 1024, 12, 16, 4, 4096), "laguna", 32, 4, 512, 512),
 };
 

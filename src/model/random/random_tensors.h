@@ -1,5 +1,4 @@
-// random_tensors.h -- which tensors a file of a shape has, as its architecture names them, and how they are
-// drawn.
+// random_tensors.h -- the tensors of a file of a shape, with names and distributions.
 #pragma once
 
 #include <vector>
@@ -9,21 +8,19 @@
 
 namespace braid {
 
-// In the order of the file.
 std::vector<RandomTensor> random_tensors(const RandomShape& shape, bool with_mtp, bool fused);
 
-// One for each tensor, by the rules of a mix; vectors stay as they are.
+// By the rules of a mix; vectors keep their type.
 struct RandomTypes {
   std::vector<GgmlType> types;
   uint32_t file_type = 0;
 };
-// Errors: invalid_argument (no such mix).
 Result<RandomTypes> random_types(const std::vector<RandomTensor>& specs, const std::string& mix_name,
                                  int32_t blocks, int32_t experts);
 void add_random_tensors(GgufWriter& writer, const std::vector<RandomTensor>& specs,
                         const std::vector<GgmlType>& types, const RandomOptions& options);
 
-// Lists tensors; matrices get values that leave the size of what they multiply.
+// Collects tensors. Values of matrices preserve the magnitude of their inputs.
 class SpecList {
  public:
   void matrix(const std::string& name, int64_t k, int64_t n, int64_t experts = 1, float deviation = 0);

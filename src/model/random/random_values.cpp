@@ -9,7 +9,7 @@
 namespace braid {
 namespace {
 
-// Xorshift: cheap, and the same everywhere.
+// Xorshift: cheap, and the same on every machine.
 class Noise {
  public:
   explicit Noise(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u) {}
@@ -19,12 +19,10 @@ class Noise {
     state_ ^= state_ << 17;
     return state_;
   }
-  // In [low, high).
   float uniform(float low, float high) {
     return low + (high - low) * static_cast<float>(static_cast<double>(bits() >> 11) * 0x1p-53);
   }
-  // About normal with deviation 1: sums of uniforms need no library function, so the bytes are the same
-  // everywhere.
+  // About normal, deviation 1, without library functions, whose results vary.
   float normal() { return uniform(-1, 1) + uniform(-1, 1) + uniform(-1, 1); }
 
  private:

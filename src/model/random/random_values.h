@@ -1,4 +1,4 @@
-// random_values.h -- the values of a random model's tensors: noise, drawn the same everywhere.
+// random_values.h -- reproducible noise for the tensors of a random model.
 #pragma once
 
 #include <array>
@@ -19,14 +19,13 @@ struct RandomTensor {
   std::string name;
   std::array<uint64_t, 4> ne = {1, 1, 1, 1};
   uint32_t dims = 1;
-  // How values are drawn: matrices normal(deviation), vectors uniform(low, high).
+  // Matrices are normal(deviation), vectors uniform(low, high).
   float deviation = 0;
   float low = 0;
   float high = 0;
 };
 
-// Encoded pieces of noise, one pool per type and deviation, made when first needed: writing runs at the speed
-// of the disk.
+// Encoded pieces of noise, one pool per type and deviation, made at first use.
 class RandomPools {
  public:
   struct Pool {
@@ -39,7 +38,7 @@ class RandomPools {
   std::map<std::pair<uint32_t, float>, Pool> pools_;
 };
 
-// The bytes of one matrix: pieces of its pool in random order, the last one cut. Errors: those of the sink.
+// Pieces of the pool in random order, the last one cut. Errors: those of the sink.
 Status write_random_matrix(const RandomTensor& tensor, GgmlType type, uint64_t seed, RandomPools& pools,
                            const ByteSink& sink);
 Status write_random_vector(const RandomTensor& tensor, uint64_t seed, const ByteSink& sink);

@@ -1,7 +1,5 @@
-// blocks.cpp -- what draft blocks alone need: rows mixed inside a block, candidates in pairs.
-//
-// Pairs: the successors of a row are decoded once, gated, and kept [r][candidate], so that a predecessor's
-// products run over all candidates at once, in ascending r.
+// blocks.cpp -- ops of draft blocks: rows mixed inside a block, scores of candidate pairs.
+// Successors are decoded and gated once as [r][candidate]; products add in ascending r.
 #include <algorithm>
 
 #include "gguf/formats/block_layouts.h"
@@ -14,7 +12,7 @@ constexpr double kNsPerTap = 0.2;
 constexpr double kNsPerProduct = 0.1;
 constexpr int64_t kMost = kMostPairCandidates;
 
-// One more than the candidates: what confidence multiplies.
+// The last column holds the weights of the confidence.
 struct Successors {
   float rows[kMostPairRank][kMost + 1];
 };

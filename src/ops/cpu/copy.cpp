@@ -1,4 +1,4 @@
-// copy.cpp -- ops that move bytes and change none: rows, cells, slots, blocks.
+// copy.cpp -- ops that only move bytes: rows, cells, slots, blocks.
 
 #include <algorithm>
 #include <cstring>
@@ -24,8 +24,7 @@ void CpuOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count)
   });
 }
 
-// One after the other: a later move may read what an earlier one would have overwritten only in the order
-// given.
+// Moves run in the given order: a move may overwrite a cell that an earlier move has read.
 void CpuOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
   const size_t k_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.k_format, kv.shape.head_dim));
   const size_t v_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.v_format, kv.shape.head_dim));
@@ -63,7 +62,7 @@ void CpuOps::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
   BRAID_CHECK(x.cols == ring.width && x.rows >= batch.tokens);
   for (int32_t t = 0; t < batch.tokens; t++) {
     const int32_t s = batch.sequence[t];
-    if (batch.cell[t] + ring.cells < batch.cell_end(s)) continue;  // a later row has its place
+    if (batch.cell[t] + ring.cells < batch.cell_end(s)) continue;  // a later row uses its place
     std::memcpy(ring.row(batch.slot[s], batch.cell[t]), x.f32(t),
                 static_cast<size_t>(x.cols) * sizeof(float));
   }

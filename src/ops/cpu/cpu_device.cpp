@@ -23,8 +23,7 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 void unmap(void* data, size_t size_bytes) { munmap(data, size_bytes); }
 
-// Pages of zeros that take memory when they are touched; large ones begin at a 2 MiB boundary and ask for
-// huge pages.
+// Zero pages, which take memory when touched. Large ranges are 2 MiB-aligned, for huge pages.
 void* map_zeros(size_t size_bytes) {
   const size_t extra = size_bytes >= kHugePageBytes ? kHugePageBytes : 0;
   if (size_bytes > SIZE_MAX - extra) return nullptr;
@@ -36,14 +35,14 @@ void* map_zeros(size_t size_bytes) {
   const size_t skip = (kHugePageBytes - reinterpret_cast<uintptr_t>(begin) % kHugePageBytes) % kHugePageBytes;
   if (skip > 0) munmap(begin, skip);
   if (extra > skip) munmap(begin + skip + size_bytes, extra - skip);
-  madvise(begin + skip, size_bytes, MADV_HUGEPAGE);  // without it the pages are small: slower, not wrong
+  madvise(begin + skip, size_bytes, MADV_HUGEPAGE);  // may fail: small pages are only slower
   return begin + skip;
 }
 
 }  // namespace
 
 Result<std::unique_ptr<CpuDevice>> CpuDevice::make(const DeviceOptions& options) {
-  // BRAID_CPU=avx2 holds all kernels to that path; the products read the same variable.
+  // BRAID_CPU=avx2 restricts all kernels to AVX2; the products read the same variable.
   const char* path = std::getenv("BRAID_CPU");
   if (path != nullptr && std::strcmp(path, "avx2") == 0) hwy::DisableTargets(HWY_AVX2 - 1);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
@@ -93,12 +92,12 @@ Result<size_t> CpuDevice::reserve_workspaces(const WorkspaceNeeds& needs) {
   return products_bytes + ops_bytes;
 }
 
-// Places everything in `carver`'s memory; with none it only counts.
+// Places all buffers in `carver`'s memory; a carver without memory only counts.
 void CpuOps::place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNeeds& needs) const {
   const int64_t tokens = needs.max_tokens, head_dim = needs.head_dim, heads = needs.max_heads;
   const DeltaShape& delta = needs.delta;
   work.max_tokens = needs.max_tokens;
-  // How many heads share a KV head is not known here: at worst all.
+  // The heads per KV head are not known here; all heads is the upper bound.
   work.worker_floats =
       std::max({int64_t{1024}, int64_t{needs.experts}, cpu::attention_scratch_floats(heads, head_dim),
                 cpu::delta_scratch_floats(delta)});
@@ -138,7 +137,6 @@ Result<size_t> CpuOps::reserve(const Device::WorkspaceNeeds& needs) {
   return work_.memory.size_bytes();
 }
 
-// Products and experts are linear.h's and moe.h's.
 void CpuOps::embed(Tensor y, const Weight& table, const Batch& batch) { products_.embed(y, table, batch); }
 void CpuOps::linear(std::span<const LinearPart> parts, Tensor x) { products_.linear(parts, x); }
 void CpuOps::logits(Tensor logits, const Weight& w, Tensor x) { products_.logits(logits, w, x); }

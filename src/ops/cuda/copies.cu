@@ -1,4 +1,4 @@
-// copies.cu -- cells, blocks and slots that are copied as they are. Bytes moved twice the bytes copied.
+// copies.cu -- copies of cells, blocks and slots.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
@@ -11,9 +11,8 @@ using namespace cuda;
 namespace cuda {
 namespace {
 
-// ---- kv_move ----
-// A thread owns the same 16 bytes of every cell of its head and takes the moves of a sequence in order, so
-// that a source which an earlier move wrote is read as it then is, without a barrier.
+// kv_move: a thread owns the same 16 bytes of every cell of its head and makes the moves of a
+// sequence in order. So a source that an earlier move wrote is read correctly without a barrier.
 
 constexpr int kMovesPerLaunch = 240;
 
@@ -28,7 +27,6 @@ struct Moves {
 __global__ void move_kernel(const __grid_constant__ Moves a) {
   const int head = blockIdx.x / 2;
   const bool key = blockIdx.x % 2 == 0;
-  // The block takes the run of moves that starts at move[blockIdx.y], if one starts there.
   const int first = blockIdx.y;
   const int sequence = a.move[first].sequence;
   if (first > 0 && a.move[first - 1].sequence == sequence) return;

@@ -1,4 +1,4 @@
-// cuda_device.cu -- memory, copies, health and recorded steps of one GPU (cuda_device.h).
+// cuda_device.cu -- see cuda_device.h.
 #include "ops/cuda/cuda_device.h"
 
 #include <algorithm>
@@ -25,14 +25,13 @@ void release_pages(void* data, size_t size_bytes) {
   give_pages_back(data, size_bytes);
 }
 
-// From here on host memory is taken from the system by several threads and then made known to the driver,
-// which by itself clears and pins page after page on one.
+// From this size on several threads touch host pages before they are pinned: the driver clears and
+// pins them one by one on one thread.
 constexpr size_t kManyHostBytes = size_t{128} << 20;
 
-// Pages of this process, pinned as one range (a copy must not cross from one range to another). With unified
-// addresses the default is what cudaHostAlloc gives: mapped, and pinned for every context. The driver counts
-// nothing against RLIMIT_MEMLOCK.
-// An empty buffer: the driver does not pin what it has not allocated.
+// Pages of this process, pinned as one range (a copy must not cross ranges). Like cudaHostAlloc,
+// they are mapped and pinned for every context, and do not count against RLIMIT_MEMLOCK. Returns an
+// empty buffer where the driver cannot pin memory that it did not allocate.
 Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDone& done) {
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point start) {
@@ -60,7 +59,7 @@ Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDon
   return Buffer(data, size_bytes, release_pages);
 }
 
-// What the code that runs on this GPU was compiled for: its compute capability, and whether it is for 9.0a.
+// Target of the compiled code that runs on this GPU: compute capability, and whether it is 9.0a.
 struct Code {
   int capability;
   bool wgmma;
@@ -100,8 +99,8 @@ std::string capability_text(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-// BRAID_GPU=8.6 chooses the forms that a card of that compute capability gets (card.h), within its
-// multiprocessors, shared memory and L2 cache, so that one machine can test them all.
+// BRAID_GPU=8.6 selects the forms of a card of that compute capability (card.h), with its
+// multiprocessors, shared memory and L2 cache. So one machine can test them all.
 Result<cuda::Card> card_to_use(const cuda::Card& gpu) {
   const char* wanted = std::getenv("BRAID_GPU");
   if (wanted == nullptr) return gpu;
@@ -125,7 +124,6 @@ Result<cuda::Card> card_to_use(const cuda::Card& gpu) {
   return cuda::limited_to(*card, gpu);
 }
 
-// A GPU that this build has no code for shows at the first launch.
 Result<Code> code_on(cudaStream_t stream) {
   Code* at = nullptr;
   Code code{};
@@ -142,7 +140,6 @@ Result<Code> code_on(cudaStream_t stream) {
   return code;
 }
 
-// What differs from a GPU that runs code of its own without limits.
 std::string how_used(const cuda::Card& gpu, const std::string& of_gpu, const cuda::Card& used) {
   std::string out;
   if (capability_text(gpu.capability) != of_gpu) out += ", code for " + capability_text(gpu.capability);
@@ -185,7 +182,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   context.deterministic = options.deterministic;
   if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
     return gpu_error(error, "making a stream");
-  // Where both want the GPU at once, the ops have it.
+  // Ops have priority over copies.
   int lowest = 0, highest = 0;
   error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
   if (error == cudaSuccess)
@@ -202,7 +199,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   device->description_ = "cuda (" + std::string(properties.name) + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
                          how_used(gpu, of_gpu, context) + ")";
-  // Shares of a product go by the number of processors.
+  // Shares of a product depend on the number of processors.
   device->numerics_ =
       "cuda " + capability_text(context.capability) + " " + std::to_string(context.processors);
   return std::move(device);
@@ -281,8 +278,6 @@ void CudaDevice::rows_to_device(const Copy& c) {
                 "copy to the GPU");
 }
 
-// ---- copies beside the ops ----
-
 uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   if (copies.empty()) return last_copies_;
   context_.make_current();
@@ -307,7 +302,7 @@ uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   return last_copies_;
 }
 
-// Copies that failed are never done: nobody may believe what they should have brought.
+// Failed copies are never reported as done, so their data is not used.
 uint64_t CudaDevice::copies_done() {
   while (!copies_.empty()) {
     const cudaError_t state = cudaEventQuery(copies_.front().end);
@@ -318,7 +313,7 @@ uint64_t CudaDevice::copies_done() {
   return copies_.empty() ? last_copies_ : copies_.front().number - 1;
 }
 
-// Null: they are done. Numbers follow each other.
+// Null: they are done. Numbers are consecutive.
 cudaEvent_t CudaDevice::end_of_copies(uint64_t number) {
   number = std::min(number, last_copies_);
   return number <= copies_done() ? nullptr : copies_[number - copies_.front().number].end;
@@ -354,7 +349,7 @@ Status CudaDevice::health() const {
 void CudaDevice::fail_on_purpose(bool lasting) {
   context_.make_current();
   context_.op = "a fault on purpose";
-  // More shared memory than the card has, or is said to have (BRAID_GPU), is refused at the launch.
+  // A launch fails with more shared memory than the card has, or than BRAID_GPU allows.
   const size_t too_much = context_.shared_bytes_per_block + 1;
   cuda::launch_early(context_, fault, dim3(1), 1, lasting ? 0 : too_much);
 }
@@ -373,8 +368,6 @@ void CudaDevice::copy_rows(const Weight& to, const Weight& from, std::span<const
 int32_t CudaDevice::padded_rows(int32_t rows) const { return cuda::padded_rows(context_, rows); }
 size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::planned_bytes(weight); }
 
-// ---- recorded steps ----
-
 bool CudaDevice::begin_record() {
   context_.make_current();
   return context_.healthy() && !profiler_.active() &&
@@ -389,7 +382,7 @@ Status CudaDevice::end_record(uint64_t key) {
   if (error == cudaSuccess) error = cudaGraphInstantiate(&exec, graph, 0);
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // nothing was run, and nothing is broken
+    cudaGetLastError();  // nothing ran, so this error is not a fault
     return health();
   }
   if (error != cudaSuccess) {

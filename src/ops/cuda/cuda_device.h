@@ -1,4 +1,4 @@
-// cuda_device.h -- one NVIDIA GPU: memory, a stream of ops and one of copies, recorded steps. Weights: weights.h.
+// cuda_device.h -- one NVIDIA GPU: memory, a stream of ops and one of copies, recorded steps.
 #pragma once
 
 #include <deque>
@@ -74,13 +74,13 @@ class CudaDevice final : public Device {
   std::string numerics_;
   std::map<uint64_t, cudaGraphExec_t> records_;
   cudaStream_t copy_stream_ = nullptr;
-  cudaEvent_t ops_end_ = nullptr;  // where the ops stood when copies were queued last
+  cudaEvent_t ops_end_ = nullptr;  // position of the ops when copies were last queued
   struct Copies {
     uint64_t number;
     cudaEvent_t end;
   };
   std::deque<Copies> copies_;             // not known to be done
-  std::vector<cudaEvent_t> idle_events_;  // of those that are
+  std::vector<cudaEvent_t> idle_events_;  // for reuse
   uint64_t last_copies_ = 0;
   std::vector<std::unique_ptr<cuda::PackedWeight>> weights_;
   CudaOps ops_;

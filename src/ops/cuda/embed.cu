@@ -1,7 +1,4 @@
 // embed.cu -- rows of tables: embed (decoded from the file's blocks) and gather_rows.
-//
-// Traffic: one row of the table in, one of f32 out per token; 27B: 2.9 + 20 KB, nothing beside a step's
-// weights.
 #include <type_traits>
 
 #include "ops/cuda/cuda_ops.h"
@@ -16,12 +13,11 @@ using namespace cuda;
 namespace cuda {
 
 constexpr int kEmbedThreads = 64;
-constexpr int kEmbedEach = 32;  // elements that a thread decodes
+constexpr int kEmbedEach = 32;  // elements per thread
 constexpr int kGatherThreads = 256;
 constexpr int kGatherEach = 4;
 
-// Grid: rows x shares of the width. Decoded numbers go through shared memory, so that neighbouring threads store
-// neighbouring ones.
+// Grid: rows x shares of the width. Decoded numbers go through shared memory for coalesced stores.
 __global__ __launch_bounds__(kEmbedThreads) void embed_kernel(void* y, DType y_type, int64_t y_stride,
                                                               const uint8_t* table, size_t row_bytes,
                                                               GgmlType type, int width, int64_t table_rows,
@@ -43,7 +39,6 @@ __global__ __launch_bounds__(kEmbedThreads) void embed_kernel(void* y, DType y_t
     store_as(y, y_type, row * y_stride + begin + i, decoded[i / kEmbedEach * kStride + i % kEmbedEach]);
 }
 
-// Grid: rows x shares of the width.
 template <typename To, typename From>
 __global__ __launch_bounds__(kGatherThreads) void gather_kernel(To* y, int64_t y_stride, const From* x,
                                                                 int64_t x_stride, int width,

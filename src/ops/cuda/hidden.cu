@@ -1,7 +1,4 @@
-// hidden.cu -- hidden rows of the positions before, and the ring of a slot that keeps them (ops/state.h).
-//
-// Bytes per row of width E: 2 E in (f16), 4 E out; 27B: 30 KB, 7 ns at 4.3 TB/s. Up to some hundred rows the
-// launches are what it costs.
+// hidden.cu -- hidden rows of earlier positions, and the slot's ring of them (ops/state.h).
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/launch.h"
@@ -14,9 +11,9 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kEach = 4;  // numbers of a row that a thread of before_kernel and keep_kernel takes
+constexpr int kEach = 4;  // numbers of a row per thread of before_kernel and keep_kernel
 
-// Batch::row_before and cell_end.
+// See Batch::row_before and cell_end.
 __device__ int row_before(const Batch& batch, int t, int s) {
   const int first = batch.first_row[s], certain = batch.certain[s];
   if (t - first < certain) return t > first ? t - 1 : -1;
@@ -31,7 +28,6 @@ __device__ float* ring_row(const HiddenRing& ring, int slot, int cell) {
   return ring.data + (int64_t{slot} * ring.cells + cell % ring.cells) * ring.width;
 }
 
-// Grid of both: rows x shares of the width. What the host knows is read before the wait.
 template <typename Work>
 __device__ void own_numbers(int width, Work work) {
   const int begin = static_cast<int>(blockIdx.y) * kThreads * kEach + static_cast<int>(threadIdx.x);
@@ -57,7 +53,7 @@ __global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, Hi
   });
 }
 
-// Each place of the ring has one row that goes there.
+// Each place of the ring has at most one row of the step.
 __global__ __launch_bounds__(kThreads) void keep_kernel(HiddenRing ring, Tensor x, Batch batch) {
   const int t = blockIdx.x;
   const int s = batch.sequence[t];
@@ -79,9 +75,8 @@ struct HiddenMoves {
   CellMove move[kMovesPerLaunch];
 };
 
-// A thread owns the same number of every cell of a sequence and takes the moves in their order.
+// A thread owns the same number of every cell and makes a sequence's moves in order.
 __global__ __launch_bounds__(kThreads) void move_hidden(const __grid_constant__ HiddenMoves a) {
-  // The block takes the run of moves that starts at move[blockIdx.y], if one starts there.
   const int first = static_cast<int>(blockIdx.y);
   const int sequence = a.move[first].sequence;
   if (first > 0 && a.move[first - 1].sequence == sequence) return;

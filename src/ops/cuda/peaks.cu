@@ -1,8 +1,7 @@
-// peaks.cu -- what this GPU reaches at best: the rates that `braid bench --profile` measures ops against.
+// peaks.cu -- peak rates of this GPU, the reference of `braid bench --profile`.
 //
-// Copy and reads: 16 bytes a thread, four or eight on the way, 1 GiB, which no cache holds. Products: every
-// multiprocessor multiplies f16 numbers that lie in registers and shared memory, over and over: wgmma on
-// sm_90a, mma.sync elsewhere. The best of a few runs of each. Numbers are random: zeros multiply faster.
+// Copy and reads: 16 bytes a thread, 1 GiB. Products: f16 by wgmma on sm_90a, else mma.sync. The
+// best of a few runs. Numbers are random, because zeros multiply faster.
 #include <algorithm>
 
 #include "ops/cuda/primitives/mma.h"
@@ -135,7 +134,7 @@ Result<DevicePeaks> measure_peaks(Device& device, Context& context) {
                          read_all<<<4 * blocks, kThreads, 0, context.stream>>>(
                              source, kCount, static_cast<uint32_t*>(to.data()));
                        });
-  // A warpgroup of wgmma has 64 rows, as have four warps of mma.sync.
+  // 64 rows per warpgroup of wgmma, or per four warps of mma.sync.
   const double rows = kProductThreads / 2;
   const double seconds = best_seconds(context, [&] {
     multiply<<<blocks, kProductThreads, 0, context.stream>>>(static_cast<const uint32_t*>(from.data()),

@@ -78,7 +78,7 @@ std::vector<OpTime> Profiler::stop() {
   BRAID_CHECK(active_);
   active_ = false;
   context_.note(cudaStreamSynchronize(context_.stream), "timing ops");
-  // What two events cost that have nothing between them.
+  // The cost of two adjacent events.
   constexpr int kEmpty = 32;
   const int first = used_events_;
   for (int i = 0; i <= kEmpty; ++i) mark();
@@ -182,9 +182,8 @@ void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight
         [&] { ops_.add_norm(y, residual, x, weight, eps); });
 }
 
-// Queries and gates in, outputs out, and the cells.
 Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const {
-  // Of sealed blocks what units take; the exact cells behind them are few.
+  // Of sealed blocks the bytes of units; the exact cells are few.
   const double block_bytes = kv.cold
                                  ? static_cast<double>(kv.shape.kv_heads) *
                                        static_cast<double>(kv.cold.k_unit_bytes + kv.cold.v_unit_bytes)
@@ -238,8 +237,7 @@ void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, T
   timed(std::move(cost), [&] { ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch); });
 }
 
-// States in and out as state.h says; the entries that are read, the rows that are written, and what the
-// convolution looks back at.
+// States in and out (state.h), entries read, rows written, and the convolution's ring.
 Profiler::Cost Profiler::cost_of_rule(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer) const {
   const DeltaShape& d = layer.shape;
   Cost cost{"delta_rule", std::to_string(d.value_heads) + " heads",

@@ -1,7 +1,4 @@
-// short_conv.cu -- rows of a draft block mixed with those before them.
-//
-// A thread makes one number. Bytes of a row of width E with two taps: x twice, once from L2, and y; 8 rows of
-// 27B: 0.3 MB, less than the launch costs.
+// short_conv.cu -- mixes rows of a draft block with the rows before them, a thread per number.
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/primitives/device_math.h"
 #include "ops/cuda/primitives/launch.h"
@@ -15,7 +12,6 @@ namespace {
 
 constexpr int kConvThreads = 256;
 
-// Grid: rows x shares of the columns.
 __global__ __launch_bounds__(kConvThreads) void short_conv_kernel(Tensor y, Tensor x, Tensor mix,
                                                                   ShortConv conv, bool adds, Batch batch) {
   wait_for_previous();

@@ -1,4 +1,4 @@
-// workspace.cu -- the scratch of the ops of one GPU: how much, and where each part lies.
+// workspace.cu -- sizes and places of the scratch of the ops of one GPU.
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"
@@ -29,7 +29,7 @@ class Parts {
   size_t offset_ = 0;
 };
 
-// One layer's cells as f16, of as many sequences as long as they may be, and the bands of a step.
+// One layer's cells as f16, of the most and longest sequences, and the bands of a step.
 SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, int32_t tokens,
                              int32_t sequences) {
   SealedWorkspace work;
@@ -59,7 +59,7 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   work.counter_count = sequences * (needs.delta.key_heads + 1);
   work.counters = parts.take<int>(work.counter_count);
 
-  // A lone user's tree over a long context wants many splits; many users fill the GPU without them.
+  // One sequence's tree over a long context needs many splits; many sequences fill the GPU anyway.
   work.partial_rows = std::clamp<int64_t>(8192 / sequences, 64, 512);
   const int64_t rows = sequences * needs.max_heads * work.partial_rows;
   work.partial_dim = needs.max_heads * needs.head_dim;
@@ -106,7 +106,6 @@ SequenceWorkspace place_sequence_workspace(void* base, const Device::WorkspaceNe
 
 namespace braid {
 
-// One after the other, each at a 256-byte boundary.
 CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& needs) const {
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   return {rounded(cuda::sequence_bytes(needs)), rounded(cuda::gemm_bytes(context_, needs)),

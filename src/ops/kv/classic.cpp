@@ -1,8 +1,6 @@
 // classic.cpp -- the block types of 32 values that GGUF has too: codes and scales along a row.
-//
-// Factors of a unit (row_forms.h) are the scales d, then the minima m of the types that have one, a group
-// being 32 channels. Codes of q8_0 lie unsigned, 128 more than they stand for. The bytes of a row are those
-// of the block type (gguf/formats), whose encoder makes them.
+// Factors of a unit (row_forms.h), per 32 channels: the scales d, then minima m if the type has
+// them. Codes of q8_0 are unsigned (value + 128). Rows are those of the block type.
 #include <vector>
 
 #include "gguf/formats/block_layouts.h"
@@ -14,7 +12,7 @@ namespace braid::kv {
 
 namespace {
 
-// Where things are in a block of 32 values: d, m, then fifth bits, then 16 or 32 bytes of codes.
+// A block: d, m, then fifth bits, then 16 or 32 bytes of codes.
 template <GgmlType type, int bits, bool has_min>
 struct ClassicForm {
   static constexpr GgmlType kType = type;

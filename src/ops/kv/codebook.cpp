@@ -1,12 +1,10 @@
 // codebook.cpp -- tbq4_0, tq3_0, tbq3_0: rotated unit vectors against one fixed codebook.
 //
-// After R the 128 values of a group are close to independent normals of variance 1/128 whatever the row was,
-// so one codebook fits all. The stored norm is that of the row over that of its codes, which makes the
-// decoded row exactly as long as the row was: with the plain norm every score would be smaller by 1 % (4
-// bits) or 3 % (3 bits).
-//
-// Factors of a unit (row_forms.h) are norms, a group being 128 channels. tq3_0 and tbq3_0 are the same unit;
-// their rows differ: tq3_0 has the norm four times, tbq3_0 packs three bits after each other.
+// After R the 128 values of a group are close to independent normals of variance 1/128, so one
+// codebook fits all rows. The stored norm is the row's norm divided by that of its codes, which
+// keeps the row's length. The plain norm would make scores 1 % (4 bits) or 3 % (3 bits) smaller.
+// Factors of a unit (row_forms.h) are norms, per 128 channels. tq3_0 and tbq3_0 have the same units
+// but different rows: tq3_0 repeats the norm four times, tbq3_0 packs three bits after each other.
 #include <array>
 #include <cmath>
 
@@ -29,7 +27,6 @@ float level_of(uint8_t code) {
   return code >= kHalf ? levels[code - kHalf] : -levels[kHalf - 1 - code];
 }
 
-// The number of limits that are not above y.
 template <int bits>
 uint8_t nearest_code(float y) {
   const auto& limits = kCodebook<bits>.limits;
@@ -54,7 +51,6 @@ float encode_group(const float* x, uint8_t* codes) {
   return length > kTinyNorm ? norm / length : norm;
 }
 
-// Rows as published.
 struct CodebookForm {
   static constexpr int32_t kGroup = kRotationGroup;
   static constexpr int kFactors = 1;

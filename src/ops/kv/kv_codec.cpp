@@ -1,4 +1,4 @@
-// kv_codec.cpp -- the table of formats, and what is the same for all of them.
+// kv_codec.cpp -- the table of formats, and the code common to all of them.
 #include "ops/kv/kv_codec.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// kv_codec_test.cpp -- what every format keeps: names, sizes, all bytes written, any bytes read, odd numbers.
+// kv_codec_test.cpp -- properties of all formats: names, sizes, memory bounds, edge cases.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,7 +20,6 @@ using kv_test::unit_rows;
 
 constexpr int32_t kWidths[] = {32, 64, 128, 192, 256, 512};
 
-// Every format, width of heads and side that there is.
 template <typename Visit>
 void for_each_unit(Visit visit) {
   int visited = 0;
@@ -45,7 +44,7 @@ std::vector<uint16_t> lively_rows(int32_t head_dim, uint64_t seed) {
   });
 }
 
-// Bytes that end where the process may not read on, or begin where it may not read before.
+// Bytes next to protected pages: accesses before or after them fault.
 class FencedBytes {
  public:
   explicit FencedBytes(size_t size) : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))), size_(size) {
@@ -98,7 +97,7 @@ TEST(KvCodec, WidestComesFirst) {
 TEST(KvCodec, Sizes) {
   struct Size {
     const char* name;
-    int64_t k, v, row;  // row 0: none
+    int64_t k, v, row;
   };
   const Size sizes[] = {
       {"f32", 32768, 32768, 0},    {"f16", 16384, 16384, 0},   {"bf16", 16384, 16384, 0},
@@ -138,7 +137,6 @@ TEST(KvCodec, EncodeWritesEachByteTheSameWay) {
   for_each_unit([](const KvCodec& codec, int32_t head_dim, KvSide side) {
     const auto rows = lively_rows(head_dim, 1);
     const auto unit = encoded(codec, head_dim, side, rows);
-    // Over other bytes, from rows that stand apart.
     const int64_t stride = head_dim + 24;
     std::vector<uint16_t> apart(static_cast<size_t>(kBlockTokens * stride), 0x7e00);
     for (int32_t t = 0; t < kBlockTokens; ++t)
@@ -240,7 +238,7 @@ TEST(KvCodec, InfinityCountsAsTheLargestNumberAndStaysFinite) {
   });
 }
 
-// The least numbers there are, zeros of both signs, equal rows, equal channels, one number alone.
+// Smallest numbers, zeros of both signs, equal rows, equal channels, a single number.
 TEST(KvCodec, OddRowsStayFiniteAndNear) {
   const std::vector<std::vector<uint16_t>> odd = {
       unit_rows(256, [](int32_t, int32_t) { return 0.0; }),
@@ -261,7 +259,7 @@ TEST(KvCodec, OddRowsStayFiniteAndNear) {
           ASSERT_TRUE(std::isfinite(is[j])) << codec->name << " case " << i;
           error.add(is[j], was[j]);
         }
-        if (i < 3) {  // as good as nothing: no format makes something of it
+        if (i < 3) {  // close to zero: must stay so in every format
           EXPECT_LT(std::sqrt(error.off / static_cast<double>(was.size())), 1e-4)
               << codec->name << " case " << i;
         } else {
@@ -272,7 +270,6 @@ TEST(KvCodec, OddRowsStayFiniteAndNear) {
   }
 }
 
-// The largest numbers in every arrangement that a rotation or a mean could make larger.
 TEST(KvCodec, LargestNumbersStayFinite) {
   constexpr double kLargest = 65504;
   const std::vector<uint16_t> mean(256, 0xfbff);
@@ -297,7 +294,6 @@ TEST(KvCodec, LargestNumbersStayFinite) {
   }
 }
 
-// Differences from the mean are stored, as if they had been the rows.
 TEST(KvCodec, TheMeanOfKeysIsTakenOff) {
   Noise noise(11);
   std::vector<uint16_t> mean(128);
@@ -313,8 +309,8 @@ TEST(KvCodec, TheMeanOfKeysIsTakenOff) {
   }
 }
 
-// At every position: at least `tail` blocks and the own one are exact, at most one block less a cell more;
-// what is sealed for a query is full, and stays sealed for all later ones.
+// The exact part is the query's own block and at least `tail` blocks, at most one block minus a
+// cell more. Blocks sealed for a query are full, and stay sealed for all later queries.
 TEST(KvTail, DependsOnThePositionAlone) {
   for (const int32_t tail : {0, 1, 3, 31}) {
     for (const int32_t sinks : {0, 2}) {

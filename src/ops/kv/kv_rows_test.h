@@ -1,4 +1,4 @@
-// kv_rows_test.h -- rows for tests of KV formats, and a round trip through one.
+// kv_rows_test.h -- rows for tests of KV formats, and a round trip through a format.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,7 +41,6 @@ class Noise {
   std::mt19937_64 bits_;
 };
 
-// The 32 rows of a unit, f16 [32][head_dim].
 template <typename Value>
 std::vector<uint16_t> unit_rows(int32_t head_dim, Value value) {
   std::vector<float> x(static_cast<size_t>(kBlockTokens) * static_cast<size_t>(head_dim));
@@ -59,7 +58,6 @@ inline std::vector<uint8_t> encoded(const KvCodec& codec, int32_t head_dim, KvSi
   return unit;
 }
 
-// Rows as a reader gets them back, no longer rotated.
 inline std::vector<float> decoded(const KvCodec& codec, int32_t head_dim, KvSide side,
                                   const std::vector<uint8_t>& unit) {
   std::vector<float> rows(static_cast<size_t>(kBlockTokens) * static_cast<size_t>(head_dim));
@@ -74,7 +72,6 @@ inline std::vector<float> round_trip(const KvCodec& codec, int32_t head_dim, KvS
   return decoded(codec, head_dim, side, encoded(codec, head_dim, side, rows));
 }
 
-// Sums of squares over many rows.
 struct Error {
   double off = 0;
   double all = 0;

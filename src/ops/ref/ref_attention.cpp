@@ -1,5 +1,4 @@
-// ref_attention.cpp -- rotated keys and values in cells, and softmax over the cells a row sees: the
-// reference.
+// ref_attention.cpp -- storing rotated keys and values, softmax over visible cells: the reference.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -71,7 +70,6 @@ struct Visible {
   int32_t position;
 };
 
-// The cells row t sees, in position order.
 std::vector<Visible> visible_cells(const Batch& batch, int32_t t, const AttentionParams& params) {
   const int32_t s = batch.sequence[t];
   const int32_t own = batch.position[t];
@@ -89,7 +87,6 @@ std::vector<Visible> visible_cells(const Batch& batch, int32_t t, const Attentio
   return seen;
 }
 
-// K and V rows of one KV head of one sequence, f32 [cells][head_dim].
 struct HeadRows {
   std::vector<float> k;
   std::vector<float> v;
@@ -97,7 +94,7 @@ struct HeadRows {
   HeadRows(int32_t cells, int64_t head_dim) : k(static_cast<size_t>(cells * head_dim), NAN), v(k) {}
 };
 
-// What the rows of a sequence read: cells from `first` on as they were written, and what units hold of them.
+// The rows that a sequence reads: cells from `first` on as written, and decoded units.
 class HeadCache {
  public:
   HeadCache(const KvLayer& kv, const Batch& batch, int32_t sequence, int32_t head, int32_t first,
@@ -117,7 +114,7 @@ class HeadCache {
       }
     }
     for (int32_t cell = first; cell < cells; ++cell) {
-      // Blocks that nobody reads exact may have been given back.
+      // Blocks without exact readers may have been freed.
       if (cell < exact_from && cell >= kv.cold.tail.sealed_from()) continue;
       const CellAddress at = address_of(kv, batch, sequence, cell);
       const int64_t to = cell * kv.shape.head_dim;
@@ -149,7 +146,6 @@ class HeadCache {
     load_unit(*kv_.cold.k_codec, KvSide::k, kv_.k_unit(block, head_), sealed_.k.data() + offset(cell));
     load_unit(*kv_.cold.v_codec, KvSide::v, kv_.v_unit(block, head_), sealed_.v.data() + offset(cell));
   }
-  // The 32 rows that a unit stands for, no longer rotated.
   void load_unit(const KvCodec& codec, KvSide side, const std::byte* unit, float* out) const {
     const int32_t head_dim = kv_.shape.head_dim;
     codec.decode(reinterpret_cast<const uint8_t*>(unit), head_dim, side, out);
@@ -162,7 +158,6 @@ class HeadCache {
   HeadRows sealed_;
 };
 
-// o = softmax(scale * q . K) V over the visible cells; `own` is the row's position.
 void attend(float* o, const float* q, int32_t own, const std::vector<Visible>& seen, const HeadCache& cache,
             double scale, int64_t head_dim) {
   std::vector<double> score(seen.size());
@@ -182,7 +177,7 @@ void attend(float* o, const float* q, int32_t own, const std::vector<Visible>& s
   for (int64_t j = 0; j < head_dim; ++j) o[j] = static_cast<float>(sum[j] / total);
 }
 
-// Encodes one side of a block of one head. A number that is none leaves zeros.
+// A NaN gives zeros.
 void seal_unit(const KvCodec& codec, KvSide side, const std::byte* rows, int32_t head_dim, std::byte* unit) {
   const auto* halves = reinterpret_cast<const uint16_t*>(rows);
   if (!kv_encode(codec, head_dim, side, halves, head_dim, nullptr, reinterpret_cast<uint8_t*>(unit)))
@@ -240,7 +235,7 @@ void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
   for (int32_t s = 0; s < batch.sequences; ++s) {
     int32_t cells = 0;
     const int32_t end = batch.first_row[s] + batch.rows[s];
-    int32_t lowest = batch.context[s];  // cell that a row sees
+    int32_t lowest = batch.context[s];  // lowest cell that a row sees
     for (int32_t t = batch.first_row[s]; t < end; ++t) {
       cells = std::max(cells, batch.cell[t] + 1);
       lowest = std::min(lowest, params.lowest_position(batch.position[t]));

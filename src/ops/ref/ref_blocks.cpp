@@ -1,4 +1,4 @@
-// ref_blocks.cpp -- the reference of what draft blocks alone need: rows mixed inside a block, pairs.
+// ref_blocks.cpp -- ops of draft blocks: the reference.
 #include <vector>
 
 #include "gguf/formats/block_layouts.h"

@@ -1,11 +1,11 @@
 // ref_delta.cpp -- the gated delta rule: the reference.
 //
-// Rows that are folded at once run the recurrence token by token on the slot. The stored state and its decay
-// are f32 after every token, so cutting a sequence into steps at other places gives the same bytes. All other
-// rows never build a state of their own. With e(i, a) the log decays summed from behind row a to row i, and S
-// the slot's state,
+// Rows that are folded at once run the recurrence token by token on the slot. Stored state and
+// decay are f32 after every token, so step cuts do not change bytes. Other rows never build a
+// state. S is the slot's state and e(i, a) the sum of log decays after row a up to row i. By
+// induction,
 //   S_i = e^{e(i, folded)} S + sum_{a in entries, ancestors, i} e^{e(i, a)} k_a d_a^T
-// holds by induction; d_i and o_i follow from it with products of vectors only.
+// so d_i and o_i follow with products of vectors only.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -35,8 +35,7 @@ void l2_normalise(double* x, int64_t count, double factor) {
   for (int64_t i = 0; i < count; ++i) x[i] *= scale;
 }
 
-// history[j]: raw convolution input j tokens before the row (j = 0: the row itself), null before the sequence
-// began.
+// history[j]: raw convolution input j tokens before the row, or null.
 DeltaRow make_row(const DeltaShape& shape, const DeltaInputs& in, const DeltaWeights& w, int32_t t,
                   const std::vector<const float*>& history) {
   const int32_t taps = shape.conv_width;
@@ -63,7 +62,6 @@ DeltaRow make_row(const DeltaShape& shape, const DeltaInputs& in, const DeltaWei
   return row;
 }
 
-// out = rms(o; norm, eps) * silu(z) for one head
 void gated_norm(float* out, const std::vector<double>& o, const float* z, const DeltaWeights& w) {
   double sum = 0;
   for (double value : o) sum += value * value;
@@ -72,7 +70,7 @@ void gated_norm(float* out, const std::vector<double>& o, const float* z, const 
     out[i] = static_cast<float>(o[i] * inverse * w.norm[i] * ref::silu(z[i]));
 }
 
-// S = e S, in the slot's form: the decay takes the factor, and is folded into the state when it gets small.
+// S = e S: the stored decay takes the factor, and is folded into the state when it gets small.
 void decay_state(const DeltaLayer& layer, int32_t slot, int32_t head, double e) {
   float& decay = layer.decay(slot)[head];
   decay = static_cast<float>(decay * e);
@@ -83,7 +81,6 @@ void decay_state(const DeltaLayer& layer, int32_t slot, int32_t head, double e) 
   decay = 1.0f;
 }
 
-// S += k d^T
 template <typename Number>
 void add_outer(const DeltaLayer& layer, int32_t slot, int32_t head, const Number* k, const Number* d) {
   const double inverse = 1.0 / layer.decay(slot)[head];
@@ -96,7 +93,6 @@ void add_outer(const DeltaLayer& layer, int32_t slot, int32_t head, const Number
   }
 }
 
-// S^T x
 std::vector<double> read_state(const DeltaLayer& layer, int32_t slot, int32_t head, const double* x) {
   const int64_t value_dim = layer.shape.value_dim;
   const float* state = layer.state(slot, head);
@@ -113,7 +109,6 @@ void start_sequence(const DeltaLayer& layer, int32_t slot) {
   for (int32_t h = 0; h < layer.shape.value_heads; ++h) layer.decay(slot)[h] = 1.0f;
 }
 
-// The entries of all positions before `position` become part of the state.
 void fold(const DeltaLayer& layer, int32_t slot, int32_t position) {
   for (int32_t h = 0; h < layer.shape.value_heads; ++h) {
     for (int32_t& p = layer.folded(slot)[h]; p < position; ++p) {
@@ -131,7 +126,7 @@ void check_shapes(Tensor o, const DeltaInputs& in, const DeltaLayer& layer, cons
   BRAID_CHECK(o.rows >= batch.tokens && in.qkv.rows >= batch.tokens && in.z.rows >= batch.tokens);
 }
 
-// Computes one row that is not folded: `cells` are its ancestors', oldest first, back to what is folded.
+// A row that is not folded. `cells` are its ancestors', oldest first, back to the folded position.
 // Leaves d in the row's entry and returns S_t^T q.
 std::vector<double> run_head(const DeltaRow& row, const DeltaLayer& layer, int32_t slot,
                              const std::vector<int32_t>& cells, int32_t cell, int32_t h) {
@@ -141,7 +136,7 @@ std::vector<double> run_head(const DeltaRow& row, const DeltaLayer& layer, int32
   const double* k = row.k.data() + int64_t{key_head} * shape.key_dim;
   std::vector<double> before = read_state(layer, slot, h, k);
   std::vector<double> out = read_state(layer, slot, h, q);
-  // Gates newest to oldest: differences of their sums would cancel.
+  // Gates from newest to oldest: differences of their sums would cancel.
   std::vector<double> since(cells.size());
   double sum = row.g[h];
   for (size_t i = cells.size(); i > 0; --i) {
@@ -172,7 +167,6 @@ std::vector<double> run_head(const DeltaRow& row, const DeltaLayer& layer, int32
   return out;
 }
 
-// One call of delta_rule.
 struct Call {
   Tensor o;
   const DeltaInputs& in;
@@ -180,8 +174,7 @@ struct Call {
   const DeltaLayer& layer;
   const Batch& batch;
 
-  // The row's raw input into the ring, and its convolution from there. `path`: cells of its ancestors in the
-  // batch, nearest first; before them lies position `follows` - 1.
+  // `path`: the row's ancestors in the batch, nearest first, after position `follows` - 1.
   DeltaRow prepare(int32_t s, int32_t t, const std::vector<int32_t>& path, int32_t follows) const {
     const int32_t slot = batch.slot[s];
     std::memcpy(layer.conv_row(slot, batch.cell[t]), in.qkv.f32(t),
@@ -198,7 +191,6 @@ struct Call {
     gated_norm(o.f32(t) + column, out, in.z.f32(t) + column, w);
   }
 
-  // A certain row that is folded at once.
   void recur(int32_t s, int32_t t) const {
     const DeltaShape& shape = layer.shape;
     const int32_t slot = batch.slot[s];
@@ -216,14 +208,13 @@ struct Call {
     }
   }
 
-  // Any other row: it leaves an entry.
   void look_back(int32_t s, int32_t t) const {
     const DeltaShape& shape = layer.shape;
     const int32_t slot = batch.slot[s];
     const int32_t cell = batch.cell[t];
     const bool certain = t < batch.first_row[s] + batch.certain[s];
     BRAID_CHECK(layer.ring.entries() > 0 && batch.parent[t] < t);
-    std::vector<int32_t> cells;  // of its ancestors, first nearest first
+    std::vector<int32_t> cells;  // of its ancestors, at first nearest first
     for (int32_t row = batch.parent[t]; row >= 0; row = batch.parent[row]) cells.push_back(batch.cell[row]);
     const int32_t follows = certain ? batch.position[t] : batch.context[s];
     const DeltaRow row = prepare(s, t, cells, follows);

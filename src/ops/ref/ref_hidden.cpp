@@ -1,4 +1,4 @@
-// ref_hidden.cpp -- hidden rows of the positions before, and the ring that keeps them: the reference.
+// ref_hidden.cpp -- hidden rows of previous positions, and their ring: the reference.
 #include <algorithm>
 
 #include "ops/ref/ref_ops.h"

@@ -3,7 +3,7 @@
 
 namespace braid::ref {
 
-// One clone for each set of vectors; the program takes the best that the machine has.
+// One clone per vector set; the loader picks the best for the machine.
 #if defined(__x86_64__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif

@@ -1,4 +1,4 @@
-// ref_math.h -- the few functions the reference ops share. All in double.
+// ref_math.h -- functions shared by the reference ops, all in double.
 #pragma once
 
 #include <cmath>
@@ -23,16 +23,14 @@ inline double gate(AttentionGate::Act act, double x) {
   return NAN;
 }
 
-// sum a[i] b[i]. Thirty-two partial sums: the order is fixed, and goldens of a whole model stay affordable. A product
-// of two floats is exact in double, so the bits do not depend on whether multiply and add are fused.
+// sum a[i] b[i] in 32 partial sums of fixed order, for speed. A product of two floats is exact in
+// double, so fusing does not change the bits.
 double dot(const float* a, const float* b, int64_t count);
 
-// 1 / sqrt(mean(x^2) + eps)
 inline double inverse_rms(const float* x, int64_t count, double eps) {
   return 1.0 / std::sqrt(dot(x, x, count) / static_cast<double>(count) + eps);
 }
 
-// Row r of expert e of a loaded weight, f32 [k].
 inline const float* weight_row(const Weight& w, int64_t expert, int64_t row) {
   return static_cast<const float*>(w.device_data) + (expert * w.n + row) * w.k;
 }
@@ -40,7 +38,6 @@ inline double weight_scale(const Weight& w, int64_t expert) {
   if (w.scales.empty()) return 1.0;
   return w.scales.size() == 1 ? w.scales[0] : w.scales[static_cast<size_t>(expert)];
 }
-// (W_expert x)[row], scaled.
 inline double product(const Weight& w, int64_t expert, int64_t row, const float* x) {
   return weight_scale(w, expert) * dot(weight_row(w, expert, row), x, w.k);
 }

@@ -13,8 +13,7 @@ namespace {
 
 constexpr double kLowest = std::numeric_limits<double>::lowest();
 
-// sum[] += factor * down(silu(gate x) * up x) of one expert. The inner activation is f32, as everything that
-// travels between products.
+// The inner activation is f32, as between products.
 void add_expert(std::vector<double>& sum, double factor, const Weight& gate, const Weight& up,
                 const Weight& down, int64_t expert, const float* x) {
   BRAID_CHECK(gate.n == up.n && gate.k == up.k && down.k == gate.n && down.n == gate.k);
@@ -39,11 +38,11 @@ void RefOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePar
     const float* logit = logits.f32(t);
     int32_t* chosen = static_cast<int32_t*>(ids.data) + t * ids.stride;
     float* weight = weights.f32(t);
-    // Softmax keeps the order of the logits, so the choice can be made on them.
+    // Softmax keeps the order of the logits, so the choice can use them.
     for (int32_t e = 0; e < params.experts; ++e) {
       const double bias = params.bias != nullptr ? params.bias[e] : 0.0;
       const double value = sigmoid ? ref::sigmoid(logit[e]) + bias : double{logit[e]};
-      order[e] = value > kLowest ? value : kLowest;  // no numbers, too: an expert is chosen once
+      order[e] = value > kLowest ? value : kLowest;  // NaN, too: an expert is chosen once
     }
     for (int32_t j = 0; j < params.used; ++j) {
       const auto best = std::max_element(order.begin(), order.end());

@@ -1,9 +1,7 @@
 // ref_ops.h -- the reference device: every op of ops.h as plain loops.
-//
-// It is the specification that other devices are tested against, so it prefers the formula over speed: sums
-// are double, results are rounded to f32 once, when they are stored. It is not a fallback for users. Weights
-// are decoded to f32 when they are loaded; rows of tables are decoded from the file when they are asked for.
-// Recurrent states have one tile per head: [key_dim][value_dim].
+// It is the specification for tests of other devices, not a fallback for users: formulas before
+// speed. Sums are double; results are rounded to f32 once, when stored. Weights are decoded to f32
+// at load, rows of tables at use. Recurrent states have one tile [key_dim][value_dim] per head.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +17,15 @@ namespace braid {
 
 class RefOps final : public Ops {
  public:
-  // ref_linear.cpp
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
 
-  // ref_norm.cpp
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
 
-  // ref_attention.cpp
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
                           const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
                           const Batch& batch) override;
@@ -40,7 +35,6 @@ class RefOps final : public Ops {
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
-  // ref_delta.cpp
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
   void delta_fold(const DeltaLayer& layer, int32_t slot, int32_t position) override;
@@ -48,18 +42,15 @@ class RefOps final : public Ops {
                   const Batch& batch) override;
   void state_copy(float* dst, const float* src, int64_t elements) override;
 
-  // ref_hidden.cpp
   void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
   void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
   void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
 
-  // ref_blocks.cpp
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
   void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
                    const Batch& batch) override;
 
-  // ref_moe.cpp
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
 };
@@ -69,7 +60,7 @@ class RefDevice final : public Device {
   explicit RefDevice(const DeviceOptions& options) : options_(options) {}
 
   std::string description() const override { return "reference"; }
-  // As a GPU, so that what becomes of entries is tried where there is none.
+  // Periodic folds as on a GPU, so that machines without one test them.
   DeltaRing delta_ring(int32_t uncertain) const override { return {8, uncertain, uncertain}; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;

@@ -1,4 +1,4 @@
-// announced_test.cpp -- an announced product gives the bytes that it gives unannounced, on every device.
+// announced_test.cpp -- announced products give the same bytes as others, on every device.
 #include <algorithm>
 #include <iterator>
 #include <tuple>
@@ -16,7 +16,7 @@ struct Case {
   int64_t hidden;
 };
 
-// y of gated products and the one that follows, two times in a row: what the first leaves may not change the second.
+// Twice, as the first run must not change the second.
 std::vector<float> results(const DeviceCase& device, const Case& c, int64_t rows, bool announced) {
   constexpr int64_t kWidth = 512;
   Random random(801);

@@ -1,5 +1,4 @@
-// attention_block_test.cpp -- what drafters ask of attention: blocks of rows that see each other, and keys
-// without queries.
+// attention_block_test.cpp -- attention of drafters: mutually visible rows, keys without queries.
 #include <algorithm>
 #include <cmath>
 
@@ -41,7 +40,6 @@ std::vector<float> row_of(const std::vector<float>& all, int32_t row) {
   return {all.begin() + row * kWidth, all.begin() + (row + 1) * kWidth};
 }
 
-// Each row gets what the last would get for its query.
 TEST(AttentionBlock, RowsSeeWhatTheLastOneSees) {
   const std::vector<std::vector<SequencePlan>> cases = {
       {{0, 16}}, {{20, 16}, {3, 8}}, {{500, 16}, {0, 5}, {130, 16}, {1023, 2}}};
@@ -81,7 +79,6 @@ TEST(AttentionBlock, RowsSeeWhatTheLastOneSees) {
   }
 }
 
-// Heads 0: what is stored is what is stored beside queries.
 TEST(AttentionBlock, KeysAreStoredWithoutQueries) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(62);

@@ -1,7 +1,5 @@
 // attention_test.cpp -- softmax over cells, on every device.
-//
-// Compared on identical cells: one unit in the last place of a stored key would hide everything else. What
-// the cells get is compared by itself (store_test.cpp).
+// All devices get identical cells, because one ulp in a stored key would hide other errors.
 #include "ops/tests/cells_world_test.h"
 
 namespace braid {
@@ -48,7 +46,6 @@ TEST(Attention, AgreesWithTheReferenceAtEveryLength) {
   }
 }
 
-// Heads of the published models and long contexts: tiles, splits and their borders, trees over long contexts.
 TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
   const Shape shapes[] = {{.heads = 12, .kv_heads = 2, .head_dim = 256},
                           {.heads = 16, .kv_heads = 2, .head_dim = 256},
@@ -89,7 +86,7 @@ TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
   }
 }
 
-// Several tiles of queries and of cells, pieces that begin and end inside one, groups of one to sixteen.
+// Several tiles of queries and cells, runs that end inside a tile, groups of one to sixteen.
 TEST(Attention, AgreesWithTheReferenceOnLongPrompts) {
   const Shape shapes[] = {
       {.heads = 12, .kv_heads = 2, .head_dim = 256, .k = KvFormat::bf16, .v = KvFormat::bf16},
@@ -136,7 +133,7 @@ TEST(Attention, DoesNotDependOnThreads) {
   }
 }
 
-// Other sequences in the batch change nothing; cutting a prompt elsewhere changes no more than rounding.
+// Other sequences change nothing; other cuts of a prompt change only rounding.
 TEST(Attention, DependsOnTheSequenceAlone) {
   const Shape shape = kCellShapes[0];
   for (const DeviceCase& device : sequence_devices()) {
@@ -168,7 +165,6 @@ TEST(Attention, DependsOnTheSequenceAlone) {
   }
 }
 
-// A row of a tree sees what it would see had its ancestors been the only continuation.
 TEST(Attention, TreeRowsSeeTheirPathAlone) {
   for (Shape shape : {kCellShapes[0], kCellShapes[3], kCellShapes[5]}) {
     for (const DeviceCase& device : sequence_devices()) {
@@ -225,7 +221,6 @@ TEST(Attention, OneCellGivesItsValue) {
   }
 }
 
-// Head h reads KV head h / G and is scaled by its own gate, which stands behind its query.
 TEST(Attention, EachHeadReadsItsKvHeadAndItsGate) {
   const Shape shape{.heads = 6, .kv_heads = 2, .head_dim = 32, .k = KvFormat::f32, .v = KvFormat::f32};
   for (const DeviceCase& device : sequence_devices()) {
@@ -262,7 +257,6 @@ TEST(Attention, ZeroGateHalvesTheOutput) {
   }
 }
 
-// Gates of zero: softplus multiplies by ln 2.
 TEST(Attention, ZeroSoftplusGateMultipliesByLn2) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const AttentionGate gate : {kSoftplusHead, kSoftplusElement}) {
@@ -283,7 +277,6 @@ TEST(Attention, ZeroSoftplusGateMultipliesByLn2) {
   }
 }
 
-// Gates far from zero: softplus is the gate itself, or next to nothing; never infinite.
 TEST(Attention, LargeSoftplusGatesStayFinite) {
   for (const DeviceCase& device : sequence_devices()) {
     Shape shape = kCellShapes[0];
@@ -303,7 +296,7 @@ TEST(Attention, LargeSoftplusGatesStayFinite) {
   }
 }
 
-// A window of w keeps the row itself and w - 1 cells before it: the others may hold anything.
+// A window of w has the row itself and w - 1 cells before it.
 TEST(Attention, WindowHidesOlderCells) {
   for (const DeviceCase& device : sequence_devices()) {
     Shape shape = kCellShapes[0];
@@ -327,7 +320,6 @@ TEST(Attention, WindowHidesOlderCells) {
   }
 }
 
-// The first cells are seen by their own rows alone: others see the same whatever is there.
 TEST(Attention, FirstCellHidesThoseBelow) {
   const std::vector<std::vector<SequencePlan>> cases = {
       {{0, 1}}, {{1, 1}}, {{300, 1}}, {{0, 80}}, {{70, 40}}, {{0, 1, {-1, 0, -1}}}, {{40, 1, {-1, 0, 0}}}};
@@ -343,7 +335,7 @@ TEST(Attention, FirstCellHidesThoseBelow) {
         Cells cells(device, shape, rows, 1 << 30, random);
         const std::vector<float> q = random.normals(rows.tokens() * shape.width());
         std::vector<float> seen = cells.attend(shape, batch, q, {});
-        std::vector<float> own;  // what rows of the first cells give: their values
+        std::vector<float> own;  // result of the rows of the first cells: their values
         for (int32_t t = 0; t < rows.tokens() && batch.position[t] < first_cell; ++t)
           for (int32_t h = 0; h < shape.heads; ++h)
             for (const float v : decode(shape.v, cells.v_row(batch, 0, batch.cell[t], 0), shape.head_dim))

@@ -1,5 +1,4 @@
-// cards_test.cpp -- what kernels ask of the cards that people own. On a GPU the driver refuses a launch that
-// asks for more than BRAID_GPU allows; here the choices are tested without one.
+// cards_test.cpp -- kernel choices for consumer cards, tested without a GPU.
 #include "ops/cuda/primitives/card.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +39,7 @@ TEST(Cards, CodeForOlderCardsUsesNothingOfANewerGpu) {
     EXPECT_TRUE(ptx90.has_clusters && ptx90.has_bulk_copies && ptx90.has_dependent_launch);
   }
   EXPECT_TRUE(cuda::as_used_by(h100, 90, true).has_wgmma);
-  // Code for 8.0 runs as it is on 8.6.
+  // Code for 8.0 runs unchanged on 8.6.
   EXPECT_EQ(cuda::as_used_by(*cuda::card_of(86), 80, false).capability, 80);
 }
 
@@ -84,7 +83,6 @@ constexpr int32_t kContext = 32768;
 constexpr GgmlType kTypes[] = {GgmlType::Q4_K,   GgmlType::Q6_K,  GgmlType::Q8_0, GgmlType::Q5_K,
                                GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::F16};
 
-// One card and one model on it.
 class OnCard : public ::testing::TestWithParam<std::tuple<Card, Shape>> {
  protected:
   const Card card = std::get<0>(GetParam());
@@ -126,7 +124,6 @@ class OnCard : public ::testing::TestWithParam<std::tuple<Card, Shape>> {
     buffers.push_back(std::move(buffer).value());
     return {buffers.back().data(), type, rows, cols, cols};
   }
-  // What attention of so many rows takes.
   struct AttentionRows {
     Tensor qg, q, o, k, v, rope;
     AttentionWeights weights;
@@ -139,7 +136,7 @@ class OnCard : public ::testing::TestWithParam<std::tuple<Card, Shape>> {
             tensor(rows, kv_width),  tensor(rows, kv_width), tensor(rows, 64, DType::f32),
             {norm, norm, 1e-6f}};
   }
-  // That all launches since the last call fit the card. Returns the most shared memory that one asked for.
+  // Checks the launches since the last call. Returns the most shared memory of a launch.
   size_t check(const std::string& what) {
     EXPECT_FALSE(launches.empty()) << what;
     size_t most = 0;
@@ -174,7 +171,7 @@ TEST_P(OnCard, ProductsFit) {
   }
 }
 
-// Decoding, a tree, a prompt: all in kernels with cells in shared memory.
+// Decoding, a tree, a prompt.
 TEST_P(OnCard, AttentionHasItsFastForms) {
   struct Step {
     const char* name;
@@ -202,7 +199,6 @@ TEST_P(OnCard, AttentionHasItsFastForms) {
   }
 }
 
-// A layer that seals its blocks in a format.
 KvLayer sealing_layer(const Shape& shape, const KvCodec& codec, std::byte* pool) {
   KvLayer kv;
   kv.shape = {shape.kv_heads, shape.head_dim, KvFormat::f16, KvFormat::f16};
@@ -214,9 +210,8 @@ KvLayer sealing_layer(const Shape& shape, const KvCodec& codec, std::byte* pool)
   return kv;
 }
 
-// Over sealed blocks few rows read units in place (sealed cells, exact ones, seal); more get bands and an image, then
-// the kernels of f16, with as many sequences as there can be bands. The formats: the widest unit, tables of
-// channels, tables of levels.
+// Few rows read units in place (sealed cells, exact ones, seal). More rows get bands and an image,
+// then the kernels of f16. The formats: the widest unit, tables of channels, tables of levels.
 TEST_P(OnCard, SealedBlocksHaveFastForms) {
   struct Step {
     const char* name;
@@ -252,7 +247,7 @@ TEST_P(OnCard, SealedBlocksHaveFastForms) {
       const AttentionRows r = attention_rows(batch.tokens);
       const AttentionParams params{shape.heads, 0.0625f, 0, kJointSigmoid};
       device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv, batch);
-      // Where heads are wide, the smallest cards have no room for several rows that are stored on the way.
+      // With wide heads, the smallest cards lack room for several rows that are stored on the way.
       const bool room = card.shared_bytes_per_block > cuda::kLeastSharedBytes || shape.head_dim <= 128;
       const bool fresh = room || batch.most_rows == 1;
       if (step.in_place) {

@@ -10,8 +10,7 @@
 
 namespace braid::test {
 
-// What attention may be off by. Kernels for 16-bit activations also round the weights of the softmax, and
-// queries to the type of the cache; `sharp`: the size of the scores.
+// 16-bit kernels also round softmax weights and queries. `sharp`: size of the scores.
 inline double outputs(const DeviceCase& device, KvFormat k_format = KvFormat::f16, float sharp = 1.0f) {
   if (device.activation_type == DType::f32) return sharp > 1 ? 5e-5 : 1e-5;
   return (k_format == KvFormat::bf16 ? 8 : 1) * (sharp > 1 ? 4 : 1) * device.tolerance(1e-5, 5);
@@ -73,8 +72,7 @@ struct Shape {
   }
 };
 
-// A device with a KV layer whose cells 0 .. written-1 of each sequence hold random values, all others
-// kNobody.
+// Cells 0 .. written-1 of each sequence hold random values, all others kNobody.
 struct Cells {
   World world;
   KvLayer kv;
@@ -131,8 +129,7 @@ struct Cells {
   }
 };
 
-// o of one case. `sharp` multiplies the queries, for softmax with few winners. Blocks behind the window are
-// taken away.
+// `sharp` multiplies the queries. Blocks below the window are removed.
 inline std::vector<float> attended(const DeviceCase& device, const Shape& shape,
                                    const std::vector<SequencePlan>& plans, uint64_t seed,
                                    float sharp = 1.0f) {

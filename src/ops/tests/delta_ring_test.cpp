@@ -1,5 +1,4 @@
-// delta_ring_test.cpp -- what a slot remembers of the rows since its state: entries are folded where the
-// contract says, drafts that were accepted are as good as tokens, and bytes depend on neither.
+// delta_ring_test.cpp -- entries of slots: where they are folded; accepted drafts equal tokens.
 #include <iterator>
 #include <tuple>
 
@@ -12,15 +11,12 @@ using namespace test;
 
 constexpr int32_t kDrafts = 8;
 
-// ---- accepted drafts ----
-
 std::vector<int32_t> ancestors_of(int32_t node, const std::vector<int32_t>& parents) {
   std::vector<int32_t> path;
   for (int32_t at = node; at >= 0; at = parents[at]) path.insert(path.begin(), at);
   return path;
 }
 
-// Nodes of a path to the cells after `context`, as an engine moves them.
 void accept(Delta& delta, const std::vector<int32_t>& path, int32_t context, const TestBatch& rows) {
   std::vector<CellMove> moves;
   for (int32_t i = 0; i < std::ssize(path); ++i)
@@ -30,7 +26,6 @@ void accept(Delta& delta, const std::vector<int32_t>& path, int32_t context, con
   delta.world.device().synchronize();
 }
 
-// By the number of a shape.
 class DeltaRingOfShape : public ::testing::TestWithParam<size_t> {
  protected:
   const DeltaShape& shape() const { return kShapes[GetParam()]; }
@@ -102,8 +97,6 @@ TEST(DeltaRing, SmallDecaysStayInside) {
   }
 }
 
-// ---- where it folds ----
-
 TEST(DeltaRing, FoldsWhereTheContractSays) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const int32_t drafts : {0, 3, kDrafts}) {
@@ -129,7 +122,6 @@ TEST(DeltaRing, FoldsWhereTheContractSays) {
   }
 }
 
-// What a sequence holds that its next rows read: state, entries, convolution inputs.
 std::vector<float> held(const Delta& delta, int32_t slot, int32_t position) {
   const DeltaLayer& layer = delta.layer;
   std::vector<float> all(layer.state(slot, 0), layer.state(slot, 0) + delta.shape.state_elements());
@@ -142,8 +134,8 @@ std::vector<float> held(const Delta& delta, int32_t slot, int32_t position) {
   return all;
 }
 
-// A sequence's tokens one by one, and the same tokens behind drafts: chains and trees with wrong branches,
-// some accepted, all lengths. The bytes are the same; of the reference, the numbers.
+// Tokens one by one, and the same tokens after drafts: chains and trees with wrong branches, some
+// accepted. The bytes are equal; on the reference, the numbers.
 void expect_drafts_equal_tokens(const DeviceCase& device, const DeltaShape& shape, int32_t prompt,
                                 uint64_t seed) {
   constexpr int32_t kTokens = 120;
@@ -171,7 +163,7 @@ void expect_drafts_equal_tokens(const DeviceCase& device, const DeltaShape& shap
   };
   int32_t at = prompt;
   while (at < kTokens - 1) {
-    // A chain of right tokens among wrong branches: right[i] is the node of position at + 1 + i.
+    // right[i] is the node of position at + 1 + i.
     const auto nodes = static_cast<int32_t>(random.between(0, kDrafts));
     std::vector<int32_t> parents, right, rows = {at};
     for (int32_t n = 0; n < nodes; ++n) {
@@ -190,7 +182,7 @@ void expect_drafts_equal_tokens(const DeviceCase& device, const DeltaShape& shap
     accept(delta, right, at + 1, step);
     at += 1 + static_cast<int32_t>(right.size());
   }
-  // One more row of its own, so that both have folded as far.
+  // One more row, so that both have folded as far.
   if (at == kTokens - 1)
     expect_row(delta.run(TestBatch({{at, 1}, {}}, like), delta.picked(inputs, {at})), 0, at);
   if (device.gpu) {
@@ -212,8 +204,7 @@ TEST(DeltaRing, DraftsOfAnyKindGiveWhatTokensGive) {
   }
 }
 
-// One row of each of many sequences: other kernels on a GPU, by how many heads all sequences have. Over a
-// whole cycle of folding.
+// Over a whole cycle of folds; a GPU picks kernels by the number of heads of all sequences.
 TEST(DeltaRing, StepsOfManyGiveTheBytesOfOne) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const DeltaShape& shape : {kShapes[1], kShapes[2], kShapes[3], kShapes[6]}) {
@@ -248,8 +239,7 @@ TEST(DeltaRing, StepsOfManyGiveTheBytesOfOne) {
   }
 }
 
-// Drafts of many sequences, of which some have none, two certain rows or no row: other kernels on a GPU than
-// for one sequence. Over a whole cycle of folding, which begins in front of, among and behind the drafts.
+// Some sequences have no drafts, two certain rows or no row. All phases of the fold cycle occur.
 class DeltaRingOfMany : public ::testing::TestWithParam<std::tuple<size_t, int32_t>> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, DeltaRingOfMany,
                          ::testing::Combine(::testing::Values<size_t>(1, 2, 5),
@@ -276,7 +266,6 @@ TEST_P(DeltaRingOfMany, DraftsGiveTheBytesOfOne) {
         at += certain;
       }
     }
-    // Room for the longest of all steps.
     const TestBatch like(std::vector<SequencePlan>(static_cast<size_t>(sequences), {70, 2, chain(kMost)}),
                          random);
     Delta delta(device, shape, like.slots(), random, sequences, kMost);

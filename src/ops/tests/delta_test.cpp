@@ -1,8 +1,5 @@
-// delta_test.cpp -- the gated delta rule over certain rows and trees, on every device. What slots remember
-// of rows since their states: delta_ring_test.cpp.
-//
-// Inputs of unit scale; states of a few tenths with a random decay beside them. Outputs are normalised, so
-// absolute tolerances are relative to about 1.
+// delta_test.cpp -- the gated delta rule over certain rows and trees, on every device.
+// Outputs are normalized, so absolute tolerances are relative to about 1.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,15 +11,12 @@ namespace {
 
 using namespace test;
 
-// ---- agreement with the reference ----
-
 struct StepResult {
   std::vector<float> o;
-  std::vector<float> states;   // of all slots, conv rings of sequences behind them
+  std::vector<float> states;   // of all slots, then conv rings of sequences
   std::vector<float> entries;  // of uncertain rows, with their convolution inputs
 };
 
-// Slots remember some rows before the step already.
 StepResult step(const DeviceCase& device, const DeltaShape& shape, const std::vector<SequencePlan>& plans,
                 uint64_t seed) {
   Random random(seed);
@@ -94,10 +88,8 @@ TEST(Delta, SixtyFourUncertainRows) {
   }
 }
 
-// Long runs of certain rows, which a device may take in chunks of its own: every length around a border,
-// positions that begin inside a chunk, several sequences of different lengths. A chunk form rounds more than
-// the recurrence: 1e-3 of the whole (relative RMS), and single values of outputs that the norm made large up
-// to 1e-2.
+// Runs of every length around the border of a device's chunks. A chunk form rounds more than the
+// recurrence: 1e-3 (relative RMS), up to 1e-2 for single values that the norm made large.
 void expect_long_run(const std::vector<float>& actual, const std::vector<float>& expected,
                      const DeviceCase& device, const std::string& what) {
   const double each = device.gpu ? 1e-2 : kTolerance;
@@ -132,7 +124,6 @@ TEST(Delta, LongRunsAgreeWithTheReference) {
   }
 }
 
-// Every length: the run that follows sees what the run before it left.
 TEST(Delta, RunsOfEveryLengthFollowEachOther) {
   const DeltaShape& shape = kShapes[0];
   for (const DeviceCase& device : sequence_devices()) {
@@ -155,7 +146,7 @@ TEST(Delta, RunsOfEveryLengthFollowEachOther) {
   }
 }
 
-// The same sequence alone and among others: blocks, clusters and grids differ, bytes do not.
+// Blocks, clusters and grids differ, bytes do not.
 TEST(Delta, ManySequencesGiveTheBytesOfOne) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(87);
@@ -181,8 +172,6 @@ TEST(Delta, ManySequencesGiveTheBytesOfOne) {
   }
 }
 
-// Several rows of many sequences in one step, and the same rows one step each, where certain rows are folded
-// at once.
 void expect_bytes_of_steps(const DeviceCase& device, const DeltaShape& shape, int32_t sequences) {
   constexpr int32_t kRows = 3;
   const std::string what = device.name + ", " + std::to_string(sequences) + " sequences";
@@ -216,8 +205,6 @@ TEST(Delta, RowsInOneStepGiveTheBytesOfSteps) {
   }
 }
 
-// ---- what may be written ----
-
 TEST(Delta, WritesOnlyItsSlots) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(11);
@@ -234,7 +221,6 @@ TEST(Delta, WritesOnlyItsSlots) {
     for (int32_t s = 0; s < batch.sequences; ++s) runs[batch.slot[s]] = batch.rows[s] > 0;
     for (int32_t s = 0; s < rows.slots(); ++s)
       EXPECT_EQ(delta.bytes(s) != before[s], runs[s]) << device.name << " slot " << s;
-    // Uncertain rows leave the state alone.
     const int32_t tree = batch.slot[1];
     EXPECT_TRUE(std::equal(before[tree].begin(), before[tree].begin() + shape.state_elements(),
                            delta.layer.slot(tree)))
@@ -259,9 +245,7 @@ TEST(Delta, FreshSequenceIgnoresWhatTheSlotHeld) {
   }
 }
 
-// ---- cuts ----
-
-// Bytes, not values. Where a lone row leaves an entry instead of folding, a cut leaves two rows at least.
+// Where a lone row leaves an entry instead of folding, a cut leaves at least two rows.
 TEST(Delta, FourThousandTokensCutAnywhereGiveTheSameBytes) {
   constexpr int32_t kTokens = 4096;
   for (const DeviceCase& device : sequence_devices()) {
@@ -341,9 +325,7 @@ TEST(Delta, CompanyChangesNothing) {
   }
 }
 
-// ---- chosen gates and keys ----
-
-// Inputs that make the rule readable: no convolution mixing, gates from closed forms.
+// No convolution mixing, gates from closed forms.
 struct Chosen {
   Delta delta;
   TestBatch like;
@@ -432,7 +414,7 @@ TEST(Delta, BetaZeroOnlyDecays) {
   }
 }
 
-// With states wiped before each token and one key, S[key] is what the convolution made of the values.
+// With states cleared before each token and one key, S[key] is the convolution of the values.
 TEST(Delta, ConvolutionOfAnImpulseIsItsTaps) {
   for (const DeviceCase& device : exact_devices()) {
     Random random(41);
@@ -456,8 +438,6 @@ TEST(Delta, ConvolutionOfAnImpulseIsItsTaps) {
     }
   }
 }
-
-// ---- trees ----
 
 std::vector<int32_t> path_to(int32_t node, const std::vector<int32_t>& parents) {
   std::vector<int32_t> path;
@@ -524,7 +504,7 @@ TEST(DeltaTree, TwinBranchesAgreeAndSiblingsMayChangePlaces) {
   }
 }
 
-// Decays of very different size on branches that do not see each other must not meet in one exponent.
+// Decays of very different size on separate branches must not share an exponent.
 TEST(DeltaTree, BranchesOfUnequalDecayStayFinite) {
   auto run = [](const DeviceCase& device) {
     Random random(59);
@@ -533,7 +513,8 @@ TEST(DeltaTree, BranchesOfUnequalDecayStayFinite) {
     delta.stand(rows, random);
     delta.weights.a = delta.world.array({-4.0f, -30.0f});
     Rows inputs = delta.random_rows(rows.tokens(), random);
-    for (int32_t t : {1, 3, 5}) inputs.alpha[t * 2] = inputs.alpha[t * 2 + 1] = 40.0f;  // g = -160 and -1200
+    // g = -160, -1200
+    for (int32_t t : {1, 3, 5}) inputs.alpha[t * 2] = inputs.alpha[t * 2 + 1] = 40.0f;
     for (int32_t t : {2, 4, 6}) inputs.alpha[t * 2] = inputs.alpha[t * 2 + 1] = -40.0f;
     return delta.run(rows, inputs);
   };

@@ -1,5 +1,4 @@
-// delta_world_test.h -- a small world for tests of the gated delta rule: one layer whose slots hold random
-// states.
+// delta_world_test.h -- one gated-delta layer with random states, for tests.
 #pragma once
 
 #include <algorithm>
@@ -43,13 +42,12 @@ inline std::vector<int32_t> range(int32_t first, int32_t count) {
   return rows;
 }
 
-// A device with one delta layer whose slots hold random states before position 0.
 struct Delta {
   DeltaShape shape;
   World world;
   DeltaLayer layer;
   DeltaWeights weights;
-  bool decays;  // beside states; a GPU's are 1
+  bool decays;  // random decays; a GPU's are 1
 
   Delta(const DeviceCase& device, const DeltaShape& delta_shape, int32_t slots, Random& random,
         int32_t most_sequences = 16, int32_t uncertain = 64)
@@ -94,7 +92,7 @@ struct Delta {
       layer.conv(s)[i] = random.normal();
   }
 
-  // The states of a slot are those before `position` - `pending`; what follows are random entries.
+  // The state is at position - pending, followed by random entries.
   void stand(int32_t s, int32_t position, int32_t pending, Random& random) {
     std::fill_n(layer.folded(s), shape.value_heads, position - pending);
     for (int32_t p = position - pending; p < position; ++p) {
@@ -104,7 +102,6 @@ struct Delta {
       for (int32_t h = 0; h < shape.value_heads; ++h) layer.gate(s, p)[h] = -random.uniform(0.0f, 2.0f);
     }
   }
-  // All sequences of a batch, with nothing pending.
   void stand(const TestBatch& rows, Random& random) {
     const Batch& b = rows.batch();
     for (int32_t s = 0; s < b.sequences; ++s) stand(b.slot[s], b.context[s] - b.certain[s], 0, random);
@@ -154,7 +151,6 @@ struct Delta {
   float state(int32_t s, int32_t position, int32_t h, int32_t k, int32_t v) const {
     return states(s, position)[static_cast<size_t>((h * shape.key_dim + k) * shape.value_dim + v)];
   }
-  // Ring rows that a continuation at `position` will read, oldest first.
   std::vector<float> history(int32_t s, int32_t position) const {
     std::vector<float> values;
     for (int32_t p = std::max(position - shape.conv_width + 1, 0); p < position; ++p) {

@@ -1,4 +1,4 @@
-// draft_block_test.cpp -- rows mixed inside draft blocks, and which candidate follows which.
+// draft_block_test.cpp -- ops of draft blocks, on every device.
 #include <algorithm>
 
 #include "ops/tests/op_test.h"
@@ -8,7 +8,6 @@ namespace {
 
 using namespace test;
 
-// Blocks of a drafter: certain rows, after any context.
 std::vector<SequencePlan> blocks_of(const std::vector<int32_t>& rows) {
   std::vector<SequencePlan> plans;
   for (const int32_t count : rows) plans.push_back({40 + 3 * count, count});
@@ -20,7 +19,7 @@ struct ConvCase {
   int32_t group, taps;
 };
 
-// [y | y after adding] of one block after the other, in one batch or each alone.
+// [y | y after adding] per block.
 std::vector<float> convolved(const DeviceCase& device, const ConvCase& c, const std::vector<int32_t>& blocks,
                              bool together) {
   Random random(static_cast<uint64_t>(c.width) * 10 + static_cast<uint64_t>(c.taps));
@@ -83,7 +82,6 @@ TEST(ShortConv, NeverCrossesBlocks) {
     }
 }
 
-// What makes a drafter with convolutions one without.
 TEST(ShortConv, WithNothingMixedARowIsItself) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(3);
@@ -107,7 +105,6 @@ struct PairCase {
   bool gated, mapped, judged;
 };
 
-// Scores, and confidence where it is asked for, of all pairs that there are.
 std::vector<float> paired(const DeviceCase& device, const PairCase& c) {
   Random random(static_cast<uint64_t>(c.candidates * 1000 + c.rank));
   constexpr int32_t kVocabulary = 300;
@@ -123,7 +120,7 @@ std::vector<float> paired(const DeviceCase& device, const PairCase& c) {
   World world(device);
   world.prepare({&predecessor->weight, &successor->weight}, {.max_tokens = 64, .max_width = 512});
 
-  // Blocks of 5, 1, 8 rows, whose first row asks for nothing where there are others.
+  // Blocks of 5, 1, 8 rows; the first row of a longer block has no output.
   const TestBatch rows(blocks_of({5, 1, 8}), random);
   std::vector<int32_t> output_row = {1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13};
   Batch batch = rows.batch();

@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-// [y | residual] after add_norm in calls of the given row counts.
+// [y | residual]
 std::vector<float> normed(const DeviceCase& device, int64_t width, bool with_x,
                           const std::vector<int64_t>& cuts) {
   Random random(static_cast<uint64_t>(width) * 2 + with_x);
@@ -38,7 +38,8 @@ TEST(AddNorm, AgreesWithTheReference) {
         const std::vector<int64_t> cuts = {1, 5, 40};
         const std::vector<float> actual = normed(device, width, with_x, cuts);
         const std::vector<float> expected = normed(reference_for(device), width, with_x, cuts);
-        const double smallest = device.activation_type == DType::f32 ? 1e-30 : 1e-7;  // f16 has no less
+        // f16 has no smaller numbers
+        const double smallest = device.activation_type == DType::f32 ? 1e-30 : 1e-7;
         expect_close(actual, expected, smallest, device.tolerance(1e-6),
                      device.name + " width " + std::to_string(width));
         for (const DeviceCase& other : other_thread_counts(device)) {
@@ -129,8 +130,7 @@ TEST(RopeTable, HoldsCosAndSinOfEveryPair) {
   }
 }
 
-// YaRN of Laguna's full layers: pair 5 is the last that keeps its frequency, pair 16 the first that is
-// divided.
+// Laguna's full layers: pair 5 is the last with its own frequency, pair 16 the first divided one.
 TEST(RopeTable, StretchesSlowPairsAsYarnSays) {
   RopeParams rope{64, 5e5};
   EXPECT_NEAR(rope_frequency(rope, 1), 0.66360124, 1e-8);
@@ -164,7 +164,6 @@ TEST(RopeTable, StretchesSlowPairsAsYarnSays) {
   }
 }
 
-// Known angles of published models: theta 1e7, 64 dims.
 TEST(RopeTable, HasThePublishedFrequencies) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(11);
@@ -198,7 +197,6 @@ TEST(GatherRows, CopiesBytes) {
   }
 }
 
-// Into some columns of a wider tensor, as activations.
 TEST(GatherRows, CopiesAllRowsBesideOthers) {
   for (const DeviceCase& device : sequence_devices()) {
     World world(device);

@@ -1,8 +1,7 @@
 // linear_test.cpp -- products with weights of every type, and row look-ups, on every device.
-//
-// Quantized products round their activations per 32 values on some devices. Inputs that such a format holds
-// exactly (codes times a power of two, the largest code in every 32) take that rounding away, so one tight
-// tolerance, relative to sum |w x|, fits every format. Ordinary inputs then bound the rounding itself.
+// Some devices round activations per 32 values. Inputs that such a format holds exactly (codes
+// times a power of two, the largest code in every 32) allow one tight tolerance relative to sum |w
+// x|. Ordinary inputs then bound the rounding itself.
 #include <cmath>
 #include <cstring>
 
@@ -24,14 +23,13 @@ constexpr GgmlType kTypes[] = {
 
 bool is_float(GgmlType type) { return block_elems(type) == 1; }
 
-// What a device keeps exactly when it multiplies with `type`.
 Activations kept(const DeviceCase& device, GgmlType type) {
   return is_float(type) ? Activations::f32 : device.activations;
 }
 
 std::vector<float> exact_inputs(Random& random, int64_t rows, int64_t k, Activations activations) {
   if (activations == Activations::f32) {
-    // Numbers that f16 holds, for GPUs; a CPU does not care.
+    // Numbers that f16 holds, for GPUs.
     std::vector<float> x = random.normals(rows * k);
     for (float& v : x) v = f16_to_f32(f32_to_f16(v));
     return x;
@@ -49,7 +47,6 @@ std::vector<float> exact_inputs(Random& random, int64_t rows, int64_t k, Activat
   return x;
 }
 
-// y = x W^T in calls of the given row counts.
 std::vector<float> multiply(const DeviceCase& device, const TestWeight& w, const std::vector<float>& x,
                             const std::vector<int64_t>& cuts) {
   World world(device);
@@ -89,9 +86,9 @@ Exact exact_product(const TestWeight& w, int64_t row, const float* x) {
   return sum;
 }
 
-// |y - x W^T| <= tolerance * sum |w x| in every element. A GPU multiplies with weights rounded to f16 (twice
-// or three times where a scale and a minimum meet): independent errors of 2^-11 each, so their sum is
-// measured against sqrt(sum (w x)^2). Weights that f16 pairs hold keep the tight limit.
+// |y - x W^T| <= tolerance * sum |w x|. A GPU rounds weights to f16 (two or three times where a
+// scale and a minimum meet): independent errors of 2^-11, so the measure is sqrt(sum (w x)^2).
+// Weights that f16 pairs hold keep the tight limit.
 void expect_product(const std::vector<float>& y, const TestWeight& w, const std::vector<float>& x,
                     double tolerance, const DeviceCase& device, const std::string& note = "") {
   const std::string what = device.name + note;
@@ -140,7 +137,6 @@ TEST_P(LinearOfType, AgreesWithDecodedWeightsOnRaggedShapes) {
   }
 }
 
-// Every rounding of an activation is at most half a step of its block of 32.
 TEST_P(LinearOfType, RoundsActivationsNoMoreThanItsFormat) {
   for (const DeviceCase& device : all_devices()) {
     Random random(19 + static_cast<uint64_t>(GetParam()));
@@ -173,7 +169,8 @@ TEST_P(LinearOfType, GivesARowTheSameBytesInAnyCompany) {
     const std::vector<float> whole = multiply(device, *w, x, {100});
     const std::vector<float> pieces = multiply(device, *w, x, {1, 3, 16, 1, 1, 2, 4, 8, 5, 7, 33, 19});
     if (device
-            .gpu) {  // other row counts cut the sum over k elsewhere; one or two rows keep weights unrounded
+            // other row counts cut the sum over k elsewhere; one or two rows keep weights unrounded
+            .gpu) {
       float most = 0;
       for (float v : whole) most = std::max(most, std::fabs(v));
       expect_close(pieces, whole, 1e-3 * most, 0, device.name);
@@ -194,7 +191,6 @@ TEST_P(LinearOfType, GivesARowTheSameBytesInAnyCompany) {
   }
 }
 
-// Plain loops and vectors take the same steps in the same order.
 TEST_P(LinearOfType, GivesTheBytesOfTheScalarPath) {
   for (const DeviceCase& device : all_devices()) {
     if (device.reference || device.gpu) continue;
@@ -208,7 +204,7 @@ TEST_P(LinearOfType, GivesTheBytesOfTheScalarPath) {
   }
 }
 
-// Fills every byte of the blocks, then gives the scales the value 1 (their largest, for nvfp4).
+// Sets every byte, then the scales to 1 (their largest, for nvfp4).
 void fill_codes(TestWeight& w, int code) {
   const GgmlType type = w.weight.type;
   const size_t size = block_bytes(type);
@@ -256,8 +252,7 @@ TEST(Linear, ExtremeCodesDoNotSaturate) {
         std::vector<float> x(5 * 512, most);
         std::fill(x.begin() + 512, x.begin() + 3 * 512, -most);
         for (int64_t i = 0; i < 512; ++i) x[4 * 512 + i] = i % 2 == 0 ? most : -most;
-        // Equal terms round alike, up to half an ulp of the sum each; saturation would cost percents. On a
-        // GPU every weight of a row is the same f16, off by the same rounding.
+        // Equal terms round alike, by half an ulp of the sum each; saturation would cost percents.
         const double limit = 512 * 0x1p-24;
         const std::vector<float> y = multiply(device, *w, x, {5});
         if (!device.gpu) expect_product(y, *w, x, limit, device, " codes " + std::to_string(code));
@@ -284,7 +279,6 @@ TEST(Linear, ZeroRowsGiveZero) {
   }
 }
 
-// One call with several parts: other types, other widths, other tails.
 void expect_tails(const std::vector<GgmlType>& types) {
   constexpr int64_t kWidth = 256;
   for (const DeviceCase& device : all_devices()) {
@@ -342,11 +336,10 @@ TEST(Linear, PartsOfOneInputKeepTheirTails) {
   expect_tails({GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::BF16, GgmlType::Q6_K, GgmlType::F32});
   expect_tails({GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::Q4_1});
   expect_tails({GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q4_K, GgmlType::Q4_K});
-  // Two forms of 4-bit codes on a GPU, with five meanings.
   expect_tails({GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::NVFP4, GgmlType::Q4_0, GgmlType::IQ4_NL});
 }
 
-// ssm_alpha and ssm_beta are views into one wide activation; rows may lie apart.
+// ssm_alpha and ssm_beta are views into one wide activation; rows may have gaps.
 TEST(Linear, HonoursStrides) {
   for (const DeviceCase& device : all_devices()) {
     Random random(43);
@@ -389,8 +382,8 @@ TEST(Logits, AgreeWithDecodedWeights) {
   }
 }
 
-// A GPU keeps one power of two for 32 rows: those that are a thousand times smaller keep their digits, or
-// with a minimum beside the scale (the larger, the more it takes away) those that are 32 times smaller.
+// A GPU keeps one power of two for 32 rows. Rows that are a thousand times smaller (32 times with a
+// minimum beside the scale) keep their digits.
 TEST(Linear, SmallRowsBesideLargeOnes) {
   for (GgmlType type : {GgmlType::Q8_0, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::IQ4_NL, GgmlType::MXFP4}) {
     const int64_t sizes = type == GgmlType::Q5_K || type == GgmlType::Q5_1 ? 6 : 11;
@@ -411,7 +404,6 @@ TEST(Linear, SmallRowsBesideLargeOnes) {
   }
 }
 
-// Long sums, many rows, widths beside every tile: what a GPU cuts into tiles and shares.
 TEST(Linear, AgreesOnLargeShapes) {
   struct Case {
     GgmlType type;
@@ -446,12 +438,11 @@ TEST(Linear, AgreesOnLargeShapes) {
   }
 }
 
-// Matrices of which a GPU with many processors has enough to do. They repeat kBlock rows, so that the exact
-// answer is soon known.
+// For GPUs with many processors. Rows repeat after kBlock, so the exact answer is cheap.
 TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
   constexpr int64_t kBlock = 160;
   struct Case {
-    std::vector<GgmlType> types;  // of as many matrices of one input
+    std::vector<GgmlType> types;  // of matrices with the same input
     int64_t n, k;
     std::vector<int64_t> rows;
     Tail tail;
@@ -463,10 +454,9 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
                         {{GgmlType::Q6_K, GgmlType::Q4_K}, 4130, 5120, {12, 22, 50, 96}, Tail::store},
                         {{GgmlType::Q4_K, GgmlType::Q6_K}, 2080, 2048, {16, 25}, Tail::store},
                         {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul},
-                        // Some tiles more than an H100 has processors.
+                        // A few tiles more than an H100 has processors.
                         {{GgmlType::Q4_K}, 17380, 2048, {17, 64, 90, 128}, Tail::silu_mul},
                         {{GgmlType::Q6_K}, 34100, 1024, {20, 50, 96, 128}, Tail::add},
-                        // Several waves of tiles, of more columns than a wave takes together.
                         {{GgmlType::Q4_K}, 4130, 512, {520, 700}, Tail::silu_mul},
                         {{GgmlType::Q6_K}, 2600, 768, {650}, Tail::store},
                         {{GgmlType::Q8_0}, 2600, 512, {650}, Tail::add}};
@@ -483,7 +473,7 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
     }
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;
-      std::vector<Weight> weights;  // and their up twins
+      std::vector<Weight> weights;  // and their up weights
       for (size_t i = 0; i < 2 * c.types.size(); ++i) {
         weights.push_back(blocks[i / 2]->weight);
         weights.back().n = c.n;
@@ -525,7 +515,7 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
   }
 }
 
-// --deterministic on a GPU: large matrices, whose tiles several processors share.
+// Several processors share a tile on a GPU.
 TEST(Linear, DeterministicRowsHaveTheSameBytesInAnyCompany) {
   struct Case {
     GgmlType type;
@@ -557,7 +547,8 @@ TEST(Linear, DeterministicRowsHaveTheSameBytesInAnyCompany) {
 
 TEST(TopK, AgreesWithTheReference) {
   for (auto sizes : {std::pair{5, 5}, {100, 64}, {4097, 20}, {30000, 128}, {70000, 1}, {70000, 128}}) {
-    const auto width = sizes.first, k = sizes.second;  // names that a lambda may capture in clang 14, too
+    // names that a lambda may capture in clang 14, too
+    const auto width = sizes.first, k = sizes.second;
     for (const DeviceCase& device : plain_devices()) {
       Random random(61);
       std::vector<float> logits = random.normals(3 * width, 8.0f);
@@ -572,7 +563,6 @@ TEST(TopK, AgreesWithTheReference) {
         world.device().synchronize();
         const auto* id = static_cast<const int32_t*>(ids.data);
         const std::vector<int32_t> columns(id, id + 3 * k);
-        // With names of their own for the columns.
         const Tensor token_of = world.tensor(1, width, DType::i32);
         auto* name = static_cast<int32_t*>(token_of.data);
         for (int i = 0; i < width; ++i) name[i] = 3 * (width - i);
@@ -590,7 +580,7 @@ TEST(TopK, AgreesWithTheReference) {
   }
 }
 
-// Rows of a second weight become other rows of the first one, whose blocks have ranges of their own.
+// The blocks of the two weights have different ranges.
 TEST_P(LinearOfType, RowsThatChangeAreThoseOfTheOther) {
   for (const DeviceCase& device : plain_devices()) {
     Random random(57);
@@ -647,8 +637,7 @@ TEST_P(LinearOfType, EmbedsTheRowsOfTheFile) {
   }
 }
 
-// What may be rounded is on a CPU what Q8_0 makes of it, where activations are rounded as well, and nothing for
-// rows that hold more than numbers; elsewhere it is what the file says.
+// A CPU that rounds activations keeps them as Q8_0, with zeros for rows with NaN or infinity.
 TEST(MayRound, FloatsAreKeptAsQ8_0WhereActivationsAreRounded) {
   for (const DeviceCase& device : all_devices()) {
     const bool rounds = !device.reference && !device.gpu && device.activations != Activations::f32;
@@ -675,7 +664,7 @@ TEST(MayRound, FloatsAreKeptAsQ8_0WhereActivationsAreRounded) {
     if (!rounds) continue;
     Random random(69);
     const auto w = random_weight(random, GgmlType::F32, 20, 64);
-    const float bad[] = {NAN, INFINITY, 3e38f};  // the last has a factor that no half holds
+    const float bad[] = {NAN, INFINITY, 3e38f};  // the last has a factor that no f16 holds
     for (int i = 0; i < 3; ++i)
       std::memcpy(w->bytes.data() + i * 5 * 64 * sizeof(float), &bad[i], sizeof(float));
     w->weight.may_round = true;

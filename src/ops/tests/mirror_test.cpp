@@ -21,7 +21,7 @@ struct Twin {
   size_t size_bytes = 0;
   Buffer device;  // empty where the device computes in host memory
 };
-// Host address -> twin. One for all mirrors: Buffer's release function knows an address only.
+// Host address -> twin. Global, because Buffer's release function gets only an address.
 std::map<std::byte*, Twin>& twins() {
   static std::map<std::byte*, Twin> map;
   return map;
@@ -39,7 +39,6 @@ float rounded(float x, DType type) {
 
 class MirrorDevice;
 
-// One op call: what goes up before it and comes down after it.
 class Call {
  public:
   Call(Device& inner, DType type) : inner_(inner), type_(type) {
@@ -47,7 +46,6 @@ class Call {
     for (auto& [host, twin] : twins()) inner_.to_device(twin.device.data(), host, twin.size_bytes);
   }
 
-  // A pointer into mirrored memory.
   template <typename T>
   T* at(T* host) {
     if (host == nullptr || inner_.computes_in_host_memory()) return host;
@@ -62,7 +60,6 @@ class Call {
     t.data = at(static_cast<std::byte*>(t.data));
     return t;
   }
-  // Host values for this op only.
   template <typename T>
   const T* list(const T* host, int64_t count) {
     if (host == nullptr || inner_.computes_in_host_memory()) return host;
@@ -80,7 +77,7 @@ class Call {
     return b;
   }
 
-  // An activation: rounded to the device's type on the way in; on the way out only what changed comes back.
+  // Inputs are rounded to the device's type; only changed outputs are copied back.
   Tensor in(Tensor t) { return narrow(t, true); }
   Tensor out(Tensor t) {
     Tensor device = narrow(t, false);
@@ -178,7 +175,7 @@ class MirrorOps final : public Ops {
     call.finish();
   }
 
-  // An announced product is made with the op that writes its x, while that has not left the device.
+  // An announced product runs with the op that writes its x, while x is still on the device.
   void announce_product(std::span<const LinearPart> parts, Tensor x) override {
     announced_ = {{parts.begin(), parts.end()}, x.data, false};
   }
@@ -355,7 +352,7 @@ class MirrorOps final : public Ops {
   }
 
  private:
-  // `query`: where joint gates have been brought already.
+  // `query`: holds joint gates that are already uploaded.
   static Tensor gates_of(Call& call, const AttentionParams& params, Tensor gates, Tensor query) {
     if (params.gate.act == AttentionGate::Act::none) return {};
     if (params.gate.joint() && query) return query;
@@ -370,8 +367,7 @@ class MirrorOps final : public Ops {
     return params;
   }
 
-  // Stored products once as f32, which shows the product itself, and once as activations, which must be the
-  // same numbers rounded. run(call, parts) is the op.
+  // f32 results, then results as activations, which must be the same numbers rounded.
   template <typename Run>
   void multiply(std::span<const LinearPart> parts, int64_t rows, Run run) {
     std::vector<std::vector<float>> narrow(parts.size());
@@ -408,7 +404,7 @@ class MirrorOps final : public Ops {
       const Tensor& y = parts[i].y;
       for (int64_t t = 0; t < rows; ++t) {
         for (int64_t j = 0; j < y.cols; ++j) {
-          // A gated product may keep its up half as an activation meanwhile.
+          // A gated product may keep its up half as an activation.
           const float wanted = rounded(y.f32(t)[j], type_);
           const float slack = parts[i].tail == Tail::silu_mul ? std::fabs(wanted) * 0x1p-9f + 0x1p-20f : 0.0f;
           ASSERT_NEAR(narrow[i][t * y.stride + j], wanted, slack)

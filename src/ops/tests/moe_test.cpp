@@ -82,7 +82,7 @@ TEST(MoeRoute, WeightsOfEveryRowSumToOne) {
   }
 }
 
-// Laguna's router: sigmoid scores, a bias that only the choice sees, a factor.
+// Laguna's router: sigmoid scores, a bias for the choice only, a factor.
 TEST(MoeRoute, OfSigmoidScoresAgreesWithTheReference) {
   for (const DeviceCase& device : plain_devices()) {
     for (auto [experts, used] :
@@ -111,20 +111,17 @@ TEST(MoeRoute, BiasDecidesTheChoiceAndNotTheWeights) {
     const std::vector<float> logits = {0.0f, 2.0f, -2.0f, 0.0f};
     const RouteParams params{4, 2, RouteParams::Score::sigmoid, nullptr, 2.5f};
     const Routed plain = route(device, logits, params);
-    EXPECT_EQ(plain.ids, (std::vector<int32_t>{1, 0})) << device.name;  // a tie: the lowest
+    EXPECT_EQ(plain.ids, (std::vector<int32_t>{1, 0})) << device.name;  // a tie: the lowest id
     const Routed biased = route(device, logits, params, {0.0f, -0.9f, 1.0f, 0.1f});
     EXPECT_EQ(biased.ids, (std::vector<int32_t>{2, 3})) << device.name;
     const double low = 1 / (1 + std::exp(2.0));
     EXPECT_NEAR(biased.weights[0], 2.5 * low / (low + 0.5), 1e-6) << device.name;
     EXPECT_NEAR(biased.weights[1], 2.5 * 0.5 / (low + 0.5), 1e-6) << device.name;
-    // Scores of nothing: no weight is anything but a number.
     const Routed none = route(device, {-200.0f, -200.0f, -200.0f, -200.0f}, params);
     EXPECT_EQ(none.ids, (std::vector<int32_t>{0, 1})) << device.name;
     for (const float w : none.weights) EXPECT_TRUE(w >= 0 && w < 1e-6f) << device.name << " " << w;
   }
 }
-
-// ---- experts ----
 
 struct Shape {
   GgmlType gate = GgmlType::F32;
@@ -135,13 +132,14 @@ struct Shape {
   int64_t expert_width = 256;  // Fe
   int64_t shared_width = 0;    // Fs; 0: no shared expert
   bool with_scales = false;
-  float input = 1.0f;  // scale of x; f16 inner rows end at 65504
+  float input = 1.0f;  // scale of x; the inner rows of f16 are limited to 65504
   bool shared_gated = true;
   bool sigmoid = false;  // scores of the router: with a bias, and weights with a factor
 };
 
 struct Model {
-  std::vector<std::unique_ptr<TestWeight>> weights;  // gate up down, then the same of the shared expert
+  // gate, up, down, then those of the shared expert
+  std::vector<std::unique_ptr<TestWeight>> weights;
   std::vector<float> shared_scale;
   std::vector<float> bias;
 };
@@ -164,7 +162,6 @@ Model random_model(const Shape& shape, Random& random) {
   return model;
 }
 
-// A device with the experts loaded.
 struct Experts {
   World world;
   std::vector<Weight> loaded;
@@ -203,7 +200,6 @@ struct Inputs {
   std::vector<int32_t> ids;
   std::vector<float> weights;
 };
-// Skewed: low ids get many rows, some ids none.
 Inputs random_inputs(const Shape& shape, int32_t rows, Random& random) {
   Inputs in{rows, random.normals(rows * shape.width, shape.input), {}, {}};
   for (int32_t t = 0; t < rows; ++t) {
@@ -221,7 +217,7 @@ Inputs random_inputs(const Shape& shape, int32_t rows, Random& random) {
 
 constexpr float kStart = 1.0f / 64;
 
-// What moe_ffn adds to a small number in calls of the given row counts.
+// The start value of y is subtracted.
 std::vector<float> added(const DeviceCase& device, const Shape& shape, const Model& model, const Inputs& in,
                          const std::vector<int32_t>& cuts) {
   Experts experts(device, shape, model);
@@ -316,7 +312,6 @@ const Shape kShapes[] = {
      .shared_width = 64,
      .shared_gated = false},
 };
-// Many experts, of which many are used: the routers of published models.
 const Shape kManyExperts[] = {
     {.gate = GgmlType::Q8_0,
      .down = GgmlType::Q8_0,
@@ -365,7 +360,6 @@ TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
   }
 }
 
-// Many experts with few rows each, as in a published model: GPUs have a kernel for these.
 TEST(MoeFfn, ManyExpertsWithFewRowsEach) {
   const Shape shapes[] = {{.gate = GgmlType::Q4_K,
                            .down = GgmlType::Q6_K,
@@ -435,7 +429,6 @@ TEST(MoeFfn, ManyExpertsWithFewRowsEach) {
   }
 }
 
-// The formula once more, with a shared expert, in the simplest numbers there are.
 TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
   const Shape shape{
       .experts = 4, .used = 2, .width = 32, .expert_width = 32, .shared_width = 32, .with_scales = true};
@@ -469,7 +462,7 @@ TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
   }
 }
 
-// A device may group rows by expert; the sum over a row's experts still runs in ascending id.
+// A device may group rows by expert, but a row's sum must run in ascending id.
 TEST(MoeFfn, OrderOfTheChosenExpertsDoesNotMatter) {
   for (const Shape& shape : kShapes) {
     Random random(13);
@@ -487,7 +480,6 @@ TEST(MoeFfn, OrderOfTheChosenExpertsDoesNotMatter) {
   }
 }
 
-// What a device makes of both at once is what it makes of one after the other.
 TEST(Moe, IsRouteAndThenFfn) {
   Shape biased = kShapes[3];
   biased.sigmoid = true;
@@ -526,11 +518,9 @@ TEST(Moe, IsRouteAndThenFfn) {
   }
 }
 
-// ---- few tokens ----
+enum class Crowd { spread, same, apart };  // whether tokens choose the same experts
 
-enum class Crowd { spread, same, apart };  // do tokens choose the same experts?
-
-// What moe() adds to y, whose rows stand apart; then the weights of the choice.
+// What moe() adds to y, whose rows have gaps; then the weights of the choice.
 std::vector<float> few_result(const DeviceCase& device, const Shape& shape, const Model& model, int32_t rows,
                               const std::vector<float>& input, const std::vector<float>& scores) {
   constexpr int64_t kApart = 4;

@@ -1,6 +1,4 @@
-// norm_linear_test.cpp -- norm and products as one op give the bytes of the two ops, on every device.
-//
-// What the two ops themselves give is held to the reference in elementwise_test.cpp and linear_test.cpp.
+// norm_linear_test.cpp -- norm and products as one op give the bytes of the two ops.
 #include <algorithm>
 #include <cmath>
 
@@ -11,7 +9,6 @@ namespace {
 
 using namespace test;
 
-// A product of the case; `up` of the same shape makes it gated.
 struct Product {
   GgmlType type;
   int64_t n;
@@ -32,7 +29,7 @@ Tensor placed(World& world, int64_t rows, int64_t cols, int64_t apart, const std
   return t;
 }
 
-// [h | y of every product | residual], and what lies between the rows of each, for calls of some row counts.
+// [h | y of every product | residual], with the gaps between their rows.
 std::vector<float> results(const DeviceCase& device, const Case& c, const std::vector<int64_t>& rows_of_calls,
                            bool together) {
   Random random(static_cast<uint64_t>(c.width * 31 + c.apart));
@@ -97,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Types, NormLinearOfType,
                                            GgmlType::Q8_0, GgmlType::BF16, GgmlType::F32),
                          [](const auto& info) { return std::string(type_name(info.param)); });
 
-// In-projections of a layer: several launches may share one input, all of them need it.
+// In-projections of a layer: several launches may share one input.
 TEST(NormLinear, ServesProductsOfSeveralFormats) {
   const std::vector<Product> mixed = {{GgmlType::Q6_K, 100},
                                       {GgmlType::Q4_K, 64, Tail::silu_mul, GgmlType::Q4_K},
@@ -118,7 +115,6 @@ TEST(NormLinear, ServesProductsOfSeveralFormats) {
                kRows);
 }
 
-// Widths and distances between rows that suit no vector.
 TEST(NormLinear, TakesAnyWidthAndStride) {
   for (int64_t apart : {0, 3, 8, 12}) {
     expect_equal({32, {{GgmlType::Q8_0, 17}}, apart}, {1, 3, 8, 9});
@@ -127,7 +123,7 @@ TEST(NormLinear, TakesAnyWidthAndStride) {
   }
 }
 
-// Widths of real models: k is cut over blocks of a cluster, a router has so few outputs that it is cut more.
+// k is split over the blocks of a cluster; a router with few outputs is split more.
 TEST(NormLinear, ServesWideModels) {
   expect_equal({5120, {{GgmlType::Q4_K, 320, Tail::silu_mul, GgmlType::Q4_K}}}, {1, 2, 8});
   expect_equal({5120, {{GgmlType::Q6_K, 200}, {GgmlType::Q4_K, 120}, {GgmlType::F32, 48}}}, {1, 3});

@@ -1,4 +1,4 @@
-// op_test.cpp -- the helpers of op_test.h, and the one list of devices that op tests run on.
+// op_test.cpp -- the helpers of op_test.h, and the list of devices that op tests run on.
 #include "ops/tests/op_test.h"
 
 #include <algorithm>
@@ -16,8 +16,6 @@
 #include "ops/tests/mirror_test.h"
 
 namespace braid::test {
-
-// ---- random numbers ----
 
 uint64_t Random::next() {
   uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
@@ -46,18 +44,14 @@ std::vector<float> Random::normals(int64_t count, float scale) {
   return values;
 }
 
-// ---- devices ----
-
 namespace {
 
-// A processor that no CPU path supports tests the reference alone.
 bool cpu_usable() {
   static const bool usable = make_cpu_device({.threads = 1}).ok();
   return usable;
 }
 
-// The GPU, or the reason why there is none. BRAID_TEST_DEVICES=gpu leaves the CPU out: a run on a GPU machine
-// need not repeat what any machine can test.
+// Null, with a reason, if there is none. BRAID_TEST_DEVICES=gpu skips the CPU.
 const DeviceCase* gpu_case() {
   static const DeviceCase* found = []() -> const DeviceCase* {
     auto made = make_cuda_device({});
@@ -74,7 +68,6 @@ bool only_gpu() {
   return devices != nullptr && std::strcmp(devices, "gpu") == 0;
 }
 
-// Says at the end how many worlds ran on each device.
 class CountWorlds : public ::testing::Environment {
  public:
   static std::map<std::string, int>& counts() {
@@ -147,8 +140,6 @@ std::vector<DeviceCase> other_thread_counts(const DeviceCase& device) {
   }
   return others;
 }
-
-// ---- world ----
 
 World::World(const DeviceCase& device) {
   const DeviceOptions options{.threads = device.threads,
@@ -223,8 +214,6 @@ std::vector<float> values_of(const Tensor& t) {
   return values;
 }
 
-// ---- batches ----
-
 std::vector<int32_t> chain(int32_t rows) {
   std::vector<int32_t> parents(static_cast<size_t>(rows));
   std::iota(parents.begin(), parents.end(), -1);
@@ -242,8 +231,7 @@ std::vector<SequencePlan> random_plans(Random& random, int32_t sequences, int32_
   std::vector<SequencePlan> plans;
   for (int32_t s = 0; s < sequences; ++s) {
     SequencePlan plan;
-    const int64_t kind =
-        random.between(0, 5);  // 0 fresh, 1 longer, 2 mixed tree, 3 mixed chain, 4 tree alone, 5 empty
+    const int64_t kind = random.between(0, 5);  // fresh, longer, mixed tree, mixed chain, tree alone, empty
     if (kind != 0) plan.past = static_cast<int32_t>(random.between(1, most_past));
     if (kind <= 3) plan.certain = static_cast<int32_t>(random.between(1, most_certain));
     const auto uncertain = static_cast<int32_t>(random.between(1, most_uncertain));
@@ -360,8 +348,6 @@ void TestBatch::finish() {
   batch_.output_row = output_row_.data();
 }
 
-// ---- comparison ----
-
 void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, double absolute,
                   double relative, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
@@ -392,8 +378,6 @@ void expect_same(const std::vector<float>& actual, const std::vector<float>& exp
                            << actual[first] << " instead of " << expected[first];
 }
 
-// ---- weights ----
-
 namespace {
 
 // Offsets of the f16 scales in blocks that have no encoder.
@@ -410,8 +394,7 @@ std::vector<size_t> scale_offsets(GgmlType type) {
   }
 }
 
-// Random codes with scales of a sensible size. iq1_m spreads its scale over the top nibbles of its last four
-// words.
+// Random codes, sensible scales. iq1_m has its scale in the top nibbles of its last four words.
 void random_blocks(Random& random, GgmlType type, std::byte* bytes, int64_t blocks) {
   const size_t size = block_bytes(type);
   for (int64_t b = 0; b < blocks; ++b) {
@@ -439,7 +422,7 @@ std::unique_ptr<TestWeight> random_weight(Random& random, GgmlType type, int64_t
   for (int64_t row = 0; row < rows; ++row) {
     std::byte* dst = made->bytes.data() + bytes * static_cast<size_t>(row);
     if (can_encode(type)) {
-      // nvfp4 scales underflow with small weights, so its tensors hold large ones and a factor beside them.
+      // nvfp4 scales underflow with small weights, so its tensors have a separate factor.
       encode_row(type, random.normals(k, type == GgmlType::NVFP4 ? 20.0f : 0.05f).data(), dst, k);
     } else {
       random_blocks(random, type, dst, k / block_elems(type));

@@ -1,5 +1,4 @@
-// store_test.cpp -- what cells get, within the rounding of their format, and how they are copied, on every
-// device.
+// store_test.cpp -- content of cells, within the rounding of their format, and copies.
 #include "ops/tests/cells_world_test.h"
 
 namespace braid {
@@ -45,7 +44,7 @@ Stored stored(const DeviceCase& device, const Shape& shape, const std::vector<Se
   return result;
 }
 
-// Every cell that no row owns keeps its bytes: the decoded pools are compared whole.
+// Compares the whole decoded pools: unowned cells keep their bytes.
 TEST(QkNormRopeStore, AgreesWithTheReference) {
   for (const DeviceCase& device : sequence_devices()) {
     uint64_t seed = 500;
@@ -101,7 +100,6 @@ TEST(QkNormRopeStore, PositionZeroIsNotRotated) {
   }
 }
 
-// Pairs are (i, i + dims / 2); values beyond dims pass through.
 TEST(QkNormRopeStore, RotatesHalvesOfTheFirstDims) {
   for (const DeviceCase& device : exact_devices()) {
     Random random(5);
@@ -141,7 +139,6 @@ TEST(QkNormRopeStore, RotatesHalvesOfTheFirstDims) {
   }
 }
 
-// What both ops leave, as one op or as two: outputs, then the bytes of the pools.
 struct Attended {
   std::vector<float> o;
   std::vector<std::byte> cells;
@@ -169,7 +166,7 @@ Attended attended_with_store(const DeviceCase& device, const Shape& shape,
   world.ops().rope_table(table, {shape.rope_dims, 1e6}, rows.batch());
   const AttentionWeights w{world.array(random.normals(shape.head_dim)),
                            world.array(random.normals(shape.head_dim)), 1e-6f};
-  // Twice, as two steps would: nothing of the first may stay behind.
+  // The first step must not leave anything.
   for (int step = 0; step < 2; ++step) {
     if (together) {
       world.ops().store_attend(o, q, qg, k, v, gates, table, w, shape.params(), cells.kv, rows.batch());
@@ -250,7 +247,7 @@ TEST(KvMove, CopiesTheCellsOfAcceptedRows) {
       Cells expected(reference_device(), shape, rows, 0, random);
       std::memcpy(expected.kv.k, cells.kv.k, cells.kv.blocks * cells.kv.shape.k_block_bytes());
       std::memcpy(expected.kv.v, cells.kv.v, cells.kv.blocks * cells.kv.shape.v_block_bytes());
-      // Sources may be targets of later moves only: each source is above every target so far.
+      // Only later moves may write to a source: each source is above all targets so far.
       const CellMove moves[] = {{0, 54, 52}, {0, 60, 53}, {0, 61, 54}, {0, 81, 55}, {1, 6, 5}, {1, 8, 6}};
       for (const CellMove& move : moves) {
         for (int32_t h = 0; h < shape.kv_heads; ++h) {

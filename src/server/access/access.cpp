@@ -8,7 +8,6 @@
 namespace braid::server {
 namespace {
 
-// Host without its port; IPv6 addresses keep their brackets.
 std::string_view host_name(std::string_view host) {
   if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
   return host.substr(0, host.find(':'));
@@ -36,7 +35,7 @@ bool is_address(std::string_view host) {
 }
 
 bool same_secret(std::string_view a, std::string_view b) {
-  // Every byte of `b` is looked at, also when the lengths differ.
+  // Reads every byte of `b`, even if the lengths differ.
   unsigned difference = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < b.size(); ++i) {
     const unsigned char other = a.empty() ? 0 : static_cast<unsigned char>(a[i % a.size()]);
@@ -46,7 +45,7 @@ bool same_secret(std::string_view a, std::string_view b) {
 }
 
 bool is_own_origin(std::string_view origin, std::string_view host) {
-  // A proxy in front may speak TLS where this server does not, so both schemes will do.
+  // A proxy may terminate TLS, so both schemes are accepted.
   for (const auto& [scheme, port] : {std::pair{"http://", ":80"}, std::pair{"https://", ":443"}}) {
     if (!origin.starts_with(scheme)) continue;
     origin.remove_prefix(std::string_view(scheme).size());
@@ -64,7 +63,7 @@ std::optional<ApiError> content_type_fault(const HttpRequest& request) {
       (name.starts_with("application/") && name.ends_with("+json"))) {
     return std::nullopt;
   }
-  // What curl -d says of every body. A browser says it of a form.
+  // curl -d sends this type by default. A browser sends it for a form.
   const auto from_browser = [](const auto& field) {
     return same_name(field.first, "Origin") || same_name(field.first, "Referer") ||
            lower(field.first).starts_with("sec-fetch-");
@@ -102,7 +101,7 @@ void Access::set_keys(std::vector<ApiKey> keys) {
   keys_.swap(fresh);
 }
 
-// All keys are looked at, whichever it is.
+// Compares with every key, for constant time.
 const ApiKey* Access::find_key(const std::vector<ApiKey>& keys, const HttpRequest& request) {
   const std::string_view given = presented_key(request);
   if (given.empty()) return nullptr;
@@ -124,7 +123,7 @@ ClientIdentity Access::identify(const HttpRequest& request) const {
   if (known->empty()) {
     out.id = address_id(request.remote);
     out.admin = true;
-    // A program of this machine may be a proxy for many.
+    // A local program may be a proxy for many clients.
     out.shares_queue = !is_loopback(request.remote);
     out.limits = options_.client_limits;
   } else if (const ApiKey* key = find_key(*known, request)) {
@@ -165,12 +164,11 @@ bool Access::is_allowed_origin(std::string_view origin) const {
 std::optional<ApiError> Access::origin_fault(const HttpRequest& request) const {
   const std::string_view origin = request.header("Origin"), site = request.header("Sec-Fetch-Site");
   if (is_allowed_origin(origin)) return std::nullopt;
-  // None: the person behind the browser typed it.
+  // "none": the user typed the address.
   const bool own = !site.empty()     ? same_name(site, "same-origin") || same_name(site, "none")
                    : !origin.empty() ? is_own_origin(origin, request.header("Host"))
                                      : true;
   if (own) return std::nullopt;
-  // Somebody followed a link to here.
   const bool reads = request.method == "GET" || request.method == "HEAD";
   if (reads && same_name(request.header("Sec-Fetch-Mode"), "navigate")) return std::nullopt;
   const std::string page = origin.empty() ? "another site" : std::string(origin.substr(0, 256));

@@ -1,5 +1,4 @@
-// access_test.cpp -- who may ask: keys, hosts, pages of other origins, types of bodies; as rules and over
-// sockets.
+// access_test.cpp -- keys, hosts, cross-origin pages and body types, as rules and over sockets.
 #include "server/access/access.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +48,6 @@ TEST(Access, NamesOfOtherHostsAreKeptOut) {
   for (const char* evil : {"evil.example:8080", "host.docker.internal:8080", "braid", "my.box.evil.example",
                            "127.0.0.1.evil.example", "localhost.evil.example", "0x7f000001", "*"})
     EXPECT_EQ(status(*server, evil), 403) << evil;
-  // As a page sends it whose name was made to point here.
   EXPECT_EQ(status(*server, "evil.example:8080",
                    "Origin: http://evil.example:8080\r\nSec-Fetch-Site: same-origin\r\n"),
             403);
@@ -93,7 +91,6 @@ TEST(Access, OwnOrigins) {
   EXPECT_FALSE(is_own_origin("", ""));
 }
 
-// What each kind of client sends, and whether it may.
 TEST(Access, PagesOfOtherOrigins) {
   struct Case {
     const char* what;
@@ -138,7 +135,6 @@ TEST(Access, PagesOfOtherOrigins) {
       EXPECT_EQ(answer.body.find(R"("code":"cross_origin")") != std::string::npos, c.post == 403)
           << answer.body;
       EXPECT_EQ(answer.head.find("Access-Control"), std::string::npos) << c.what;
-      // Asking first is answered, and allows nothing.
       Client page(server->port());
       const auto asked = page.ask("OPTIONS", "/v1/chat/completions", "",
                                   c.headers +

@@ -18,7 +18,7 @@ const char* who_is(const ClientIdentity& client) { return client.by_key ? "this 
 }  // namespace
 
 ApiResult<SharedPass> Admission::enter(ClientIdentity client) {
-  // Before anything is counted: there may be no memory for it.
+  // Allocated before anything is counted, because the allocation may throw.
   auto pass = std::make_shared<Pass>(shared_, std::move(client));
   const std::lock_guard lock(shared_->mutex);
   const ClientLimits& limits = pass->client_.limits;
@@ -39,7 +39,7 @@ ApiResult<SharedPass> Admission::enter(ClientIdentity client) {
   return pass;
 }
 
-// As if the places were asked for one by one: the last of them is the hardest to get.
+// As if the places were requested one by one: the last one is the hardest to get.
 std::optional<ApiError> Admission::Shared::fault(const ClientIdentity& client, const Counts& own,
                                                  const Load& all, int32_t places) const {
   const ClientLimits& limits = client.limits;
@@ -73,7 +73,7 @@ Admission::Pass::~Pass() {
 }
 
 std::optional<ApiError> Admission::Pass::set_answers(int32_t count) {
-  // With nobody else there: who asks for more than that need not come back.
+  // With no other clients: a count that can never be admitted is a 400, so clients do not retry.
   if (shared_->fault(client_, {}, {}, count)) {
     return invalid_value(
         "n", fmt::format("n: {} answers are more than {} may wait for (max-queue)", count, who_is(client_)));

@@ -1,4 +1,4 @@
-// admission_test.cpp -- no client keeps the others out: as rules, and over sockets.
+// admission_test.cpp -- no client locks others out: as rules, and over sockets.
 #include "server/access/admission.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ ClientIdentity one(const std::string& id, const ClientLimits& limits = {}) {
   return out;
 }
 
-// Lets requests of `client` in until one is refused; its code.
+// Admits requests of `client` until one is refused; returns its code.
 std::string fill(Admission& admission, const ClientIdentity& client, std::vector<SharedPass>& in) {
   while (in.size() < 1000) {
     auto pass = admission.enter(client);
@@ -55,7 +55,6 @@ TEST(Admission, LimitsOfAClient) {
             "client_requests");
   EXPECT_EQ(a.size(), 3u);
   a.clear();
-  // No waiting: only what finds an idle slot.
   const ClientIdentity hasty = one("h", {.max_requests = {}, .max_queue = 0, .priority = {}, .models = {}});
   EXPECT_EQ(fill(admission, hasty, a), "client_queue");
   EXPECT_EQ(a.size(), 2u);
@@ -104,15 +103,12 @@ TEST(Admission, AnswersFindPlacesAsRequestsDo) {
   EXPECT_EQ(code_of(b[1]->set_answers(12)), "invalid_value");
   EXPECT_EQ(code_of(b[1]->set_answers(3)), "none");
   EXPECT_EQ(admission.enter(greedy).error().code, "queue_full");
-  // What was refused took no place.
   a.clear();
   b.clear();
   EXPECT_EQ(fill(admission, greedy, a), "queue_full");
   EXPECT_EQ(a.size(), 11u);
 }
 
-// Seeded: whatever comes, begins and goes, no counter is left, and a newcomer is refused only when the queue
-// is full.
 TEST(Admission, CountsAreExact) {
   Admission admission(12, 3);
   uint64_t state = 1;
@@ -148,7 +144,6 @@ const char* const kHi = R"({"messages":[{"role":"user","content":"hi"}]})";
 
 ApiKey key(const std::string& line) { return parse_keys(line, "test")->front(); }
 
-// Answers that do not end before release().
 std::unique_ptr<TestServer> slow(const std::function<void(AppOptions&, HttpOptions&)>& adjust) {
   return std::make_unique<TestServer>(
       [](const Request&) {
@@ -162,7 +157,6 @@ std::unique_ptr<TestServer> slow(const std::function<void(AppOptions&, HttpOptio
 
 struct Crowd {
   explicit Crowd(const TestServer& server) : server(server) {}
-  // Sends one more chat that is not waited for.
   void add(const std::string& name, const std::string& body = kHi) {
     clients.emplace_back(server.port());
     clients.back().send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: " + name +
@@ -201,14 +195,14 @@ TEST(Admission, EachKeyHasItsLimitsOverHttp) {
   const auto hasty = crowd.ask("none");
   EXPECT_EQ(hasty.status, 429) << "the slot is taken";
   EXPECT_EQ(hasty.json()["error"]["code"], "client_queue");
-  // Anthropic's clients are told of their own limit, not of an overload.
+  // Anthropic clients get 429 for their own limit, not 529 (overload).
   Client claude(server->port());
   const auto limited =
       claude.ask("POST", "/v1/messages", R"({"max_tokens":5,"messages":[{"role":"user","content":"x"}]})",
                  "Content-Type: application/json\r\nx-api-key: small\r\n");
   EXPECT_EQ(limited.status, 429);
   EXPECT_EQ(limited.json()["error"]["type"], "rate_limit_error") << limited.body;
-  // One waits, five places are free: three more leave two for others.
+  // One waits, five places are free: three more leave two for other clients.
   for (int i = 0; i < 3; ++i) crowd.add("free");
   EXPECT_EQ(crowd.ask("free").json()["error"]["code"], "client_queue");
   Client reader(server->port());
@@ -216,7 +210,6 @@ TEST(Admission, EachKeyHasItsLimitsOverHttp) {
   EXPECT_NE(metrics.find("limit=\"client_requests\"} 2\n"), std::string::npos);
   EXPECT_NE(metrics.find("limit=\"client_queue\"} 2\n"), std::string::npos);
   EXPECT_NE(metrics.find("limit=\"queue_full\"} 0\n"), std::string::npos);
-  // Who leaves gives the place back.
   crowd.clients.clear();
   ASSERT_TRUE(server->backend->wait_cancelled(5));
   Client last(server->port());
@@ -287,7 +280,7 @@ TEST(Admission, AKeyThatIsTakenAwayWhileABodyArrivesIsNoKey) {
       "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: old\r\n"
       "Expect: 100-continue\r\nContent-Length: " +
       std::to_string(std::string_view(kHi).size()) + "\r\n\r\n");
-  const std::string wanted = "HTTP/1.1 100 Continue\r\n\r\n";  // its head was let in
+  const std::string wanted = "HTTP/1.1 100 Continue\r\n\r\n";  // the head was admitted
   ASSERT_TRUE(client.read_until(wanted));
   client.received.clear();
   server->app->set_api_keys({key("new")});
@@ -315,7 +308,7 @@ TEST(Admission, NoKeyTakesAllMemoryForBodies) {
         "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: greedy\r\n"
         "Content-Type: application/json\r\nContent-Length: 65536\r\n\r\n" +
         std::string(60'000, ' '));
-    // All of it is held, or it was answered.
+    // Either the whole body is buffered, or the request was answered.
     pollfd watched{client.descriptor(), POLLIN, 0};
     int answered = 0;
     while (server->http->load().request_bytes < before + 40'000 && answered == 0) {

@@ -13,9 +13,8 @@ namespace braid::server {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r";
-constexpr int32_t kMostCount = 1 << 20;  // of requests, as on the command line
+constexpr int32_t kMostCount = 1 << 20;  // requests; the command line has the same limit
 
-// The next word of `line`, which is taken off it; empty at its end.
 std::string_view take_word(std::string_view& line) {
   line.remove_prefix(std::min(line.find_first_not_of(kBlanks), line.size()));
   const std::string_view word = line.substr(0, line.find_first_of(kBlanks));
@@ -46,7 +45,7 @@ Status read_setting(std::string_view word, ApiKey& key) {
   }
   const std::string_view value = equals == std::string_view::npos ? "" : word.substr(equals + 1);
   if (equals == std::string_view::npos) {
-    // Not repeated: it may be a part of a key.
+    // Errors do not repeat the word, which may be part of a key.
   } else if (name == "name") {
     const bool fine =
         !value.empty() && value.size() <= 64 && std::all_of(value.begin(), value.end(), [](char c) {
@@ -99,7 +98,7 @@ Result<std::vector<ApiKey>> parse_keys(std::string_view text, const std::string&
     }
     keys.push_back(std::move(key));
   }
-  // An empty file would silently open the server to everybody.
+  // An empty file would silently disable authentication.
   if (keys.empty()) return Error{ErrorKind::invalid_argument, path + ": holds no key"};
   return keys;
 }

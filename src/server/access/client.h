@@ -1,4 +1,4 @@
-// client.h -- who a request is from, as far as limits go: an API key, or without keys an address.
+// client.h -- the client of a request, for limits: an API key, or an address without keys.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ struct PriorityRange {
   bool operator==(const PriorityRange&) const = default;
 };
 
-// What the operator lets a client do. What is unset is as the server's own options say.
+// The operator's limits for a client. Unset ones come from the server's options.
 struct ClientLimits {
-  std::optional<int32_t> max_requests;             // at a time, those that wait included
-  std::optional<int32_t> max_queue;                // that wait, beyond idle slots
-  std::optional<PriorityRange> priority;           // that a request may ask for
-  std::optional<std::vector<std::string>> models;  // that may be loaded for it, which evicts another
+  std::optional<int32_t> max_requests;             // concurrent, including waiting ones
+  std::optional<int32_t> max_queue;                // waiting requests beyond idle slots
+  std::optional<PriorityRange> priority;           // allowed in requests
+  std::optional<std::vector<std::string>> models;  // loadable, evicting others
 
-  // These limits, and `defaults` for what they leave open.
+  // Unset limits are taken from `defaults`.
   ClientLimits over(const ClientLimits& defaults) const;
 };
 
@@ -32,33 +32,32 @@ struct ApiKey {
   ApiKey(const char* text) : key(text) {}             // NOLINT: implicit on purpose
 
   std::string key;
-  std::string name;    // for the log; empty: none
-  bool admin = false;  // sees everybody's requests in /slots
+  std::string name;    // for the log; may be empty
+  bool admin = false;  // sees all requests in /slots
   ClientLimits limits;
 };
 
 struct ClientIdentity {
-  std::string id;    // the key or the address: not for logs
+  std::string id;    // the key or the address; never logged
   std::string name;  // of the key; may be empty
   bool by_key = false;
-  bool admin = false;  // also everybody where no keys are
-  // It may not wait in all places of the queue, as there may be other clients.
+  bool admin = false;  // also true if there are no keys
+  // It may not fill the whole queue, because other clients may exist.
   bool shares_queue = false;
   ClientLimits limits;
 };
 
-// A file of keys, one a line. Behind a key may stand, in any order:
+// A file with one key per line. Options may follow a key. Errors name `path` and the line.
 //   name=NAME  max-requests=N  max-queue=N  priority=LOW..HIGH  models=A,B (none: models=)  admin
-// Empty lines and those that begin with # do not count. Errors name `path` and the line.
+// Empty lines and those that begin with # are ignored.
 Result<std::vector<ApiKey>> parse_keys(std::string_view text, const std::string& path);
 
 // "-10..10". Errors: invalid_argument.
 Result<PriorityRange> parse_priority_range(std::string_view text);
 
-// Names with commas between them; an empty text is no name at all.
 std::vector<std::string> parse_names(std::string_view text);
 
-// What stands for an address: IPv4 as it is, of IPv6 the network of 64 bits that one household has.
+// IPv4 as it is; of IPv6 the /64 network, which is one household.
 std::string address_id(const std::string& address);
 bool is_loopback(const std::string& address);
 

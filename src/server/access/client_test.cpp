@@ -1,4 +1,4 @@
-// client_test.cpp -- files of keys with limits, and what stands for an address.
+// client_test.cpp -- key files with limits, and the limit keys of addresses.
 #include "server/access/client.h"
 
 #include <gtest/gtest.h>

@@ -12,7 +12,7 @@
 namespace braid::server {
 
 std::string cache_tenant(std::string_view key) {
-  // A pseudorandom function of the key: its value for this one text says nothing about the key.
+  // A pseudorandom function of the key: its value for a fixed text does not reveal the key.
   constexpr std::string_view kText = "braid: whose prefixes these are";
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned length = 0;

@@ -1,4 +1,4 @@
-// tenant.h -- whose request it is, as far as the prefix cache must know.
+// tenant.h -- the cache tenant of a request.
 #pragma once
 
 #include <string>
@@ -6,8 +6,7 @@
 
 namespace braid::server {
 
-// What keeps the prefixes of this key apart from those of others: 64 letters, the same for a key at any time
-// (files of the cache outlive the server), and nothing that the key could be read from.
+// Separates cached prefixes of keys. 64 letters, stable, and the key cannot be derived from it.
 std::string cache_tenant(std::string_view key);
 
 }  // namespace braid::server

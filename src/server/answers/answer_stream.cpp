@@ -15,7 +15,6 @@ AnswerStream::AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokeni
   if (prepared_.loops.content) loop_detector_.emplace(*prepared_.loops.content);
   for (size_t i = 0; i < prepared_.requests.size(); ++i) {
     Choice choice;
-    // In conversations control tokens are never text.
     choice.detokenizer = std::make_unique<StreamingDetokenizer>(
         *tokenizer_, generation.show_special ? SpecialText::show : SpecialText::hide);
     if (prepared_.parsed) choice.parser = std::make_unique<AnswerParser>(prepared_.format);
@@ -25,7 +24,7 @@ AnswerStream::AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokeni
 }
 
 void AnswerStream::started(int choice, int32_t cached_tokens) {
-  if (choice % prepared_.generation->n == 0) cached_at_start_ += cached_tokens;  // once for each prompt
+  if (choice % prepared_.generation->n == 0) cached_at_start_ += cached_tokens;  // once per prompt
 }
 
 void AnswerStream::open(std::string& out) {
@@ -36,7 +35,7 @@ void AnswerStream::open(std::string& out) {
   for (size_t i = 0; i < prepared_.echoed.size(); ++i) echo(i, false, out);
 }
 
-// The prompt before its answer: at once, or with its log probabilities, which are known once it was run.
+// The prompt before its answer: at once, or after it was run if log probabilities are due.
 void AnswerStream::echo(size_t index, bool scored, std::string& out) {
   if ((prepared_.echoed[index].scores != nullptr) != scored || prepared_.echoed[index].text.empty()) return;
   const EchoedPrompt echoed = std::exchange(prepared_.echoed[index], {});
@@ -74,7 +73,7 @@ void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   if (!choice.ended && goes_round(static_cast<size_t>(index), event.id, content)) end_loop(index, out);
 }
 
-// Calls are no content, and what stands between two of them is a text of its own.
+// Calls are not content. Text between two calls is examined separately.
 bool AnswerStream::goes_round(size_t index, int32_t token, bool content) {
   if (!loop_detector_) return false;
   Choice& choice = choices_[index];
@@ -139,13 +138,13 @@ void AnswerStream::text(int index, std::string_view text, std::string& out) {
   show(index, std::move(events), out);
 }
 
-// Stop strings look at content only: inside reasoning and calls they would cut what agents need whole.
+// Stop strings match content only: they would truncate reasoning and calls that agents need.
 void AnswerStream::show(int index, AnswerEvents events, std::string& out) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   const Generation& generation = *prepared_.generation;
   const bool matching = !choice.stops->empty() && choice.generated_tokens >= generation.min_tokens;
   AnswerEvents shown;
-  // Blanks between a thought and the content belong to neither, so their tokens are not the content's.
+  // Blanks between a thought and the content belong to neither, so their tokens are dropped.
   const auto first = std::find_if(events.begin(), events.end(),
                                   [](const AnswerEvent& event) { return event.kind == Kind::content; });
   if (!choice.content_begun && choice.parser != nullptr && first != events.end() && !first->text.empty()) {
@@ -159,7 +158,6 @@ void AnswerStream::show(int index, AnswerEvents events, std::string& out) {
                             std::find_if_not(choice.logprobs.begin(), choice.logprobs.end(), all_blank));
     }
   }
-  // What was matched up to here is the end of the answer.
   const auto stopped = [&] {
     const auto stop = choice.stops->matched();
     if (!stop) return false;
@@ -172,7 +170,6 @@ void AnswerStream::show(int index, AnswerEvents events, std::string& out) {
   for (AnswerEvent& event : events) {
     if (matching) {
       const bool content = event.kind == Kind::content;
-      // Text that was held back comes before whatever ends the content.
       std::string text = content ? choice.stops->push(event.text) : choice.stops->flush();
       if (!text.empty()) shown.push_back({Kind::content, 0, std::move(text)});
       if (stopped()) return;
@@ -189,7 +186,6 @@ void AnswerStream::show(int index, AnswerEvents events, std::string& out) {
   if (!shown.empty()) writer_->events(index, shown, std::exchange(choice.logprobs, {}), out);
 }
 
-// Nothing of this choice follows.
 void AnswerStream::end(int index, AnswerEnd reason, std::string& out) {
   Choice& choice = choices_[static_cast<size_t>(index)];
   if (choice.ended) return;
@@ -223,7 +219,6 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
         : stop_token            ? AnswerEnd::stop_token
                                 : AnswerEnd::stop,
         out);
-    // The token that ended the answer was generated too.
     if (event.stop_id) ++choice.generated_tokens;
     if (event.stop_id && in_thought) ++choice.reasoning_tokens;
   }
@@ -241,7 +236,7 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
   }
 }
 
-// llama.cpp's names, so that its tools can read them; and our own.
+// llama.cpp's member names, so that its tools can read them, and braid's own.
 Json AnswerStream::extra() const {
   const Endpoint endpoint = prepared_.generation->endpoint;
   if (endpoint != Endpoint::chat && endpoint != Endpoint::completions) return Json::object();

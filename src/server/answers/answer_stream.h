@@ -1,7 +1,7 @@
-// answer_stream.h -- one answer while it is made: tokens in, bytes of its API out.
-//
-// Token bytes -> whole characters -> reasoning and calls -> stop strings (content only) -> the writer of the
-// API. Content that goes round in a loop is ended here; thoughts are by their mask. No sockets, no clock, no locks: whoever owns it calls it from one thread at a time.
+// answer_stream.h -- one answer in progress: tokens in, bytes of its API out. Used by one thread at
+// a time; no sockets, clock or locks.
+// Token bytes -> characters -> reasoning and calls -> stop strings (content only) -> API writer.
+// Looping content is ended here; the token mask ends looping thoughts.
 #pragma once
 
 #include <memory>
@@ -20,33 +20,29 @@ class AnswerStream {
   AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokenizer> tokenizer,
                std::unique_ptr<AnswerWriter> writer);
 
-  // A choice's prompt is begun, `cached_tokens` of it are known. Before open(), if at all.
+  // The engine began the choice's prompt. Called before open(), if at all.
   void started(int choice, int32_t cached_tokens);
   void open(std::string& out);
   void heartbeat(std::string& out) { writer_->heartbeat(out); }
 
-  // Drafts for a choice were verified; its tokens follow.
   void drafts(int choice, int32_t drafted, int32_t accepted);
-  // A token of choice `choice`. Tokens behind the end of a choice are ignored.
+  // Tokens after the end of a choice are ignored.
   void token(int choice, const TokenEvent& event, std::string& out);
-  // The choice is complete for the client although the engine goes on: it should be cancelled.
+  // The client needs no more of the choice. The caller should cancel it in the engine.
   bool wants_end(int choice) const { return choices_[static_cast<size_t>(choice)].ended; }
-  // The engine's last word. Errors of the engine fail the whole answer.
+  // Engine errors fail the whole answer.
   void finished(int choice, const Finished& event, std::string& out);
 
-  // Ends the answer at once with an error; nothing follows.
   void fail(const ApiError& error, std::string& out);
 
-  // All choices are closed, or the answer failed.
   bool done() const { return done_; }
   const std::optional<ApiError>& error() const { return error_; }
-  // Unstreamed, once done without error.
+  // Unstreamed answers only, after done() without an error.
   Json whole() const { return writer_->whole(); }
 
   const AnswerUsage& usage() const { return usage_; }
   const Generation& generation() const { return *prepared_.generation; }
   std::vector<Request>& requests() { return prepared_.requests; }
-  // How the first choice ended, for logs and metrics.
   AnswerEnd end() const { return choices_[0].end.reason; }
   AnswerRepairs repairs() const;
   int32_t calls() const;
@@ -63,9 +59,9 @@ class AnswerStream {
     int64_t reasoning_tokens = 0;
     int64_t content_tokens = 0;
     bool content_begun = false;
-    std::vector<int32_t> content;  // tokens since content began, or since the last call; if loops count
-    bool ended = false;            // nothing more is shown
-    bool closed = false;           // the engine is done with it
+    std::vector<int32_t> content;  // tokens examined for loops
+    bool ended = false;            // the rest is not shown
+    bool closed = false;           // the engine has finished it
     ChoiceEnd end;
     const char* thinking_closed_by = "none";
   };
@@ -74,7 +70,7 @@ class AnswerStream {
   void show(int index, AnswerEvents events, std::string& out);
   bool goes_round(size_t index, int32_t token, bool content);
   void end_loop(int index, std::string& out);
-  // All text that was held back, as far as nothing ends the choice; `cut`: what is open stays open.
+  // Sends pending text unless a stop string ends the choice. `cut`: open parts stay open.
   void flush(int index, bool cut, std::string& out);
   void end(int index, AnswerEnd reason, std::string& out);
   TokenLogprob logprob_of(const TokenEvent& event) const;

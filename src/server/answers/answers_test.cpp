@@ -1,5 +1,4 @@
-// answers_test.cpp -- small promises of the answers, each of which was once broken: what belongs to the
-// content, what counts from where, and which number a client reads.
+// answers_test.cpp -- regressions: what belongs to the content, offsets, reported numbers.
 #include <gtest/gtest.h>
 
 #include "server/test_server_test.h"
@@ -7,7 +6,6 @@
 namespace braid::server {
 namespace {
 
-// Says `text` to every request.
 std::unique_ptr<TestServer> saying(const std::string& text) {
   return std::make_unique<TestServer>([text](const Request&) {
     static const auto model = demo_served_model(nullptr);
@@ -17,8 +15,7 @@ std::unique_ptr<TestServer> saying(const std::string& text) {
 
 const std::string kUser = R"("messages":[{"role":"user","content":"hi"}])";
 
-// The text that the log probabilities of a chat answer stand for. A first token may bring a blank that is no
-// content.
+// The text of a chat answer's log probabilities. The first token may bring a blank.
 std::string spelled(const Json& logprobs) {
   std::string out;
   for (const Json& token : logprobs["content"]) {
@@ -44,7 +41,6 @@ TEST(Answers, LogProbabilitiesSpellTheContent) {
     const std::string content = choice["message"]["content"];
     EXPECT_TRUE(content.starts_with("Hello")) << content;
     EXPECT_EQ(without_first_blank(spelled(choice["logprobs"])), content) << answer;
-    // The same in pieces: every chunk has the tokens of its own text.
     const auto streamed =
         client.ask("POST", "/v1/chat/completions",
                    "{" + kUser + R"(,"enable_thinking":true,"logprobs":true,"stream":true})");
@@ -76,7 +72,6 @@ TEST(Answers, AnEchoedPromptHasItsLogProbabilities) {
                       {"stream", stream}};
       const auto answer = client.ask("POST", "/v1/completions", body.dump());
       ASSERT_EQ(answer.status, 200) << answer.body;
-      // Streamed pieces put together are the whole.
       std::map<int, Json> choices;
       if (stream) {
         for (size_t at = answer.body.find("data: {"); at != std::string::npos;
@@ -227,9 +222,8 @@ TEST(Answers, ModelsSayWhatTheyAre) {
   const auto props = client.ask("GET", "/props");
   EXPECT_EQ(props.json()["model"]["n_params"], 30'733'616);
   EXPECT_EQ(props.json()["model"]["quantization"], "Q8_0");
-  // Single precision does not show.
   EXPECT_NE(props.body.find("\"top_p\":0.95,"), std::string::npos) << props.body.substr(0, 1000);
-  // A file that does not say how it was quantized is called by the type that most of it has.
+  // Without a quantization name, the type of most weights is the name.
   ServedModel tiny;
   const auto file = GgufFile::open(BRAID_SOURCE_DIR "/tests/goldens/braid-tiny-moe-q4_k_m.gguf");
   ASSERT_TRUE(file.ok() && describe_file(*file, tiny).ok());
@@ -296,7 +290,7 @@ TEST(Answers, DraftsAreCountedWhereClientsLook) {
   ASSERT_TRUE(client.read_until("\"draft_n_accepted\":5"));
 
   const Json whole = other.ask("POST", "/v1/chat/completions", "{" + kUser + "}").json();
-  // OpenAI's words for guesses of the client (`prediction`), which are in completion_tokens; ours are not.
+  // These count client predictions (`prediction`), not draft tokens.
   for (const char* name : {"accepted_prediction_tokens", "rejected_prediction_tokens"}) {
     EXPECT_FALSE(whole["usage"]["completion_tokens_details"].contains(name)) << whole;
   }

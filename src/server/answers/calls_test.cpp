@@ -1,6 +1,4 @@
-// calls_test.cpp -- what clients of every API get of an answer with calls, whole and streamed: the same.
-//
-// Method: a scripted model says a text, cut into its tokens; no mask holds it.
+// calls_test.cpp -- answers with calls in every API: streamed and whole answers agree.
 #include <gtest/gtest.h>
 
 #include "server/test_server_test.h"

@@ -1,6 +1,4 @@
-// error_answer.h -- an error as the answer of an exchange, and the errors of its memory.
-//
-// Pure functions over their arguments, for any thread; hold_memory() is one thread's at a time.
+// error_answer.h -- an error as an HTTP answer, and errors of request memory.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +9,10 @@
 
 namespace braid::server {
 
-// With what its status asks for: when to come back, or what to bring.
+// Pure. Adds Retry-After, WWW-Authenticate or x-should-retry as the status requires.
 HttpAnswer error_answer(const ApiError& error, Family family, const HttpRequest& request);
 
-// The exchange holds so much memory from now on, in all. Else 503 or 429, or 413 if no request may hold as
-// much.
+// Reserves `bytes` in all. Errors: 503, 429, 413 (never possible). One thread at a time.
 std::optional<ApiError> memory_fault(Exchange& exchange, size_t bytes);
 
 }  // namespace braid::server

@@ -1,4 +1,4 @@
-// loops_test.cpp -- answers that go round in a loop, and thoughts that leave no room: what clients get.
+// loops_test.cpp -- looping answers, and thoughts that use up the token limit: what clients get.
 #include <gtest/gtest.h>
 
 #include "server/test_server_test.h"
@@ -18,7 +18,7 @@ std::string round_text(int times) {
                   times);
 }
 
-// Says `text` as far as it may; once the mask has closed the thought, `closed`.
+// A model that produces `text` until the mask closes the thought, then `closed`.
 std::unique_ptr<TestServer> obeying(const std::string& text, const std::string& closed,
                                     const std::function<void(AppOptions&)>& adjust = nullptr,
                                     int32_t context = 100'000) {
@@ -36,7 +36,6 @@ std::unique_ptr<TestServer> obeying(const std::string& text, const std::string& 
       context);
 }
 
-// A thought, then an answer.
 std::string body_of(const std::string& path, bool stream, const std::string& more, bool think = true) {
   const std::string turns = R"([{"role":"user","content":"q"}])";
   std::string out = path == "/v1/responses" ? R"({"input":)" + turns : R"({"messages":)" + turns;
@@ -54,7 +53,6 @@ struct Said {
   std::string thought, content, finish;
 };
 
-// What a client of any API has at the end.
 Said read_whole(const std::string& path, const Json& json) {
   Said out;
   if (path == "/v1/chat/completions") {
@@ -148,7 +146,6 @@ TEST(Loops, ThoughtsThatRepeatALittleAreLeftAlone) {
   for (const char* path : kPaths) EXPECT_EQ(ask(*server, path, false, "").content, "Done.") << path;
 }
 
-// By default a visible answer may repeat as it likes, unless a thought that looped stands before it.
 TEST(Loops, AnAnswerIsEndedOnlyWhereItWasAskedForOrBehindAThoughtThatLooped) {
   for (const std::string& text : {round_text(600), repeated("0, ", 12'000), repeated("=", 400'000)}) {
     const auto server = obeying(text, "");
@@ -178,7 +175,7 @@ TEST(Loops, AnAnswerIsEndedOnlyWhereItWasAskedForOrBehindAThoughtThatLooped) {
   EXPECT_EQ(ask(*length, kPaths[2], true, "").finish, "max_tokens");
 }
 
-// The text up to the third copy of a pattern of up to four tokens.
+// The text up to the third copy of a pattern of at most four tokens.
 std::string three_copies(const std::string& text) {
   const auto tokenizer = demo_served_model(nullptr)->tokenizer;
   const auto ids = tokenizer->encode(text, {.add_special = false}).value();
@@ -207,7 +204,6 @@ TEST(Loops, TheFieldOfVllmHasItsNumbers) {
   answer = client.ask("POST", "/v1/completions", R"({"prompt":"q")" + field + "}").json()["choices"][0];
   EXPECT_EQ(answer["text"], three_copies(text));
   EXPECT_EQ(answer["stop_reason"], "repetition_detected");
-  // The thought is closed, the answer is ended.
   const auto thinking = obeying(thought, text);
   const Said said = ask(*thinking, kPaths[0], true, field);
   EXPECT_EQ(said.thought, three_copies(thought));
@@ -236,7 +232,7 @@ TEST(Loops, ArgumentsOfCallsAndFormsMayRepeat) {
   EXPECT_EQ(ask(*form, kPaths[0], false, schema, false).content, "\"" + zeros + "\"");
 }
 
-// A limit leaves a visible part: of 4 tokens and more, one at least. Below, the thought is all there is.
+// With a limit of 4 tokens or more, at least one is left for the answer.
 TEST(Loops, AThoughtLeavesRoomForAnAnswer) {
   std::string thought;
   for (int i = 0; i < 3000; ++i) thought += " thought" + std::to_string(i);
@@ -256,7 +252,6 @@ TEST(Loops, AThoughtLeavesRoomForAnAnswer) {
   }
 }
 
-// The operator's limit and the context leave room as the client's does.
 TEST(Loops, NoLimitIsUsedUpByTheThought) {
   std::string thought;
   for (int i = 0; i < 3000; ++i) thought += " thought" + std::to_string(i);

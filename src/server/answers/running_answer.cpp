@@ -48,7 +48,7 @@ void RunningAnswer::start() {
 void RunningAnswer::begin() {
   std::vector<Request> requests = std::move(stream_->requests());
   cancelled_.assign(requests.size(), 0);
-  ids_.reserve(requests.size());  // an id that is known can be cancelled
+  ids_.reserve(requests.size());  // without throwing, so that each submitted id can be cancelled
   exchange_->on_gone([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->gone();
   });
@@ -100,8 +100,7 @@ void RunningAnswer::begin() {
   }
 }
 
-// Anthropic's first event says how much of the prompt was cached, which is known when the prompt is begun; its
-// clients take pings before it. The others' first events know nothing of it, so they go with the head.
+// Anthropic's first event has the count of cached tokens, known once the prompt is begun.
 void RunningAnswer::send_head() {
   if (std::exchange(head_sent_, true)) return;
   if (stream_->generation().stream) {
@@ -118,7 +117,7 @@ void RunningAnswer::open() {
   flush(std::move(out));
 }
 
-// What is in the list is taken from it by a later event, or by beat(), if there is no memory to call drain().
+// If drain() cannot be posted for lack of memory, a later event or beat() drains the list.
 template <typename MakeItem>
 void RunningAnswer::put(MakeItem make) noexcept {
   bool must_post = false;
@@ -154,7 +153,7 @@ void RunningAnswer::drain() {
       if (item.cached) hooks_.begun();
       if (item.end) hooks_.ended();
     }
-    return cancel_all();  // the first time there may have been no memory for it
+    return cancel_all();  // again: an earlier attempt may have failed for lack of memory
   }
   if (lost_item) return fail_now(internal_error("the server has no memory left for this answer"));
   std::string out;
@@ -193,8 +192,7 @@ void RunningAnswer::flush(std::string out) {
   exchange_->write(std::move(out));
 }
 
-// The stream is done: the client gets what is still due. What it is told is reported before the end of the
-// answer, which is when its line is logged.
+// Reported first, because the end of the answer writes the access log line.
 void RunningAnswer::finish() {
   if (over_) return;
   over_ = true;
@@ -212,7 +210,7 @@ void RunningAnswer::finish() {
   exchange_->answer(std::move(answer));
 }
 
-// The exchange holds its memory: prompts have gone, but what an answer says may be much more than they were.
+// The prompts are freed by now, but the answer may be larger than they were.
 std::optional<ApiError> RunningAnswer::write_whole(HttpAnswer& answer) const {
   {
     const Json whole = stream_->whole();
@@ -220,7 +218,7 @@ std::optional<ApiError> RunningAnswer::write_whole(HttpAnswer& answer) const {
     const size_t beside = generation_bytes(stream_->generation()) + json_bytes(whole);
     if (auto fault = memory_fault(*exchange_, beside + answer.body.capacity())) return fault;
   }
-  return memory_fault(*exchange_, answer.body.capacity());  // less than before: there is room
+  return memory_fault(*exchange_, answer.body.capacity());  // a smaller reservation, cannot fail
 }
 
 void RunningAnswer::cancel(size_t choice) {
@@ -235,7 +233,7 @@ void RunningAnswer::cancel_all() {
 
 void RunningAnswer::gone() {
   if (!std::exchange(over_, true)) cancel_all();
-  report("abort");  // unless it was before
+  report("abort");  // no effect if already reported
 }
 
 void RunningAnswer::fail(const ApiError& error) {
@@ -252,7 +250,6 @@ void RunningAnswer::fail_now(const ApiError& error) {
   finish();
 }
 
-// A stream that is silent gets a heartbeat, unless its client has not even read what came before.
 void RunningAnswer::beat() {
   if (over_) return;
   drain();
@@ -296,7 +293,7 @@ RunningInfo RunningAnswer::info() const {
   RunningInfo out;
   out.request_id = exchange_->request().id;
   out.endpoint = endpoint_path(stream_->generation().endpoint);
-  out.prompt_tokens = stream_->usage().prompt_tokens;  // fixed from the start
+  out.prompt_tokens = stream_->usage().prompt_tokens;  // constant
   out.generated_tokens = generated_;
   out.drafted_tokens = drafted_;
   out.accepted_tokens = accepted_;

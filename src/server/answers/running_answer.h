@@ -1,9 +1,7 @@
 // running_answer.h -- an answer between the engine and a client.
-//
-// The engine's thread only puts events into a list; all work on them happens on the strand of the client's
-// connection. When the client leaves, the engine is told at once; when the engine is done, the client gets a
-// last event, whatever happened. Without memory for an event of the engine the answer fails; the engine's
-// thread never sees an exception.
+// The engine's thread only appends events to a list; the strand of the client's connection handles
+// them. A disconnect cancels the request at once. The client always gets a last event. Without
+// memory for an engine event the answer fails; the engine's thread never sees an exception.
 #pragma once
 
 #include <atomic>
@@ -30,23 +28,23 @@ struct RunningInfo {
 class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
  public:
   struct Hooks {
-    std::function<void(const AnswerReport&)> report;  // once, on the strand, before the exchange ends
+    std::function<void(const AnswerReport&)> report;  // once, before the exchange ends
     std::function<int()> retry_after_s;
-    std::function<void()> begun, ended;  // on the strand, for each choice: the engine begins it, or is done
+    std::function<void()> begun, ended;  // on the strand, once per choice
     int64_t heartbeat_ms = 10'000;
-    int64_t limit_ms = 0;  // of the whole answer; 0: none
-    // A stream's head goes out with its first token, and at the latest after so long; 0: at once. Until then
-    // an answer that fails has a status of its own, and a proxy may ask another replica.
+    int64_t limit_ms = 0;  // for the whole answer; 0: no limit
+    // A stream's head is sent with the first token, at the latest after this time; 0: at once.
+    // Until then a failed answer has an HTTP status, and a proxy may try another replica.
     int64_t late_head_ms = 0;
   };
 
   RunningAnswer(std::shared_ptr<Exchange> exchange, std::unique_ptr<AnswerStream> stream,
                 std::shared_ptr<const ServedModel> model, Hooks hooks);
 
-  // Queues the work and opens the stream. Errors become the answer.
+  // Errors become the answer.
   void start();
 
-  // Ends it with an error for the client. Thread-safe.
+  // Thread-safe.
   void fail(const ApiError& error);
 
   RunningInfo info() const;
@@ -56,7 +54,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   struct Item {
     int choice = 0;
     std::optional<Finished> end;        // else a start
-    std::optional<int32_t> cached;      // else drafts, if there are some
+    std::optional<int32_t> cached;      // else draft counts, if drafted > 0
     int32_t drafted = 0, accepted = 0;  // else a token
     TokenEvent token;
   };
@@ -85,10 +83,10 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   std::shared_ptr<const ServedModel> model_;
   Hooks hooks_;
   std::vector<RequestId> ids_;
-  std::vector<char> cancelled_;  // per choice: the backend was told
-  bool over_ = false;            // the client has its last event, or is gone
+  std::vector<char> cancelled_;  // per choice: the backend's cancel() was called
+  bool over_ = false;            // the client has its last event or disconnected
   bool reported_ = false;
-  bool head_sent_ = false;  // of a stream
+  bool head_sent_ = false;  // streams only
   bool opened_ = false;
   size_t begun_choices_ = 0;
   using Clock = std::chrono::steady_clock;
@@ -101,7 +99,7 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
   std::mutex mutex_;
   std::vector<Item> items_;  // guarded by mutex_
   bool scheduled_ = false;   // guarded by mutex_
-  bool lost_item_ = false;   // guarded by mutex_; there was no memory for one
+  bool lost_item_ = false;   // guarded by mutex_; an event was lost for lack of memory
 };
 
 }  // namespace braid::server

@@ -1,7 +1,5 @@
-// write_answer_test.cpp -- recorded answers of every API, streamed and whole, byte for byte.
-//
-// Method: the events of a recording go into a writer; its bytes must be those of the recording after ids are
-// replaced (the n-th different id of a kind by the kind and n) and with the recording's clock.
+// write_answer_test.cpp -- recorded answers of every API, streamed and whole, byte for byte. The
+// n-th distinct id of a kind is compared as kind and n.
 #include "server/answers/write_answer.h"
 
 #include <gtest/gtest.h>
@@ -186,7 +184,6 @@ TEST(WriteAnswer, MessagesAsRecorded) {
   expect_recorded("messages_empty", empty);
 }
 
-// Joins the deltas of a stream and compares with the whole answer.
 TEST(WriteAnswer, TheStreamJoinedIsTheWholeAnswer) {
   const Recording calls = recording(Endpoint::chat, kCalls, AnswerEnd::tool_calls, 5);
   std::istringstream lines(streamed(calls));
@@ -226,7 +223,7 @@ TEST(WriteAnswer, FailuresEndTheStreamInTheWordsOfEachApi) {
                      "{\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"gone\"}}\n\n"));
 }
 
-// What a stream has sent it does not keep: log probabilities are many times the text they belong to.
+// A stream must not retain log probabilities it has sent. They are many times larger than the text.
 TEST(WriteAnswer, AStreamForgetsLogProbabilities) {
   for (const Endpoint endpoint : {Endpoint::chat, Endpoint::completions, Endpoint::responses}) {
     for (const bool stream : {true, false}) {
@@ -254,7 +251,6 @@ TEST(WriteAnswer, AStreamForgetsLogProbabilities) {
   }
 }
 
-// Text behind a call that was never closed does not make the call a whole one.
 TEST(WriteAnswer, ACallThatWasCutIsNotComplete) {
   Recording cut =
       recording(Endpoint::responses,

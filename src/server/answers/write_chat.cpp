@@ -78,20 +78,19 @@ std::unique_ptr<AnswerWriter> make_writer(const Generation& generation, AnswerCo
 
 namespace {
 
-// vLLM's member of a choice: the stop string, the stop token's id, or its word for a loop.
+// vLLM's stop_reason: the stop string, the stop token's id, or its word for a loop.
 void add_stop_reason(Json& choice, const ChoiceEnd& end) {
   if (end.reason == AnswerEnd::stop_string) choice["stop_reason"] = end.stop_string;
   if (end.reason == AnswerEnd::stop_token) choice["stop_reason"] = end.stop_token;
   if (end.looped) choice["stop_reason"] = "repetition_detected";
 }
 
-// What chat and completions have in common: a head, choices, usage, [DONE].
 class OpenAiWriter : public AnswerWriter {
  public:
   OpenAiWriter(const Generation& generation, AnswerContext context, const char* object, const char* chunk)
       : generation_(generation), context_(std::move(context)), object_(object), chunk_(chunk) {
     head_ = dump(head(chunk_));
-    head_.pop_back();  // the closing brace: members follow
+    head_.pop_back();  // the closing brace; members are appended
   }
 
   void heartbeat(std::string& out) override {
@@ -206,8 +205,8 @@ class ChatWriter : public OpenAiWriter {
     std::string content, reasoning;
     bool has_content = false;
     std::vector<Call> calls;
-    Json logprobs = Json::array();          // unstreamed: those of the whole answer
-    Json waiting_logprobs = Json::array();  // of tokens whose text is still held back
+    Json logprobs = Json::array();          // unstreamed: of the whole answer
+    Json waiting_logprobs = Json::array();  // tokens whose text is still pending
     ChoiceEnd end;
   };
 
@@ -269,7 +268,7 @@ class ChatWriter : public OpenAiWriter {
             {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
   }
 
-  // One chunk of one choice. `delta` is JSON text; `end` null: not the last.
+  // `delta` is JSON text. `end` is null except in the last chunk.
   void chunk(size_t i, const std::string& delta, const ChoiceEnd* end, Json tokens, std::string& out) {
     Choice& choice = choices_[i];
     if (generation_.top_logprobs >= 0 && tokens.is_array()) {
@@ -314,7 +313,7 @@ class CompletionsWriter : public OpenAiWriter {
     Choice& choice = choices_.at(static_cast<size_t>(index));
     Json tokens;
     if (!logprobs.empty()) tokens = add_logprobs(choice, logprobs);
-    // Offsets count from the start of the text, and an echoed prompt comes before all tokens.
+    // Offsets count from the start of the text. An echoed prompt precedes all tokens.
     if (generation_.echo && choice.text.empty() && logprobs.empty()) {
       for (const AnswerEvent& event : events) choice.logprob_characters += characters(event.text);
     }
@@ -362,7 +361,6 @@ class CompletionsWriter : public OpenAiWriter {
     return count;
   }
 
-  // A stream has sent what it forgets.
   Json add_logprobs(Choice& choice, std::span<const TokenLogprob> logprobs) const {
     Json part{{"tokens", Json::array()},
               {"token_logprobs", Json::array()},
@@ -379,7 +377,7 @@ class CompletionsWriter : public OpenAiWriter {
       part["token_logprobs"].push_back(known ? Json(token.logprob) : Json());
       part["top_logprobs"].push_back(known ? std::move(top) : Json());
       part["text_offset"].push_back(choice.logprob_characters);
-      choice.logprob_characters += characters(token.bytes);  // a character in two tokens counts once
+      choice.logprob_characters += characters(token.bytes);  // a split character counts once
     }
     if (generation_.stream) return part;
     for (auto& [key, list] : part.items()) {

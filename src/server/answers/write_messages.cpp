@@ -147,7 +147,7 @@ class MessagesWriter : public AnswerWriter {
     text_.clear();
   }
 
-  // `head`: the type and the name of the member, as JSON text.
+  // `head`: the delta's type and member name, as JSON text.
   void delta(const char* head, std::string_view text, std::string& out) {
     if (!generation_.stream) return;
     out += "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":";
@@ -169,7 +169,7 @@ class MessagesWriter : public AnswerWriter {
     } else if (open_ == Open::text) {
       block_["text"] = text_;
     } else {
-      // A call that was cut is an object with what was complete, because a block must hold JSON.
+      // A truncated call keeps its complete members, because the block must hold JSON.
       auto input = parse_json(text_);
       block_["input"] = input.ok() && input->is_object() ? std::move(*input) : Json::object();
     }

@@ -1,5 +1,5 @@
-// write_responses.cpp -- OpenAI's responses: events to JSON. Clients of this API take text and calls from the
-// item that is done, so every item is closed in full before the next begins.
+// write_responses.cpp -- OpenAI's responses: events to JSON. Every item is closed in full before
+// the next, because clients read text and calls from the finished item.
 #include "server/answers/write_answer.h"
 #include "server/requests/read_request.h"
 #include "text/json_text.h"
@@ -21,7 +21,7 @@ class ResponsesWriter : public AnswerWriter {
     emit("response.in_progress", {{"response", base_}}, out);
   }
 
-  // Clients' idle timers are reset by events only, not by comments.
+  // Clients reset idle timers on events only, not on SSE comments.
   void heartbeat(std::string& out) override { emit("response.in_progress", {{"response", base_}}, out); }
 
   void events(int, std::span<const AnswerEvent> events, std::span<const TokenLogprob> logprobs,
@@ -70,7 +70,7 @@ class ResponsesWriter : public AnswerWriter {
 
   void fail(const ApiError& error, std::string& out) override {
     finish_item(unfinished(), out);
-    // The words that clients of this API act upon.
+    // Clients of this API act on these codes.
     const bool known = error.code == "context_length_exceeded" || error.code == "invalid_prompt";
     const char* code = known                                        ? error.code.c_str()
                        : error.status == 429 || error.status == 503 ? "server_is_overloaded"
@@ -185,7 +185,7 @@ class ResponsesWriter : public AnswerWriter {
            ",\"output_index\":" + std::to_string(output_.size()) + ",\"content_index\":0,\"delta\":";
     append_json_string(out, more);
     if (!reasoning) {
-      // A stream keeps none of them: the events that repeat the text have those that no delta has brought.
+      // Events that repeat the text carry only log probabilities that no delta has carried.
       Json tokens = std::exchange(logprobs_, Json::array());
       for (Json& token : tokens) {
         token.erase("bytes");
@@ -210,7 +210,7 @@ class ResponsesWriter : public AnswerWriter {
     start_item(identity.custom ? "custom_tool_call" : "function_call", std::move(item), out);
   }
 
-  // How an item ends whose end was not written: text may end anywhere, a call may not.
+  // The status of an item without a written end. Text may end anywhere; a call may not.
   const char* unfinished() const {
     return kind_ == "reasoning" || kind_ == "message" ? "completed" : "incomplete";
   }
@@ -243,7 +243,7 @@ class ResponsesWriter : public AnswerWriter {
     emit(reasoning ? "response.reasoning_text.done" : "response.output_text.done", in_item(std::move(done)),
          out);
     emit("response.content_part.done", in_item({{"part", part(text_, true)}}), out);
-    // The order of members: status comes last in reasoning items, content last in messages.
+    // Member order: status is last in reasoning items, content last in messages.
     item_["content"] = Json::array({part(text_, true)});
     if (reasoning && generation_.include_encrypted) item_["encrypted_content"] = opaque_text(text_);
     logprobs_ = Json::array();
@@ -272,7 +272,7 @@ class ResponsesWriter : public AnswerWriter {
   std::string kind_;  // type of the open item; empty: none
   Json item_;
   std::string text_;
-  Json logprobs_ = Json::array();  // of the open text, as far as they were not sent
+  Json logprobs_ = Json::array();  // of the open text, not yet sent
   bool length_ = false;
   Json error_;
   Json usage_;

@@ -68,7 +68,7 @@ ApiError unsupported(std::string param, std::string message) {
 }
 
 ApiError too_long(int64_t prompt_tokens, int64_t context_tokens) {
-  // Clients look for these very words to start their compaction.
+  // Clients start compaction when they find exactly these words.
   return {.code = "context_length_exceeded",
           .message = fmt::format("prompt is too long: {} tokens > {} maximum", prompt_tokens, context_tokens),
           .extra = {{"n_prompt_tokens", prompt_tokens}, {"n_ctx", context_tokens}}};

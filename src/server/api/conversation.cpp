@@ -25,7 +25,6 @@ void append_paragraph(std::string& text, std::string_view more) {
   text += more;
 }
 
-// The system messages at the start become one; empty ones vanish.
 Messages merge_head(Messages messages) {
   Messages out;
   size_t at = 0;
@@ -42,9 +41,8 @@ std::string reminder(const std::string& text) {
   return "<system-reminder>\n" + std::string(trimmed(text)) + "\n</system-reminder>";
 }
 
-// Late system messages keep their place: each joins the turn before it, so that what was rendered before
-// stays. In a user's turn they come before the user's own words, which are set aside meanwhile: a turn is
-// written once, however many join it.
+// Joins late system messages to the turn before, so that text rendered earlier does not change. In
+// a user turn they precede the user's words, kept in own_ so that a turn is written once.
 class LateMessages {
  public:
   void push(Message message) {
@@ -86,7 +84,7 @@ class LateMessages {
   }
 
   Messages out_;
-  std::optional<std::string> own_;  // of the last turn, a user's
+  std::optional<std::string> own_;  // the user's words of the last turn
 };
 
 Messages merge_late(Messages messages) {
@@ -116,7 +114,7 @@ Messages place_late_system(Messages messages, const TemplateAbilities& abilities
   return out.take();
 }
 
-// The results that follow an assistant turn, in the order of its calls. Results of unknown calls stay put.
+// Sorts the results after an assistant turn by its calls. Results of unknown calls stay put.
 void sort_results(Messages& messages) {
   std::map<std::string, std::string> names;  // call id -> tool
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -143,13 +141,12 @@ void sort_results(Messages& messages) {
   }
 }
 
-// Templates of the family look for a user message that is no tool response.
+// Templates of the family look for a user message that is not a tool response.
 bool is_query(const Message& message, const Dialect& dialect) {
   return message.role == Role::user && !dialect.is_result(trimmed(message.text));
 }
 
-// Results that a client kept although it dropped what led to them come first too; templates look back from a
-// result.
+// Templates look back from a tool result, so a leading one gets a user message before it.
 void ensure_query(Messages& messages, const Dialect& dialect) {
   const bool query = std::any_of(messages.begin(), messages.end(),
                                  [&](const Message& message) { return is_query(message, dialect); });
@@ -247,16 +244,13 @@ std::vector<size_t> instruction_bytes(const Messages& messages) {
   return out;
 }
 
-// ---- What a template can do ------------------------------------------------------------------------------
-
 namespace {
 
 class Prober {
  public:
   explicit Prober(const ChatTemplate& chat) : chat_(chat) {}
 
-  // Empty when the template refuses. One that has once run into its limits is not asked again: a model must
-  // not take long to load because of it.
+  // Empty if the template fails. After it hit its limits it is not run again: loading stays fast.
   std::string render(const Json& messages, const Json& tools = nullptr, const ChatOptions& options = {}) {
     if (endless_) return {};
     auto text = chat_.render(messages, tools, options);
@@ -306,7 +300,7 @@ void probe_calls(Prober& prober, TemplateAbilities& abilities) {
   turn["reasoning_content"] = "THOUGHT";
   const Json result{
       {"role", "tool"}, {"content", "RESULT"}, {"tool_call_id", "call_0"}, {"name", "FUNCNAME0"}};
-  // Some keep it only where thinking is on, and for some that is not the default.
+  // Some templates keep reasoning only with thinking on, which may not be their default.
   ChatOptions on;
   on.enable_thinking = true;
   const Json loop = Json::array({user, turn, result});

@@ -1,5 +1,4 @@
-// conversation_test.cpp -- conversations of real clients, made fit for the template, and how their prompts
-// grow.
+// conversation_test.cpp -- repaired conversations of real clients, and how their prompts grow.
 #include "server/api/conversation.h"
 
 #include <gtest/gtest.h>
@@ -52,8 +51,6 @@ TEST(Conversation, LateSystemMessagesKeepTheirPlace) {
   EXPECT_EQ(shape(normalise(late, native, LateSystem::native)), "user(u) system(s) assistant(a) system(t)");
 }
 
-// What a late system message says comes before the question, several in their order; behind a tool's result
-// it has no question to come before.
 TEST(Conversation, AUsersQuestionStaysLastInItsTurn) {
   const auto in_turn = [](Messages messages) {
     return normalise(std::move(messages), kQwen, LateSystem::attach);
@@ -104,7 +101,6 @@ TEST(Conversation, ManyLateSystemMessagesJoinOneTurn) {
   EXPECT_EQ(placed[1].system_bytes, 0u);
 }
 
-// A conversation with system messages anywhere grows at its end only, whatever is said next.
 TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
   const auto model = demo_served_model(nullptr);
   model->chat = ChatTemplate::built_in("", "<|im_end|>");
@@ -120,7 +116,6 @@ TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
                         {.role = Role::system, .text = "w"},
                         {.role = Role::assistant, .text = "b"},
                         {.role = Role::user, .text = "three"}};
-  // A client asks whenever the last word is not the model's.
   std::vector<int32_t> before;
   for (const size_t count : {size_t{3}, size_t{6}, size_t{10}, size_t{12}}) {
     Generation generation;
@@ -134,7 +129,6 @@ TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
     EXPECT_TRUE(std::equal(before.begin(), before.end(), ids->begin())) << prompt->text.text;
     if (count == 3) {
       EXPECT_TRUE(prompt->text.text.ends_with("</system-reminder>\n\none<|im_end|>\n")) << prompt->text.text;
-      // The system's words have the tokens that a system message has.
       EXPECT_EQ(std::count(ids->begin(), ids->end(), *model->tokenizer->find("<tool_call>")), 1);
     }
     before = *ids;
@@ -149,7 +143,6 @@ TEST(Conversation, ThereIsAlwaysAQuery) {
   EXPECT_EQ(shape(normalise({{.role = Role::user, .text = "<tool_response>x</tool_response>"}}, kQwen,
                             LateSystem::attach)),
             "user() user(<tool_response>x</tool_response>)");
-  // What is left of a conversation that was cut.
   EXPECT_EQ(shape(normalise({{.role = Role::system, .text = "s"},
                              {.role = Role::tool, .text = "r", .call_id = "1"},
                              {.role = Role::user, .text = "u"}},
@@ -257,7 +250,6 @@ TEST(Conversation, OpaqueTextsComeBack) {
   EXPECT_FALSE(read_opaque("other").has_value());
 }
 
-// In a tool loop every prompt begins with the last one and what was generated.
 TEST(Conversation, APromptOfAToolLoopContinuesTheLastOne) {
   const auto model = demo_served_model(nullptr);
   Json messages =
@@ -302,7 +294,7 @@ TEST(Conversation, CheckpointsStandAtEndsOfMessages) {
   ASSERT_EQ(request.checkpoints.size(), 5u);
   for (size_t i = 1; i < 5; ++i)
     EXPECT_GT(request.checkpoints[i].position, request.checkpoints[i - 1].position);
-  // What other conversations begin with too: the list of tools, the system message.
+  // Shared with other conversations: the list of tools, the system message.
   for (size_t i = 0; i < 5; ++i)
     EXPECT_EQ(request.checkpoints[i].kind, i < 2 ? ResumeKind::shared : ResumeKind::turn) << i;
   const auto text_until = [&](int32_t position) {
@@ -352,7 +344,7 @@ TEST(Conversation, BudgetsKeepRoomForTheReply) {
     EXPECT_TRUE(prepared.ok());
     return prepared->requests[0].mask;
   };
-  // Tokens that may be thought before something is forced.
+  // The number of thought tokens before the mask forces a token.
   const auto room = [&](const std::shared_ptr<TokenMask>& mask) {
     const int32_t word = model->tokenizer->encode("x", {.add_special = false}).value()[0];
     std::vector<uint64_t> bits((static_cast<size_t>(model->tokenizer->size()) + 63) / 64);

@@ -64,7 +64,6 @@ const Json* Fields::find(const char* name) const {
   return found == nullptr || found->is_null() ? nullptr : found;
 }
 
-// Few members are compared one by one, many are sorted once.
 const Json* Fields::walk(const char* name) const {
   constexpr size_t kFew = 32;
   const auto& members = object_.get_ref<const Json::object_t&>();

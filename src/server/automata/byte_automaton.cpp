@@ -16,12 +16,10 @@ constexpr int kWideBytes = 16;
 
 }  // namespace
 
-// ---- Automaton -------------------------------------------------------------------------------------------
-
 bool Automaton::trim(GrammarBudget& budget) {
   const size_t count = accepts_.size();
   if (!budget.spend(static_cast<int64_t>(next_.size()))) return false;
-  // Edges turned around, as one list: what leads to state s is from[begin[s], begin[s + 1]).
+  // Reversed edges as one list: the predecessors of state s are from[begin[s], begin[s + 1]).
   std::vector<uint32_t> begin(count + 1);
   for (const int32_t to : next_)
     if (to >= 0) ++begin[static_cast<size_t>(to) + 1];
@@ -130,8 +128,6 @@ std::optional<Automaton> Automaton::from_table(const std::vector<std::array<int3
   return out;
 }
 
-// ---- Nfa -------------------------------------------------------------------------------------------------
-
 int32_t Nfa::add() {
   budget_.spend(4);
   if (!budget_.used_up() || nodes_.empty()) nodes_.emplace_back();
@@ -171,7 +167,7 @@ void Nfa::embed(const Automaton& automaton, int32_t from, int32_t to) {
 
 void Nfa::close(std::vector<int32_t>& set, std::vector<uint32_t>& stamps, uint32_t stamp) {
   size_t kept = 0;
-  for (const int32_t n : set) {  // once each
+  for (const int32_t n : set) {  // each state once
     if (stamps[static_cast<size_t>(n)] == stamp) continue;
     stamps[static_cast<size_t>(n)] = stamp;
     set[kept++] = n;
@@ -249,8 +245,6 @@ std::optional<Automaton> Nfa::determinise(int32_t start, int32_t end) {
   return out;
 }
 
-// ---- Products --------------------------------------------------------------------------------------------
-
 std::vector<uint8_t> Automaton::join_classes(const Automaton& a, const Automaton& b) {
   std::map<uint32_t, uint8_t> pairs;
   std::vector<uint8_t> first;
@@ -271,7 +265,7 @@ std::optional<Automaton> combined(const Automaton& a, const Automaton& b, bool w
   Automaton out;
   const std::vector<uint8_t> first = out.join_classes(a, b);
   std::map<uint64_t, int32_t> known{{0, 0}};
-  std::vector<std::pair<int32_t, int32_t>> places{{0, 0}};  // the second may be dead
+  std::vector<std::pair<int32_t, int32_t>> places{{0, 0}};  // the second state may be dead
   for (size_t s = 0; s < places.size(); ++s) {
     const auto [in_a, in_b] = places[s];
     if (!budget.spend(static_cast<int64_t>(out.classes_) * 2)) return std::nullopt;
@@ -293,8 +287,6 @@ std::optional<Automaton> combined(const Automaton& a, const Automaton& b, bool w
   if (!out.trim(budget)) return std::nullopt;
   return out;
 }
-
-// ---- Lengths ---------------------------------------------------------------------------------------------
 
 std::optional<Automaton> with_length(const Automaton& content, const Automaton& character, int64_t least,
                                      int64_t most, GrammarBudget& budget) {

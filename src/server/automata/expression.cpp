@@ -11,7 +11,6 @@ namespace {
 
 constexpr char32_t kLastCharacter = 0x10FFFF;
 
-// Sorted, without overlap.
 std::vector<Expression::Range> ordered(std::vector<Expression::Range> ranges) {
   std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.low < b.low; });
   std::vector<Expression::Range> out;
@@ -25,7 +24,7 @@ std::vector<Expression::Range> ordered(std::vector<Expression::Range> ranges) {
   return out;
 }
 
-// The bytes of low..high, which are all of one length in UTF-8.
+// The bytes of low..high, which must have UTF-8 spellings of one length.
 void spell_utf8(Nfa& nfa, char32_t low, char32_t high, int32_t from, int32_t to) {
   for (const char32_t last :
        {char32_t{0x7F}, char32_t{0x7FF}, char32_t{0xD7FF}, char32_t{0xDFFF}, char32_t{0xFFFF}}) {
@@ -34,7 +33,7 @@ void spell_utf8(Nfa& nfa, char32_t low, char32_t high, int32_t from, int32_t to)
     spell_utf8(nfa, last + 1, high, from, to);
     return;
   }
-  if (low >= 0xD800 && low <= 0xDFFF) return;  // surrogates are no characters
+  if (low >= 0xD800 && low <= 0xDFFF) return;  // surrogates are not characters
   for (int shift = 6; shift < 24 && high > 0x7F; shift += 6) {
     const char32_t mask = (char32_t{1} << shift) - 1;
     if ((low & ~mask) == (high & ~mask)) break;
@@ -149,7 +148,7 @@ Expression::Node Expression::choice(std::vector<Node> options) {
   return add(std::move(part));
 }
 
-// Repeats of repeats are one where the counts leave no gap: (x?){9} is x{0,9}, ((x*)*)* is x*.
+// Merges nested repeats if the counts leave no gap: (x?){9} is x{0,9}, ((x*)*)* is x*.
 Expression::Node Expression::repeat(Node what, int64_t least, int64_t most) {
   if (least == 1 && most == 1) return what;
   const Part& inner = parts_[static_cast<size_t>(what)];
@@ -190,7 +189,7 @@ int32_t Expression::emit_repeat(Nfa& nfa, const Part& part, int32_t from, Spelli
   return end;
 }
 
-// Positions behind `node` from `from` on. Nothing leads back into `from` but what comes behind it.
+// Returns the position after `node`. Only what follows `from` may lead back into it.
 int32_t Expression::emit(Nfa& nfa, Node node, int32_t from, Spelling spelling) {
   if (budget_.used_up()) return from;
   const Part& part = parts_[static_cast<size_t>(node)];

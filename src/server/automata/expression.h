@@ -1,5 +1,4 @@
-// expression.h -- regular expressions over characters as trees, and as automata over the bytes that spell
-// them. Patterns of schemas are read into them (pattern.cpp); numbers, blanks and formats are built of them.
+// expression.h -- regular expressions over characters as trees, and as byte automata.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +16,7 @@ class Expression {
   struct Range {
     char32_t low, high;
   };
-  // How a character is spelled: as it is, or as between the quotes of a JSON string (the shortest escape
-  // where one is needed).
+  // json_string: as between the quotes of a JSON string, with the shortest escape where needed.
   enum class Spelling { plain, json_string };
 
   explicit Expression(GrammarBudget& budget) : budget_(budget) {}
@@ -29,11 +27,11 @@ class Expression {
   Node text(std::string_view utf8);
   Node sequence(std::vector<Node> parts);
   Node choice(std::vector<Node> options);
-  // most < 0: without end.
+  // most < 0: no limit.
   Node repeat(Node what, int64_t least, int64_t most);
   Node optional(Node what) { return repeat(what, 0, 1); }
 
-  // Empty: beyond the budget.
+  // Empty if beyond the budget.
   std::optional<Automaton> compile(Node root, Spelling spelling);
 
   GrammarBudget& budget() { return budget_; }
@@ -53,7 +51,6 @@ class Expression {
   std::vector<Part> parts_;
 };
 
-// All characters but those of `ranges`.
 std::vector<Expression::Range> complement(std::vector<Expression::Range> ranges);
 
 }  // namespace braid::server

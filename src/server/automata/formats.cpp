@@ -9,7 +9,7 @@ namespace {
 
 std::string group(const std::string& inner) { return "(?:" + inner + ")"; }
 
-// RFC 3339; no leap seconds. February 29 only in leap years.
+// RFC 3339, without leap seconds. February 29 only in leap years.
 std::string date_pattern() {
   const std::string leap =
       "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29";
@@ -22,7 +22,7 @@ std::string date_pattern() {
 const std::string kTime =
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 
-// RFC 3339, appendix A: parts in their order, none left out between two.
+// RFC 3339, appendix A: parts in order, without gaps.
 std::string duration_pattern() {
   const std::string n = "[0-9]+";
   const std::string time =
@@ -36,7 +36,7 @@ const std::string kByte = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 
 std::string ipv4_pattern() { return kByte + "(?:\\." + kByte + "){3}"; }
 
-// RFC 4291, 2.2: eight groups; `::` for one or more of them; the last two may be an IPv4 address.
+// RFC 4291, 2.2: eight groups, `::` for one or more. The last two may be an IPv4 address.
 std::string ipv6_pattern() {
   const std::string h = "[0-9A-Fa-f]{1,4}", last = group(h + ":" + h + "|" + ipv4_pattern());
   std::string out = group(h + ":") + "{6}" + last;
@@ -58,7 +58,7 @@ std::string email_pattern() {
   return atom + "(?:\\." + atom + ")*@" + kLabel + "(?:\\." + kLabel + ")*";
 }
 
-// RFC 3986; of a literal address only its characters are looked at.
+// RFC 3986. A literal address is only checked for its characters.
 const std::string kPathCharacter = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
 const std::string kHierarchy =
     "//(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@)?"

@@ -1,5 +1,4 @@
-// grammar_budget.h -- what compiling one form may cost, counted and not timed, so that the same schema is
-// refused on every machine.
+// grammar_budget.h -- cost limit of compiling a grammar; counted, so equal on every machine.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +8,15 @@ namespace braid::server {
 
 class GrammarBudget {
  public:
-  // Elementary steps of compiling: a node made, an edge followed, a value of the schema copied. About a
-  // second's fifth of work at most.
+  // Nodes made, edges followed, schema values copied; about 0.2 s of work at most.
   static constexpr int64_t kSteps = 12'000'000;
-  // Of what is kept: tables of automata, words, instructions.
+  // Kept tables of automata, words and instructions.
   static constexpr int64_t kBytes = int64_t{16} << 20;
 
   explicit GrammarBudget(int64_t steps = kSteps, int64_t bytes = kBytes)
       : most_steps_(steps), most_bytes_(bytes) {}
 
-  // False once more was asked for than there is, and from then on.
+  // False if the budget is exceeded, now or before.
   bool spend(int64_t steps, int64_t bytes = 0) {
     steps_ += steps;
     bytes_ += bytes;
@@ -30,7 +28,6 @@ class GrammarBudget {
   int64_t steps_left() const { return most_steps_ - steps_; }
   int64_t bytes_left() const { return most_bytes_ - bytes_; }
 
-  // What went beyond which limit.
   std::string sentence(const std::string& what) const {
     return what + " is too large: compiling it takes more than " +
            (steps_ > most_steps_ ? std::to_string(most_steps_) + " steps"

@@ -14,7 +14,7 @@ using Node = Expression::Node;
 
 constexpr int kMaxIndentation = 24;
 
-// Of pieces that are the same for everybody, whose size is known.
+// For fixed automata, whose size is known to fit the budget.
 Automaton made(std::optional<Automaton> automaton) {
   BRAID_CHECK(automaton.has_value());
   return std::move(*automaton);
@@ -25,8 +25,6 @@ Automaton made(std::optional<Automaton> automaton) {
 std::string json_literal(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
-
-// ---- Text ------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -58,7 +56,6 @@ Automaton make_json_character() {
   sequence({{0xF1, 0xF3}, tail, tail, tail});
   sequence({{0xF4, 0xF4}, {0x80, 0x8F}, tail, tail});
   for (const char c : std::string_view("\"\\/bfnrt")) sequence({{'\\', '\\'}, {c, c}});
-  // \uXXXX, where surrogates come in pairs.
   const int32_t escape = nfa.add(), digits = nfa.add();
   nfa.edge(start, '\\', '\\', escape);
   nfa.edge(escape, 'u', 'u', digits);
@@ -122,7 +119,7 @@ Automaton json_member_name() {
       out.compile(out.sequence({quote, out.repeat(character, 0, -1), quote}), Expression::Spelling::plain));
 }
 
-// Unbounded blanks would let a small model write nothing else.
+// Bounded, because a small model may write blanks forever.
 Automaton json_gap() {
   GrammarBudget budget;
   Expression out(budget);
@@ -138,7 +135,7 @@ Automaton json_lead() {
   return made(out.compile(out.repeat(blank, 0, 4), Expression::Spelling::plain));
 }
 
-// One state for each beginning of a mark that the text may end with.
+// One state per prefix of a mark that the text may end with.
 Automaton text_until(std::string_view mark, std::string_view forbidden, std::string_view begun_with) {
   std::map<std::string, int32_t> states{{std::string(begun_with), 0}};
   states.emplace("", static_cast<int32_t>(states.size()));

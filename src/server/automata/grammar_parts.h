@@ -1,5 +1,4 @@
-// grammar_parts.h -- the regular pieces that JSON and calls are made of: characters, blanks, text up to
-// a mark. Numbers are in numbers.h.
+// grammar_parts.h -- regular parts of JSON and calls: characters, blanks, text up to a mark.
 #pragma once
 
 #include <optional>
@@ -12,21 +11,19 @@
 
 namespace braid::server {
 
-// A value as it must be written.
+// The required spelling of a value.
 std::string json_literal(const Json& value);
 
-// Exactly one character between the quotes of a JSON string: UTF-8, or any escape of it; a pair of surrogates
-// is one. Its state 0 is "between characters".
+// One character of a JSON string, or an escaped surrogate pair. State 0: between characters.
 const Automaton& json_character();
-const Automaton& plain_character();  // the same as it is, in UTF-8
-Automaton json_string();             // any, quotes included
-// Any, quotes included, in the one spelling that json_literal() gives it.
+const Automaton& plain_character();  // unescaped, in UTF-8
+Automaton json_string();             // any string, with quotes
+// Any string with quotes, in the spelling of json_literal().
 Automaton json_member_name();
-Automaton json_gap();   // between elements: nothing, one blank, or a line feed with some indentation
+Automaton json_gap();   // between elements: empty, a blank, or a line feed and indentation
 Automaton json_lead();  // before the value: a few blanks
 
-// Any bytes up to and with the first `mark`, without `forbidden` before it; `begun`, a beginning of one of
-// them, stands there already.
+// Bytes through the first `mark`, without `forbidden`. `begun`: the prefix already read.
 Automaton text_until(std::string_view mark, std::string_view forbidden = {}, std::string_view begun = {});
 
 }  // namespace braid::server

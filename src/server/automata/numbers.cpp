@@ -17,15 +17,15 @@ namespace {
 
 using Node = Expression::Node;
 
-constexpr int64_t kMaxDigits = 308;         // before the point: a double holds them all
-constexpr int64_t kMaxRests = 2'000;        // states of a step, for the digits to be counted too
-constexpr int64_t kMinCounted = 20;         // digits; with fewer they are not counted
-constexpr int64_t kMaxFraction = 100;       // behind it
-constexpr int64_t kMaxExponentDigits = 18;  // before the point where an exponent follows
-constexpr int16_t kBoundedDigits = 64;      // before the point, where a bound has no more
+constexpr int64_t kMaxDigits = 308;         // before the point: all are in a double's range
+constexpr int64_t kMaxRests = 2'000;        // bound of remainders times counted digits
+constexpr int64_t kMinCounted = 20;         // digits; if fewer fit, they are not counted
+constexpr int64_t kMaxFraction = 100;       // digits after the point
+constexpr int64_t kMaxExponentDigits = 18;  // before the point, with an exponent
+constexpr int16_t kBoundedDigits = 64;      // before the point, if the bounds have no more
 constexpr int16_t kBoundedFraction = 40;
-constexpr int64_t kMaxShift = 400;                         // exponents beyond are no doubles
-constexpr std::string_view kLargest = "7976931348623157";  // of 1.7...e308
+constexpr int64_t kMaxShift = 400;                         // larger exponents exceed a double
+constexpr std::string_view kLargest = "7976931348623157";  // digits of 1.7...e308
 
 std::strong_ordering compared(const Decimal& a, const Decimal& b) {
   if (const auto size = a.digits.size() <=> b.digits.size(); size != 0) return size;
@@ -41,7 +41,7 @@ Decimal trimmed(Decimal out) {
   return out;
 }
 
-// A step as n / 10^places.
+// n / 10^places.
 struct Step {
   int64_t n, places;
 };
@@ -69,7 +69,7 @@ std::optional<Decimal> Decimal::of(const Json& value) {
   const size_t point = std::min(text.find('.'), exponent);
   out.digits = text.substr(at, point - at);
   if (point < exponent) out.fraction = text.substr(point + 1, exponent - point - 1);
-  if (out.digits.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;  // infinite
+  if (out.digits.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
   int64_t shift = 0;
   if (exponent < text.size()) {
     const char* begin = text.data() + exponent + (text[exponent + 1] == '+' ? 2 : 1);
@@ -141,19 +141,17 @@ std::string NumberRule::key() const {
   return out;
 }
 
-// ---- Automata --------------------------------------------------------------------------------------------
-
 namespace {
 
-// A number that is being read, and all that must be known of what has been read.
+// The state after a prefix of a number.
 struct Reading {
   enum class Phase : uint8_t { start, minus, zero, digits, point, fraction };
   Phase phase = Phase::start;
   bool negative = false;
-  bool nonzero = false;        // in the fraction
-  int16_t count = 0;           // digits before the point, then behind it; counted as far as it matters
-  std::vector<int8_t> order;   // against each magnitude that matters: -1 below so far, 1 above
-  std::vector<int32_t> rests;  // by each step
+  bool nonzero = false;        // of the fraction
+  int16_t count = 0;           // digits before the point, or after it, as far as they matter
+  std::vector<int8_t> order;   // against each mark's magnitude so far: -1 below, 1 above
+  std::vector<int32_t> rests;  // modulo each step
   auto operator<=>(const Reading&) const = default;
 };
 
@@ -227,7 +225,7 @@ class RuleReader {
     if (rule_.broken && !at.nonzero) return false;
     for (size_t i = 0; i < marks_.size(); ++i) {
       if (at.order[i] == kSettled) continue;
-      // The fraction that was read may be shorter than the mark's.
+      // The fraction so far may be shorter than the mark's.
       int order = in_fraction ? at.order[i] : this->order(at, i);
       const bool shorter = static_cast<size_t>(in_fraction ? at.count : 0) < marks_[i].fraction.size();
       if (order == 0 && shorter) order = -1;
@@ -242,7 +240,7 @@ class RuleReader {
   }
 
  private:
-  // Of a mark that no further byte can change the answer about.
+  // Further bytes cannot change the comparison with this mark.
   static constexpr int8_t kSettled = 2;
 
   std::optional<Reading> before_point(Reading at, char c) const {
@@ -253,13 +251,13 @@ class RuleReader {
       const std::string& digits = marks_[i].digits;
       if (at.order[i] == 0 && place < digits.size())
         at.order[i] = static_cast<int8_t>((c > digits[place]) - (c < digits[place]));
-      // More digits make it only larger.
+      // More digits only increase it.
       const bool larger = place >= digits.size() || (place + 1 == digits.size() && at.order[i] > 0);
       const bool other_side = at.negative != marks_[i].negative && !is_zero(marks_[i]);
       if ((larger || other_side) && !settle(at, i, 1)) return std::nullopt;
     }
     take_step(at, c);
-    // With large steps there is no end to the digits: what is counted is multiplied by them.
+    // Large steps leave the number of digits unbounded: a counter would multiply their states.
     if (counts_ || at.count <= most_digits_) ++at.count;
     return at;
   }
@@ -283,7 +281,7 @@ class RuleReader {
     return at;
   }
 
-  // The order against a mark is known. False: then the number is none of the rule's.
+  // Records the final order against a mark. False if the number breaks the rule.
   bool settle(Reading& at, size_t mark, int order) const {
     if (at.order[mark] == kSettled) return true;
     at.order[mark] = kSettled;
@@ -299,18 +297,18 @@ class RuleReader {
     for (size_t i = 0; i < steps_.size(); ++i) at.rests[i] = rest(at.rests[i], c, steps_[i]);
   }
 
-  // Of the whole digits that were read, against those of a mark.
+  // Order of the digits before the point against those of a mark.
   int8_t order(const Reading& at, size_t mark) const {
     const auto size = static_cast<int16_t>(marks_[mark].digits.size());
     if (at.order[mark] == kSettled || at.count == size) return at.order[mark];
     return at.count < size ? -1 : 1;
   }
 
-  // `order`: of the magnitude that was read against the mark's.
+  // `order`: of the magnitudes, the number's against the mark's.
   bool fits(const Reading& at, size_t mark, int order) const {
     const Decimal& bound = marks_[mark];
     if (at.negative != bound.negative && !(is_zero(bound) && order == 0))
-      order = 1;  // beyond it, on its side
+      order = 1;  // the mark has the other sign
     const int signed_order = at.negative ? -order : order;
     const size_t bounds = (rule_.low ? 1 : 0) + (rule_.high ? 1 : 0);
     if (mark >= bounds) return signed_order != 0;
@@ -320,9 +318,9 @@ class RuleReader {
 
   const NumberRule& rule_;
   std::vector<Step> steps_;
-  std::vector<Decimal> marks_;  // low, high, and those excluded
+  std::vector<Decimal> marks_;  // low, high, excluded
   int16_t most_digits_ = 0, most_fraction_ = 0;
-  bool counts_ = false;  // how many digits stand before the point
+  bool counts_ = false;  // digits before the point
   Reading start_;
 };
 
@@ -330,7 +328,7 @@ Node digits(Expression& out, int64_t least, int64_t most) {
   return out.repeat(out.characters({{'0', '9'}}), least, most);
 }
 
-// Fractions that are not above `text`, with their point; or none.
+// Fractions up to `text` with their point, or nothing.
 Node fraction_up_to(Expression& out, std::string_view text) {
   std::vector<Node> options{out.text(text)};
   for (size_t i = 0; i < text.size(); ++i) {
@@ -384,7 +382,7 @@ Automaton json_number(bool not_negative) {
   const auto whole = [&](int64_t most) {
     return out.choice({zero, out.sequence({set('1', '9'), digits(out, 0, most - 1)})});
   };
-  // No number is beyond a double, which readers refuse.
+  // Readers refuse numbers beyond a double.
   const Node hundreds = out.choice(
       {out.sequence({set('1', '2'), digits(out, 2, 2)}), out.sequence({out.text("30"), set('0', '7')})});
   const Node magnitude = out.choice({

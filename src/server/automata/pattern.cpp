@@ -17,7 +17,7 @@ constexpr int64_t kMaxRepeats = 1'000'000'000;
 
 const Ranges kDigits = {{'0', '9'}};
 const Ranges kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-const Ranges kSpaces = {{'\t', '\r'}, {' ', ' '}};  // of \s; of those beyond ASCII none need be written
+const Ranges kSpaces = {{'\t', '\r'}, {' ', ' '}};  // \s; characters beyond ASCII are left out
 const Ranges kAllBlanks = {{'\t', '\r'},     {0x1C, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},
                            {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
                            {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
@@ -125,7 +125,6 @@ class Reader {
     return step.code_point;
   }
 
-  // \d and the like, behind the backslash.
   std::optional<Ranges> class_escape() {
     if (at_ >= text_.size()) return std::nullopt;
     const char c = text_[at_];
@@ -230,7 +229,7 @@ class Reader {
     } else if (!take('*')) {
       return what;
     }
-    take('?');  // laziness changes what is captured, not what matches
+    take('?');  // laziness changes captures, not matches
     return out_.repeat(what, least, most);
   }
 

@@ -1,4 +1,4 @@
-// models.cpp -- /models: what can be served, and what is loaded. In OpenAI's form, or in Anthropic's.
+// models.cpp -- /models: available and loaded models, in OpenAI's or Anthropic's form.
 #include <cctype>
 #include <ctime>
 
@@ -17,7 +17,7 @@ std::string iso_time(int64_t seconds) {
   return text;
 }
 
-// %41 -> A. What is no escape stays.
+// %41 -> A. Invalid escapes are kept.
 std::string percent_decoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -36,7 +36,6 @@ std::string percent_decoded(std::string_view text) {
   return out;
 }
 
-// One model in OpenAI's form.
 Json model_json(const ServerContext& context, const std::string& name, size_t entry) {
   const ModelFile& file = context.host->catalog().files()[context.host->catalog().entries()[entry].file];
   std::string failure;

@@ -1,5 +1,4 @@
-// openai.cpp -- the endpoints of OpenAI's API: chat, completions, responses. What this server lacks is
-// refused.
+// openai.cpp -- OpenAI's endpoints: chat, completions, responses. Others are refused.
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/request_work.h"
 #include "server/requests/read_request.h"

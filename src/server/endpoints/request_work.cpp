@@ -18,11 +18,10 @@ namespace braid::server {
 
 namespace {
 
-// Clients that were told that their model is not loaded yet come back after so many seconds.
+// Retry-After while a model is loading.
 constexpr int kModelRetryS = 5;
 
-// While a document is read it is there beside what is made of it: messages may take twice its memory. While a
-// conversation is rendered there are a copy of it for the template, and the text.
+// Parsing holds the document and its messages; rendering the template's copy and the text.
 constexpr size_t kReadingFactor = 3;
 constexpr size_t kRenderingFactor = 3;
 
@@ -37,7 +36,7 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
     return fault;
   }
 
-  // What one key's requests leave in the prefix cache tells nothing to another key.
+  // Keys must not detect each other's cached prefixes.
   const bool apart = context.access.needs_key() && !context.options.share_cache;
   const std::string tenant = apart ? cache_tenant(presented_key(exchange->request())) : "";
   for (Request& request : prepared->requests) request.cache_salt = tenant + request.cache_salt;
@@ -49,7 +48,6 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
   if (generation->endpoint == Endpoint::chat) about.fingerprint = "braid-" + context.options.version;
   about.new_id = [&context](const char* prefix) { return context.new_id(prefix); };
   about.now_s = now_s;
-  // Floats in single precision print with noise; three digits are what people write.
   about.temperature = std::round(prepared->temperature * 1e3) / 1e3;
   about.top_p = std::round(prepared->top_p * 1e3) / 1e3;
   auto stream = std::make_unique<AnswerStream>(std::move(*prepared), model->tokenizer,
@@ -67,7 +65,7 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
         report.usage.reasoning_tokens, 1e3 * report.queue_s, 1e3 * report.first_token_s));
   };
   const SharedPass pass = context.pass(exchange->request());
-  if (pass == nullptr) return std::nullopt;  // its client has left
+  if (pass == nullptr) return std::nullopt;  // the client disconnected
   hooks.begun = [pass] { pass->begun(); };
   hooks.ended = [pass] { pass->ended(); };
   auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
@@ -87,7 +85,7 @@ void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange
 
 std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
                                    const std::string& name, Workers::Cost cost, ModelWork work) {
-  // What waiting and leaving know of each other. The ticket is 0 until it is known.
+  // Shared by the wait and the disconnect handler. The ticket is 0 until it is known.
   struct Wait {
     std::mutex mutex;
     ModelHost::Ticket ticket = 0;
@@ -95,13 +93,13 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
   };
   const auto wait = std::make_shared<Wait>();
   if (auto fault = context.load_fault(exchange->request(), name)) return fault;
-  // Before the host knows of it: later the answer itself looks after its client.
+  // Set before the wait; later the answer sets its own handler.
   exchange->on_gone([&context, wait] {
     const std::lock_guard lock(wait->mutex);
     wait->gone = true;
     if (wait->ticket != 0) context.host->give_back(wait->ticket);
   });
-  if (exchange->is_gone()) return std::nullopt;  // nobody asks for that model any more
+  if (exchange->is_gone()) return std::nullopt;  // the client disconnected
   std::optional<ApiResult<Lease>> at_once;
   const auto caller = std::this_thread::get_id();
   const ModelHost::Ticket ticket =
@@ -119,7 +117,7 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
     context.work(exchange, cost, [work, lease = std::move(**at_once)] { return work(lease); });
     return std::nullopt;
   }
-  // The model may have gone between the two looks at it.
+  // The model may have been evicted between the two checks.
   if (auto fault = context.load_fault(exchange->request(), name)) {
     if (context.host->give_back(ticket)) return fault;
   }
@@ -163,7 +161,6 @@ namespace {
 using GenerationWork =
     std::function<std::optional<ApiError>(const Lease&, const std::shared_ptr<Generation>&)>;
 
-// The body as its API's reader understands it.
 ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange, const RequestReaderOf& reader,
                                                        const ApiLimits& limits) {
   const auto body = take_body(exchange);
@@ -173,7 +170,7 @@ ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange, const
   return std::make_shared<Generation>(std::move(*read));
 }
 
-// On a worker: the request as its API's reader understands it, with the preset of the model it asks for.
+// On a worker. Applies the preset of the requested model.
 void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
                      const RequestReaderOf& reader, const GenerationWork& work) {
   on_worker(context, exchange, [&context, exchange, reader, work]() -> std::optional<ApiError> {
@@ -182,10 +179,9 @@ void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& ex
     const std::shared_ptr<Generation> generation = std::move(*read);
     const HttpRequest& request = exchange->request();
     if (auto fault = context.priority_fault(request, generation->priority)) return fault;
-    // At most ApiLimits::max_n.
     const auto prompts = std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size()));
     if (auto fault = context.answers_fault(request, generation->n * prompts)) return fault;
-    // Also what rendering will take, so that nobody waits for a model and then finds no room.
+    // Includes the memory for rendering, so that a request does not wait for a model and then fail.
     if (auto fault = rendering_fault(*exchange, *generation, 0)) return fault;
     const bool large = generation_bytes(*generation) > Workers::kLargeBytes;
     const auto cost = large ? Workers::Cost::large : Workers::Cost::prompt;

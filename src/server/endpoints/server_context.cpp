@@ -16,10 +16,10 @@ namespace braid::server {
 
 namespace {
 
-// Given back by requests, before it is worth a look at the whole heap.
+// Freed by requests before the heap is trimmed, which scans all of it.
 constexpr uint64_t kTrimmedBytes = uint64_t{32} << 20;
 
-// Which API a request speaks: by its path, or because it says so.
+// By path, or by header fields.
 Family family_of(const HttpRequest& request) {
   const std::string_view path = request.path;
   const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
@@ -90,7 +90,7 @@ HttpLoad ServerContext::http_load() const {
   return load_ ? load_() : HttpLoad{};
 }
 
-// The allocator keeps what large requests have given back, unless it is told.
+// The allocator keeps memory of large requests until it is trimmed.
 void ServerContext::trim_memory() {
   const uint64_t released = http_load().released_bytes;
   if (released - trimmed_at_ < kTrimmedBytes) return;
@@ -140,7 +140,7 @@ ApiError ServerContext::limited(ApiError error) {
 }
 
 void ServerContext::leave(const HttpRequest& request) {
-  SharedPass pass;  // goes outside the lock
+  SharedPass pass;  // destroyed outside the lock
   const std::lock_guard lock(passes_mutex_);
   const auto found = passes_.find(&request);
   if (found == passes_.end()) return;
@@ -175,9 +175,9 @@ std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, co
     return entry ? std::optional(catalog.entries()[*entry].file) : std::nullopt;
   };
   const auto wanted = file(model);
-  // The host refuses a name that there is not, whoever asks for it.
+  // The host refuses unknown names itself.
   if (!wanted && options.strict_model && !model.empty()) return std::nullopt;
-  if (!wanted) {  // any will do, and one comes
+  if (!wanted) {  // any model is accepted, and one is coming
     return ApiError{.status = 503,
                     .type = "unavailable_error",
                     .code = "model_loading",
@@ -213,7 +213,7 @@ std::string ServerContext::new_id(const char* prefix) {
 
 uint64_t ServerContext::random_number() {
   const std::lock_guard lock(random_mutex_);
-  return random_() >> 12;  // short enough for every JSON reader
+  return random_() >> 12;  // exact in every JSON reader
 }
 
 }  // namespace braid::server

@@ -1,4 +1,4 @@
-// tokens.cpp -- the endpoints for tokens and prompts: /tokenize, /detokenize, /apply-template.
+// tokens.cpp -- /tokenize, /detokenize, /apply-template.
 #include "server/answers/error_answer.h"
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
@@ -12,9 +12,8 @@ namespace braid::server::endpoint {
 
 namespace {
 
-constexpr size_t kSmallTokens = 16'384;  // to show
+constexpr size_t kSmallTokens = 16'384;  // shown tokens of small work
 
-// The ids of a text, or of a conversation.
 ApiResult<std::vector<int32_t>> ids_of(Exchange& exchange, const Json& body, const Lease& lease,
                                        const AppOptions& options) {
   std::optional<ApiError> error;
@@ -31,7 +30,7 @@ ApiResult<std::vector<int32_t>> ids_of(Exchange& exchange, const Json& body, con
   const std::string* text = fields.has("content") ? fields.string("content") : fields.string("prompt");
   if (text == nullptr && !error) fields.fail(missing_field("content"));
   EncodeOptions encoding;
-  // vLLM's form has a prompt, llama.cpp's has content.
+  // vLLM sends `prompt`, llama.cpp sends `content`.
   const bool special = !fields.has("content");
   encoding.add_special = fields.boolean("add_special", fields.boolean("add_special_tokens", special));
   encoding.parse_special = fields.boolean("parse_special", true);
@@ -41,7 +40,6 @@ ApiResult<std::vector<int32_t>> ids_of(Exchange& exchange, const Json& body, con
   return std::move(*encoded);
 }
 
-// The answer, once the exchange holds its memory and that of what is beside it.
 std::optional<ApiError> answer_text(Exchange& exchange, std::string text, size_t beside_bytes) {
   if (auto fault = memory_fault(exchange, text.capacity() + beside_bytes)) return fault;
   exchange.answer({200, "application/json", std::move(text), {}});

@@ -46,7 +46,7 @@ void Workers::join() {
 }
 
 void Workers::run(uint64_t client, Cost cost, std::shared_ptr<Exchange> exchange, Work work) {
-  Item item{std::move(exchange), std::move(work)};  // its rest goes without the lock
+  Item item{std::move(exchange), std::move(work)};  // destroyed outside the lock
   {
     const std::lock_guard lock(mutex_);
     if (closing_ && pending_ == 0) return;
@@ -63,7 +63,7 @@ void Workers::run(uint64_t client, Cost cost, std::shared_ptr<Exchange> exchange
   changed_.notify_one();
 }
 
-// Prompts and large works together leave a thread, and large ones leave two.
+// Prompts and large work together leave one thread free; large work alone leaves two.
 bool Workers::may_run(size_t cls) const {
   const Class& prompts = classes_[static_cast<size_t>(Cost::prompt)];
   const Class& large = classes_[static_cast<size_t>(Cost::large)];
@@ -108,7 +108,7 @@ void Workers::loop(bool first) {
       continue;
     }
     const auto cls = next_class();
-    if (!cls) return;  // closing, and all is done
+    if (!cls) return;  // closing, and no work is left
     last_was_small_ = *cls == static_cast<size_t>(Cost::small);
     if (!last_was_small_) last_costly_ = *cls;
     Class& of = classes_[*cls];
@@ -117,11 +117,11 @@ void Workers::loop(bool first) {
       const Item item = take(of);
       lock.unlock();
       work_on(item);
-    }  // what it holds goes without the lock
+    }  // destroyed outside the lock
     lock.lock();
     --of.running;
     --pending_;
-    changed_.notify_all();  // others may be admissible now, or all is done
+    changed_.notify_all();  // another class may run now, or all work is done
   }
 }
 
@@ -129,7 +129,7 @@ void Workers::work_on(const Item& item) noexcept {
   if (item.exchange->is_gone()) return;
   std::optional<ApiError> error;
   const Guarded how = guarded("work on a request", [&] { error = item.work(); });
-  // If there is no memory for this either, the exchange ends by itself.
+  // If this also fails for lack of memory, the exchange ends by itself.
   guarded("an answer to that", [&] {
     if (how == Guarded::no_memory) error = out_of_memory();
     if (how == Guarded::failed) error = internal_error("the request could not be worked on");

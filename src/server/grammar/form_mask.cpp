@@ -12,7 +12,7 @@ FormMask::FormMask(std::shared_ptr<const GrammarProgram> program, std::shared_pt
   work_->bits.resize((static_cast<size_t>(work_->tokenizer->size()) + 63) / 64);
 }
 
-// Without memory the answer has no way on, and ends with an error; others go on.
+// Without memory the mask allows nothing and the answer fails; other answers continue.
 bool FormMask::Work::run(int64_t& steps) {
   try {
     return follow(steps);
@@ -58,7 +58,7 @@ bool FormMask::ready(int64_t& allowance) {
   if (work.busy.load(std::memory_order_acquire)) return false;
   if (work.there) return true;
   if (workers_ == nullptr) return wait(), true;
-  // Forms whose masks are dear leave the allowance to others.
+  // Expensive grammars leave the allowance to others.
   if (allowance > 0 && !work.dear) {
     const int64_t share = std::min(allowance, kStepsAtOnce);
     int64_t left = share;
@@ -69,7 +69,7 @@ bool FormMask::ready(int64_t& allowance) {
   work.busy.store(true, std::memory_order_relaxed);
   const auto job = [weak = std::weak_ptr(work_)] {
     const std::shared_ptr<Work> work = weak.lock();
-    if (work == nullptr) return;  // the answer was given up: nobody asks
+    if (work == nullptr) return;  // the answer was dropped
     work->run_to_its_end();
     work->busy.store(false, std::memory_order_release);
     work->busy.notify_all();
@@ -77,7 +77,7 @@ bool FormMask::ready(int64_t& allowance) {
   try {
     workers_->post(job);
   } catch (const std::bad_alloc&) {
-    work.busy.store(false, std::memory_order_relaxed);  // asked again at the next step
+    work.busy.store(false, std::memory_order_relaxed);  // retried at the next step
   }
   return false;
 }
@@ -98,7 +98,7 @@ void FormMask::rewind_to(size_t depth) {
   if (depth >= this->depth()) return;
   const size_t seen = work_->matcher.depth();
   work_->pending.resize(depth > seen ? depth - seen : 0);
-  if (work_->pending.empty()) work_->broken = false;  // else the first of them is the one that broke it
+  if (work_->pending.empty()) work_->broken = false;  // else the first pending token broke it
   if (depth < seen) work_->matcher.rewind_to(depth);
   work_->there = false;
 }

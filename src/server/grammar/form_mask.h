@@ -1,10 +1,7 @@
-// form_mask.h -- the masks of one answer's form, worked out where nobody waits for them.
-//
-// Tokens are noted when they come. ready() follows them and makes the mask, within a few steps of counted
-// work; what takes more is left to the workers, and ready() says no until they are done. So a form costs the
-// engine's thread no more than it allows, whatever the schema.
-//
-// One object per answer; one thread at a time. What workers do is seen through ready() and wait() only.
+// form_mask.h -- the token masks of one answer's grammar. One thread at a time.
+// ready() does a bounded number of steps. If a mask takes more, workers compute it and ready()
+// returns false until they are done. So the engine's thread has a bounded cost for every schema.
+// Results of workers are visible only through ready() and wait().
 #pragma once
 
 #include <atomic>
@@ -21,52 +18,50 @@ namespace braid::server {
 
 class FormMask {
  public:
-  // Steps of one mask that are done at once.
+  // Steps of one mask on the caller's thread.
   static constexpr int64_t kStepsAtOnce = 16'000;
 
-  // `workers` null: everything is done at once, by the caller's thread.
+  // `workers` null: all work is done on the caller's thread.
   FormMask(std::shared_ptr<const GrammarProgram> program, std::shared_ptr<const Tokenizer> tokenizer,
            std::shared_ptr<MaskWorkers> workers);
   FormMask(const FormMask&) = delete;
   FormMask& operator=(const FormMask&) = delete;
 
-  // Whether the mask of the place is there. What was done for it is taken off `allowance`, which may get
-  // below 0 by a step's work. After no, nothing else is called until it says yes; or wait() is.
+  // Whether the current mask is ready. Subtracts the work done from `allowance`, which may fall
+  // below 0 by one step. After false, only ready() and wait() may be called.
   bool ready(int64_t& allowance);
-  // Until it is there; does it here if nobody has begun.
+  // Blocks until ready; computes the mask here if no worker has begun.
   void wait();
 
-  // Of the place, which is ready.
+  // The current mask. Call after ready().
   std::span<const uint64_t> bits() const { return work_->bits; }
   bool accepts() const { return work_->accepts; }
-  // A token came that the form does not admit; none may follow.
+  // A token did not fit the grammar. None may follow.
   bool broken() const { return work_->broken; }
 
-  // Waits if it is not ready.
   void advance(int32_t token);
-  // How many tokens have come, and back to where so many had.
   size_t depth() const { return work_->matcher.depth() + work_->pending.size(); }
   void rewind_to(size_t depth);
 
  private:
-  // What a worker works on while it holds it, also when its answer has gone meanwhile.
+  // Shared with the worker, so that it may outlive the answer.
   struct Work {
     Work(std::shared_ptr<const GrammarProgram> program, std::shared_ptr<const Tokenizer> pieces)
         : matcher(std::move(program)), tokenizer(std::move(pieces)) {}
-    // False: it takes more than `steps`, of which what was done is taken off.
+    // False if it takes more than `steps`. Subtracts the work done.
     bool run(int64_t& steps);
     bool follow(int64_t& steps);
     void run_to_its_end();
 
     GrammarMatcher matcher;
     std::shared_ptr<const Tokenizer> tokenizer;
-    std::vector<int32_t> pending;  // tokens that the matcher has not seen
+    std::vector<int32_t> pending;  // tokens not yet given to the matcher
     std::vector<uint64_t> bits;
-    bool there = false;  // bits and accepts are those of the place
+    bool there = false;  // bits and accepts are current
     bool accepts = false;
     bool broken = false;
-    bool dear = false;              // the last mask was too much for the engine's thread
-    std::atomic<bool> busy{false};  // a worker has it, or will
+    bool dear = false;              // the last mask was too expensive for the engine's thread
+    std::atomic<bool> busy{false};  // queued for or used by a worker
   };
 
   std::shared_ptr<Work> work_;

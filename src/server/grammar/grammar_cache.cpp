@@ -10,7 +10,7 @@ namespace braid::server {
 
 namespace {
 
-// Clients choose what is hashed, so that it has to be hard to find two of one hash.
+// Clients choose the hashed text, so collisions must be hard to find.
 std::string sha256(const std::string& text) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int size = 0;
@@ -48,7 +48,7 @@ GrammarCache::Made GrammarCache::find(const std::string& description, const std:
   return made;
 }
 
-// Forms that were used long ago go, or leave what they remember of tokens to those that are used now.
+// Evicts the least recently used grammars, or only their cached token sets.
 void GrammarCache::make_room() {
   while ((stats_.bytes > kMaxBytes || entries_.size() > kMaxEntries) && entries_.size() > 1) {
     stats_.bytes -= entries_.back().bytes;

@@ -1,9 +1,6 @@
-// grammar_cache.h -- the compiled forms of one model: what its requests ask for again and again is compiled
-// once.
-//
-// Thread-safe. What compiles runs on the caller's thread without the lock; two that ask for the same new form
-// at once may both compile it. Refusals are kept as well, so that a schema beyond the budget costs its work
-// once.
+// grammar_cache.h -- the compiled grammars of one model. Thread-safe.
+// Compiling runs on the caller's thread without the lock. Two concurrent requests may both compile
+// a new grammar. Refusals are cached too, so a schema beyond the budget costs its work once.
 #pragma once
 
 #include <functional>
@@ -33,10 +30,9 @@ class GrammarCache {
         shared_(std::make_shared<SharedAutomata>()),
         workers_(std::make_shared<MaskWorkers>(kMaskThreads)) {}
 
-  // What `description`, all that `make` depends on, was compiled to.
+  // `description` must contain everything that `make` depends on.
   Made find(const std::string& description, const std::function<Made()>& make);
 
-  // An empty one, to be filled.
   GrammarProgram program() const { return {trie_, shared_}; }
   const TokenTrie& trie() const { return *trie_; }
   const std::shared_ptr<MaskWorkers>& workers() const { return workers_; }
@@ -50,7 +46,7 @@ class GrammarCache {
     Made made;
     int64_t bytes;
   };
-  // What is remembered of tokens, for all forms together; at most ReachMemory::kMaxBytes.
+  // Token sets of all grammars; at most ReachMemory::kMaxBytes.
   int64_t remembered_bytes() const { return shared_->memory()->bytes; }
   void make_room();
 
@@ -58,7 +54,7 @@ class GrammarCache {
   std::shared_ptr<SharedAutomata> shared_;
   std::shared_ptr<MaskWorkers> workers_;
   mutable std::mutex mutex_;
-  std::list<Entry> entries_;  // the one used last first
+  std::list<Entry> entries_;  // most recently used first
   std::map<std::string, std::list<Entry>::iterator> index_;
   GrammarStats stats_;  // of them, those that are counted
 };

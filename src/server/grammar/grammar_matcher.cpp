@@ -11,8 +11,8 @@ using Op = Instruction::Op;
 
 namespace {
 
-constexpr size_t kMaxCompared = 64;  // threads and frames of one step that are looked at for equal ones
-constexpr int kMaxNesting = 64;      // forks inside forks; those of a program are flat
+constexpr size_t kMaxCompared = 64;  // threads and frames of one step searched for duplicates
+constexpr int kMaxNesting = 64;      // nested forks; forks of a program are flat
 
 }  // namespace
 
@@ -21,8 +21,6 @@ GrammarMatcher::GrammarMatcher(std::shared_ptr<const GrammarProgram> program) : 
   since_ = held();
   enter(program_->start(), 0, -1, 0);
 }
-
-// ---- Threads ---------------------------------------------------------------------------------------------
 
 void GrammarMatcher::keep(const Thread& thread, size_t since) {
   const size_t made = threads_.size() - since;
@@ -53,7 +51,7 @@ int32_t GrammarMatcher::push(const Frame& frame) {
   return static_cast<int32_t>(frames_.size() - 1);
 }
 
-// Follows the program from `place` until bytes are needed.
+// Follows the program from `place` to instructions that read bytes.
 void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t since) {
   if (++depth_ > kMaxNesting) {
     --depth_;
@@ -98,7 +96,7 @@ void GrammarMatcher::enter(int32_t place, int32_t reg, int32_t frame, size_t sin
         place = at.a;
         break;
       case Op::call:
-        // What follows a call at the end of a call is what follows that: lists do not grow the stack.
+        // A call in tail position returns to the outer caller, so that lists do not grow the stack.
         if (program_->code(place).op != Op::back) {
           more = frames_.size() < kMaxHeld;
           if (more) frame = push({place, reg, frame});
@@ -232,7 +230,6 @@ GrammarMatcher::Span GrammarMatcher::run(Span from, std::string_view bytes) {
   Span now = from;
   for (const char c : bytes) {
     const Span next = step(now, static_cast<uint8_t>(c));
-    // Only the last byte's threads stay.
     threads_.erase(threads_.begin() + static_cast<ptrdiff_t>(begin),
                    threads_.begin() + static_cast<ptrdiff_t>(next.begin));
     now = {begin, threads_.size()};
@@ -247,8 +244,7 @@ GrammarMatcher::Outcome GrammarMatcher::advance(std::string_view bytes, int64_t 
   const Mark mark{threads_.size(), held()};
   const Span now{marks_.back().threads, threads_.size()};
   Span next = run(now, bytes);
-  // Threads that were too many may have been those that go on. What allowed() has looked at by itself goes on
-  // by itself.
+  // Dropped threads may be the matching ones: retries without those examined separately.
   if (next.begin == next.end && dropped_ && !over()) {
     const bool apart = this->apart(now);
     next = run(copy_together(now, apart), bytes);
@@ -293,8 +289,6 @@ bool GrammarMatcher::accepts() const {
                      });
 }
 
-// ---- Masks -----------------------------------------------------------------------------------------------
-
 void GrammarMatcher::walk(uint32_t begin, uint32_t end, size_t depth, Span from, bool roots_only,
                           std::span<uint64_t> bits) {
   const auto nodes = program_->trie().nodes();
@@ -329,7 +323,7 @@ bool GrammarMatcher::goes_alike(const Thread& a, const Thread& b) const {
   const Instruction &at = program_->code(a.place), &other = program_->code(b.place);
   if (at.op != other.op || at.a != other.a || a.state != b.state) return false;
   if (at.op == Op::characters) return a.reg == b.reg;
-  return at.op == Op::automaton || at.b == other.b;  // an automaton's b is no part of what it takes
+  return at.op == Op::automaton || at.b == other.b;  // an automaton's b does not matter here
 }
 
 bool GrammarMatcher::leads(size_t i, Span now) const {
@@ -360,7 +354,7 @@ bool GrammarMatcher::is_wide(const Thread& t) const {
          (at.op == Op::automaton && program_->automaton(at.a).wide());
 }
 
-// Tokens that go on behind the regular part that they are in, which has ended at each of `exits`.
+// Tokens that continue after the regular part, which has ended at each of `exits`.
 void GrammarMatcher::beyond(const Thread& t, Span now, std::span<const uint32_t> exits,
                             std::span<uint64_t> bits) {
   if (exits.empty()) return;
@@ -386,7 +380,7 @@ void GrammarMatcher::wide_automaton(const Thread& t, Span now, std::span<uint64_
   beyond(t, now, reach->exits, bits);
 }
 
-// Nodes of the tree of tokens behind which a word ends that has come as far as `node`; in the tree's order.
+// Trie nodes where a word that was read up to `node` ends, in trie order.
 std::vector<uint32_t> GrammarMatcher::word_ends(const WordSet& words, int32_t node) {
   std::vector<uint32_t> ends;
   const auto nodes = program_->trie().nodes();
@@ -431,7 +425,7 @@ void GrammarMatcher::wide_characters(const Thread& t, Span now, std::span<uint64
   const GrammarProgram::Bounds& bounds = program_->bounds(program_->code(t.place).a);
   const TokenTrie& trie = program_->trie();
   const TokenTrie::InString& in = trie.in_string(t.state);
-  // The character that has begun counts already.
+  // An unfinished character counts too.
   const int64_t have = int64_t{t.reg} + (t.state == 0 ? 0 : 1);
   const int64_t room = bounds.most < 0 ? INT64_MAX : bounds.most - have;
   if (room > 0 && !in.up_to.empty()) {
@@ -469,7 +463,7 @@ bool GrammarMatcher::allowed(std::span<uint64_t> bits, int64_t steps) {
   for (size_t i = now.begin; i < now.end && apart && !over(); ++i) {
     const Thread t = threads_[i];
     if (!is_wide(t) || !leads(i, now)) continue;
-    walk_steps_ = steps_ + kMaxSteps;  // each way has its own: few of them there are
+    walk_steps_ = steps_ + kMaxSteps;  // a separate limit for each of the few paths
     const Op op = program_->code(t.place).op;
     if (op == Op::characters)
       wide_characters(t, now, bits);

@@ -7,8 +7,6 @@
 
 namespace braid::server {
 
-// ---- Words -----------------------------------------------------------------------------------------------
-
 WordSet::WordSet(const std::vector<std::string>& words, bool once, const std::vector<int32_t>& required,
                  GrammarBudget& budget)
     : once_(once), required_count_(static_cast<int32_t>(required.size())), required_(words.size()) {
@@ -21,7 +19,7 @@ WordSet::WordSet(const std::vector<std::string>& words, bool once, const std::ve
   for (const int32_t word : required) wanted[static_cast<size_t>(word)] = true;
   for (size_t rank = 0; rank < order.size(); ++rank)
     required_[rank] = wanted[static_cast<size_t>(order[rank])];
-  // Level by level, so that the edges of a node stand side by side: a node is a span of the sorted words.
+  // Breadth-first, so that the edges of a node are adjacent. A node is a span of the sorted words.
   struct Span {
     size_t begin, end, depth;
   };
@@ -57,11 +55,8 @@ int32_t WordSet::child(int32_t node, uint8_t byte) const {
                                         : edge_nodes_[static_cast<size_t>(found - edge_bytes_.begin())];
 }
 
-// ---- Tokens ----------------------------------------------------------------------------------------------
-
 namespace {
 
-// Null: `steps` comes above `most`.
 std::shared_ptr<const Reach> find_reach(const Automaton& automaton, int32_t state, const TokenTrie& trie,
                                         int64_t& steps, int64_t most) {
   auto made = std::make_shared<Reach>();
@@ -109,7 +104,7 @@ std::shared_ptr<const Reach> ReachStore::of(const Automaton& automaton, int32_t 
   if (auto reach = known({&automaton, state}); reach != nullptr) return reach;
   auto made = find_reach(automaton, state, trie, steps, most);
   if (made != nullptr && !keep({&automaton, state}, made)) {
-    forget();  // what is needed now is likelier needed again than what was needed first
+    forget();  // recent needs are likelier to recur than old ones
     keep({&automaton, state}, made);
   }
   return made;
@@ -138,13 +133,11 @@ bool ReachStore::keep(const Key& key, std::shared_ptr<const Reach> reach) {
 }
 
 void ReachStore::forget() {
-  decltype(known_) old;  // freed without the lock
+  decltype(known_) old;  // freed outside the lock
   const std::lock_guard lock(mutex_);
   known_.swap(old);
   memory_->bytes.fetch_sub(std::exchange(bytes_, 0));
 }
-
-// ---- Programs --------------------------------------------------------------------------------------------
 
 void GrammarProgram::literal(std::string_view text) {
   if (text.empty()) return;

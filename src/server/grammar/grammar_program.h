@@ -1,11 +1,8 @@
-// grammar_program.h -- a form as a program over bytes: what a schema or a list of tools is compiled to.
-//
-// The regular parts (words, numbers, patterns, blanks) are automata and dictionaries; what nests is a call;
-// bounds are counted. A GrammarMatcher runs the program over an answer's tokens. Every place of a program can
-// be completed: what has no finite sentence was left out when it was compiled.
-//
-// Immutable after finish(), but for what is remembered of tokens (ReachStore, which guards itself); any
-// thread.
+// grammar_program.h -- a compiled grammar: a schema or a list of tools as a program over bytes.
+// Regular parts (words, numbers, patterns, blanks) are automata and dictionaries, nesting is a
+// call, bounds are counted. A GrammarMatcher runs it. Every place can be completed: parts without a
+// finite sentence are removed at compilation. Immutable after finish(), except the thread-safe
+// ReachStore; any thread.
 #pragma once
 
 #include <algorithm>
@@ -26,17 +23,17 @@
 
 namespace braid::server {
 
-// Words of which one comes next, as a tree. Of members (`once`) each comes at most once, in any order.
+// A trie of words, one of which comes next. `once`: each at most once, in any order.
 class WordSet {
  public:
   static constexpr int32_t kNone = -1;
-  // Words by their rank: their place in the order of their bytes.
+  // Ranks: positions in byte order.
   struct Ranks {
     int32_t begin, end;
     bool empty() const { return begin == end; }
   };
 
-  // Without duplicates. `required`: indices of words; only of members.
+  // `words` must be unique. `required`: indices of words, if `once`.
   WordSet(const std::vector<std::string>& words, bool once, const std::vector<int32_t>& required,
           GrammarBudget& budget);
 
@@ -46,12 +43,11 @@ class WordSet {
   bool required(int32_t rank) const { return required_[static_cast<size_t>(rank)]; }
   int32_t root() const { return 0; }
   int32_t nodes() const { return static_cast<int32_t>(nodes_.size()); }
-  // The node behind `byte`, or kNone.
   int32_t child(int32_t node, uint8_t byte) const;
-  // The index of the word that ends at a node, or kNone; its rank.
+  // The index of the word that ends at a node, or kNone.
   int32_t word(int32_t node) const { return nodes_[static_cast<size_t>(node)].word; }
   int32_t rank(int32_t node) const { return nodes_[static_cast<size_t>(node)].begin; }
-  // The words that go on from a node.
+  // The words that continue from a node.
   Ranks below(int32_t node) const {
     const Node& at = nodes_[static_cast<size_t>(node)];
     return {at.begin + (at.word == kNone ? 0 : 1), at.end};
@@ -60,7 +56,7 @@ class WordSet {
  private:
   struct Node {
     uint32_t edge = 0, edges = 0;
-    int32_t begin = 0, end = 0;  // ranks of the words that end here or go on from here
+    int32_t begin = 0, end = 0;  // ranks of the words that end at or continue from this node
     int32_t word = kNone;
   };
   bool once_;
@@ -73,45 +69,44 @@ class WordSet {
 
 struct Instruction {
   enum class Op : uint8_t {
-    // Places that wait for bytes:
+    // These read bytes:
     literal,     // a: first byte in text, b: bytes
-    words,       // a: word set; goes on at target[word]; of members the register has those that came
-    automaton,   // a: automaton; b: 1 if the whole answer may end inside it
-    other_name,  // b: automaton of names; one that is no word of set a
-    characters,  // of a JSON string and the quote behind them; a: bounds; counted in the register
-    end,         // the whole sentence is there
-    // Steps without bytes:
+    words,       // a: word set; continues at target[word]; `once`: the register has the read members
+    automaton,   // a: automaton; b: 1 if the answer may end inside
+    other_name,  // b: automaton of names; a name not in word set a
+    characters,  // of a JSON string, and its closing quote; a: bounds; counted in the register
+    end,         // end of the sentence
+    // These do not:
     fork,      // a: first of b places in forks
     jump,      // a: place
-    call,      // a: place; the register is kept and 0 inside
-    back,      // from a call
-    count,     // the register, up to a
-    set,       // the register to a
-    at_least,  // goes on if the register is at least a
+    call,      // a: place; saves the register, which is 0 inside
+    back,      // returns from a call
+    count,     // increments the register, up to a
+    set,       // sets the register to a
+    at_least,  // continues if the register is at least a
     below,     // ... below a
-    finished,  // ... if all required words of set a have come
-    left,      // ... if some word of set a has not come
+    finished,  // ... if all required words of set a were read
+    left,      // ... if a word of set a was not read
   };
   Op op;
   int32_t a = 0, b = 0;
 };
 
-// The state of a thread that reads such a name: of the automaton, and the node of the words as long as it is
-// written like the beginning of one.
+// The packed state of an other_name thread: the automaton's, and the word node of its prefix.
 struct OtherName {
   static constexpr int32_t kStates = 2048, kNodes = (1 << 20) - 2;
-  int32_t state, node;  // node: kNone beside all words
+  int32_t state, node;  // node: kNone if the name is not a prefix of a word
   static OtherName of(int32_t packed) { return {packed % kStates, packed / kStates - 1}; }
   int32_t packed() const { return (node + 1) * kStates + state; }
 };
 
-// What one token can do from a state of an automaton.
+// The effect of every token from one state of an automaton.
 struct Reach {
-  std::vector<uint64_t> bits;  // tokens that it takes whole; or, if they are few:
+  std::vector<uint64_t> bits;  // tokens accepted whole; if few, `ids` instead
   std::vector<int32_t> ids;
-  std::vector<uint32_t> exits;  // nodes behind which it has accepted and tokens go on
+  std::vector<uint32_t> exits;  // trie nodes where it has accepted and tokens continue
 
-  // Returns what it costs in a matcher's steps.
+  // Returns the cost in matcher steps.
   int64_t set_tokens(std::span<uint64_t> out) const {
     for (size_t i = 0; i < std::min(out.size(), bits.size()); ++i) out[i] |= bits[i];
     for (const int32_t id : ids) out[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
@@ -122,14 +117,13 @@ struct Reach {
   }
 };
 
-// What all forms of one vocabulary remember together. Thread-safe.
+// Bytes of all ReachStores of a vocabulary. Thread-safe.
 struct ReachMemory {
   static constexpr int64_t kMaxBytes = int64_t{256} << 20;
   std::atomic<int64_t> bytes{0};
 };
 
-// Remembers them, as far as its own bound and that of all forms allow; what is not remembered is found again.
-// Thread-safe; no lock is held for longer than a look or a note takes.
+// A cache of Reach within its own limit and that of ReachMemory. Thread-safe, with short locks.
 class ReachStore {
  public:
   static constexpr int64_t kMaxBytes = int64_t{16} << 20;
@@ -137,12 +131,11 @@ class ReachStore {
   ~ReachStore() { forget(); }
   ReachStore(const ReachStore&) = delete;
   ReachStore& operator=(const ReachStore&) = delete;
-  // Null: `steps`, which counts nodes of the tree, comes above `most` before it is found.
+  // Null if computing it takes `steps` (trie nodes) above `most`.
   std::shared_ptr<const Reach> of(const Automaton& automaton, int32_t state, const TokenTrie& trie,
                                   int64_t& steps, int64_t most);
-  // Those of the first states, up to `nodes` nodes of the tree walked.
+  // Computes the first states, up to `nodes` trie nodes.
   void prepare(const Automaton& automaton, const TokenTrie& trie, int64_t nodes);
-  // Gives back what it has.
   void forget();
 
  private:
@@ -156,7 +149,7 @@ class ReachStore {
   int64_t bytes_ = 0;
 };
 
-// Automata that all forms of one vocabulary share, with what is remembered of them. Thread-safe.
+// Automata shared by all grammars of a vocabulary, and their caches. Thread-safe.
 class SharedAutomata {
  public:
   struct Entry {
@@ -164,16 +157,16 @@ class SharedAutomata {
     Automaton automaton;
     ReachStore reach;
   };
-  // Of these automata and of those that forms have alone.
+  // Also for automata that belong to one grammar.
   const std::shared_ptr<ReachMemory>& memory() const { return memory_; }
-  // Makes it if `name` is new; `make` must give the same every time.
+  // `make` must return the same automaton for the same name.
   template <typename Make>
   std::shared_ptr<Entry> find(const std::string& name, const TokenTrie& trie, const Make& make) {
     {
       const std::lock_guard lock(mutex_);
       if (const auto found = known_.find(name); found != known_.end()) return found->second;
     }
-    // Takes long, so nobody waits for it; of two that are made at once the first stays.
+    // Slow, so done without the lock. The first of two concurrent results is kept.
     auto entry = std::make_shared<Entry>(memory_);
     entry->automaton = make();
     entry->reach.prepare(entry->automaton, trie, INT64_MAX);
@@ -184,23 +177,21 @@ class SharedAutomata {
  private:
   const std::shared_ptr<ReachMemory> memory_ = std::make_shared<ReachMemory>();
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Entry>> known_;  // a handful
+  std::map<std::string, std::shared_ptr<Entry>> known_;
 };
 
 class GrammarProgram {
  public:
   using Op = Instruction::Op;
   struct Bounds {
-    int64_t least, most;  // most < 0: none
+    int64_t least, most;  // most < 0: no limit
   };
 
-  // What it was compiled for.
   GrammarProgram(std::shared_ptr<const TokenTrie> trie, std::shared_ptr<SharedAutomata> shared)
       : trie_(std::move(trie)),
         shared_(std::move(shared)),
         reach_(std::make_unique<ReachStore>(shared_->memory())) {}
 
-  // ---- Making one ----
   int32_t here() const { return static_cast<int32_t>(code_.size()); }
   int32_t add(Op op, int32_t a = 0, int32_t b = 0) {
     code_.push_back({op, a, b});
@@ -209,19 +200,16 @@ class GrammarProgram {
   Instruction& at(int32_t place) { return code_[static_cast<size_t>(place)]; }
   void literal(std::string_view text);
   void fork(const std::vector<int32_t>& places);
-  // A fork whose ways are told one after the other.
   struct Fork {
     size_t next, end;  // in forks_
   };
   Fork fork(size_t ways);
-  // The next way begins here, or at `place`.
   void way(Fork& fork) { way(fork, here()); }
   void way(Fork& fork, int32_t place) {
     BRAID_CHECK(fork.next < fork.end);
     forks_[fork.next++] = place;
   }
-  // A name of shared automaton `name` that is none of the words: bytes that words and names have in common
-  // are read by both until one of them ends.
+  // A name of shared automaton `name` that is not a listed word. Both read common prefixes.
   template <typename Make>
   void other_name(int32_t words, const std::string& name, const Make& make) {
     const int32_t automaton = add_shared(name, make);
@@ -247,11 +235,9 @@ class GrammarProgram {
     return found->second;
   }
   void set_start(int32_t place) { start_ = place; }
-  // The last of making it. Looks at what tokens can do where automata begin, so that the first answer need
-  // not. Charged to nobody.
+  // Call last. Precomputes Reach where automata begin, outside the budget.
   void finish();
 
-  // ---- Running it ----
   int32_t start() const { return start_; }
   const Instruction& code(int32_t place) const { return code_[static_cast<size_t>(place)]; }
   std::string_view text() const { return text_; }
@@ -265,21 +251,21 @@ class GrammarProgram {
     const Part& part = automata_[static_cast<size_t>(automaton)];
     return part.reach->of(*part.automaton, state, *trie_, steps, most);
   }
-  // What it alone remembers of tokens is given back, and found again when it is needed.
+  // Frees its own cached token sets. They are recomputed if needed.
   void forget_reach() const { reach_->forget(); }
   const Bounds& bounds(int32_t index) const { return bounds_[static_cast<size_t>(index)]; }
   const TokenTrie& trie() const { return *trie_; }
-  // Of memory that it keeps, without what is remembered of tokens.
+  // Memory without cached token sets.
   int64_t bytes() const { return bytes_; }
   void set_bytes(int64_t bytes) { bytes_ = bytes; }
-  // Tools whose arguments follow their schema.
+  // Tools whose arguments must match their schema.
   const std::set<std::string, std::less<>>& held_tools() const { return held_tools_; }
   void hold_tool(std::string name) { held_tools_.insert(std::move(name)); }
 
  private:
   struct Part {
     std::shared_ptr<const Automaton> automaton;
-    ReachStore* reach;  // lives as long as the automaton does
+    ReachStore* reach;  // lives as long as the automaton
   };
   std::shared_ptr<const TokenTrie> trie_;
   std::shared_ptr<SharedAutomata> shared_;

@@ -1,5 +1,4 @@
-// grammar_test.cpp -- what hostile schemas cost, that bounds are counted, what patterns mean, and what is
-// kept.
+// grammar_test.cpp -- costs of hostile schemas, counted bounds, patterns, and the cache.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -63,8 +62,6 @@ Json record_schema() {
       "kind":{"enum":["a","b","c"]}},"required":["path"]})");
 }
 
-// ---- What a stranger would try ---------------------------------------------------------------------------
-
 struct Hostile {
   std::string name;
   Json schema;
@@ -123,7 +120,6 @@ std::vector<Hostile> hostile_schemas() {
   };
 }
 
-// An object of one alternative knows nothing of the names that another one has read.
 TEST(Grammar, AlternativesThatShareNamesKeepTheirOwnMembers) {
   const auto closed = [](const Json& properties, const Json& required) {
     return Json{{"type", "object"},
@@ -150,8 +146,6 @@ TEST(Grammar, AlternativesThatShareNamesKeepTheirOwnMembers) {
   EXPECT_TRUE(sizes.takes("{" + all + "}"));
 }
 
-// Alternatives that differ late go on in the same texts: what tokens may do there does not depend on how many
-// alternatives there are.
 TEST(Grammar, ManyAlternativesInTheSameTextAllowWhatOneDoes) {
   const auto described = [](int i) {
     return Json{{"type", "object"},
@@ -171,7 +165,7 @@ TEST(Grammar, ManyAlternativesInTheSameTextAllowWhatOneDoes) {
   for (const int alternatives : {4, 5, 40, 200}) EXPECT_EQ(allowed(alternatives), one) << alternatives;
 }
 
-// Of one mask, with a walk along the tree of tokens for each automaton whose state is new.
+// Of one mask, with a trie walk for each automaton in a new state.
 int64_t most_steps() {
   const TokenTrie& trie = demo_served_model(nullptr)->grammars->trie();
   return GrammarMatcher::kMostSteps +
@@ -189,7 +183,6 @@ TEST(HostileSchemas, CompileWithinTheBudgetOrSayWhatIsTooLarge) {
     }
     if (form.program == nullptr) continue;
     EXPECT_LE(form.program->bytes(), GrammarBudget::kBytes);
-    // Each call costs a bounded number of steps, and there is always a way on.
     GrammarMatcher matcher(form.program);
     std::mt19937 random(5);
     for (int step = 0; step < 30; ++step) {
@@ -225,7 +218,7 @@ TEST(Bounds, AreCountedExactly) {
   GrammarMatcher matcher(form.program);
   ASSERT_TRUE(matcher.advance('"' + repeated("x", 9399)));
   EXPECT_EQ(matcher.threads(), 1u);
-  for (const int32_t id : allowed_by(matcher)) {  // one character, and then the end
+  for (const int32_t id : allowed_by(matcher)) {  // one character, then the end
     const size_t depth = matcher.depth();
     ASSERT_TRUE(matcher.advance(demo_served_model(nullptr)->tokenizer->piece(id)));
     matcher.rewind_to(depth);
@@ -252,7 +245,7 @@ TEST(Bounds, OfIntegersMayBeOfAnySize) {
       Compiled(Json::parse(R"({"type":"integer","exclusiveMinimum":-10,"maximum":0})")).takes("-10"));
 }
 
-// A number that no double holds is JSON to a grammar and an error to who reads it.
+// Numbers beyond a double are JSON, but readers refuse them.
 TEST(Bounds, OfNumbersAreThoseOfADouble) {
   const Compiled number(Json{{"type", "number"}});
   EXPECT_TRUE(number.takes("-123456789012345678.5E+99"));
@@ -266,18 +259,16 @@ TEST(Forms, ThatNothingFitsAreRefused) {
         R"({"type":"string","pattern":"[]"})", R"({"$ref":"#"})", R"({"type":"array","minItems":1000000000})",
         R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})"})
     EXPECT_NE(Compiled(Json::parse(schema)).error, "") << schema;
-  // What nothing fits is left out where something else does.
+  // Unsatisfiable parts are omitted if there are alternatives.
   const Compiled form(
       Json::parse(R"({"type":"object","properties":{"a":{"$ref":"#/$defs/x"},"b":{"type":"null"}},
       "$defs":{"x":{"type":"array","minItems":1,"items":{"$ref":"#/$defs/x"}}}})"));
   EXPECT_TRUE(form.takes(R"({"b":null})"));
   GrammarMatcher matcher(form.program);
-  EXPECT_FALSE(matcher.advance(R"({"a":)"));  // no other member has the name either
+  EXPECT_FALSE(matcher.advance(R"({"a":)"));  // the name is not allowed for other members either
 }
 
-// ---- Patterns --------------------------------------------------------------------------------------------
-
-// Against the regular expressions of the standard library, on random short texts.
+// Compared with std::regex on random short texts.
 TEST(Patterns, MeanWhatEcmaSays) {
   const std::vector<std::string> patterns = {"^a*b$",
                                              "a|b|cc",
@@ -339,8 +330,6 @@ TEST(Patterns, KnowCharactersBeyondAscii) {
     EXPECT_EQ(Compiled(text_schema(pattern)).error, "") << pattern;
   }
 }
-
-// ---- Tools and the cache ---------------------------------------------------------------------------------
 
 ApiResult<Program> calls_of(const std::string& parameters, bool strict,
                             Dialect::Calls form = Dialect::Calls::xml) {
@@ -416,7 +405,6 @@ TEST(ToolForms, FreeParametersStayFree) {
   EXPECT_TRUE(takes(none, "<tool_call>\n<function=big>\n</function>\n</tool_call>"));
   EXPECT_FALSE(takes(
       none, "<tool_call>\n<function=big>\n<parameter=any>\n1\n</parameter>\n</function>\n</tool_call>"));
-  // Beside those that a schema lists, others come where it says so.
   const std::string more =
       "<tool_call>\n<function=big>\n<parameter=a>\n1\n</parameter>\n<parameter=z>\nq\n</parameter>\n"
       "</function>\n</tool_call>";
@@ -439,12 +427,11 @@ TEST(GrammarCache, WhatFormsRememberIsBoundedTogetherAndGivenBack) {
       return store.of(text, 0, trie, steps, INT64_MAX);
     };
     int64_t steps = 0;
-    EXPECT_EQ(first.of(text, 0, trie, steps, 100), nullptr);  // more work than it may take
+    EXPECT_EQ(first.of(text, 0, trie, steps, 100), nullptr);  // exceeds the limit
     EXPECT_EQ(memory->bytes, 0);
     const auto reach = of(first);
     EXPECT_EQ(memory->bytes, reach->bytes());
-    EXPECT_EQ(first.of(text, 0, trie, steps, 100), reach);  // the same object, and no work
-    // With all memory taken, answers are right and nothing is kept.
+    EXPECT_EQ(first.of(text, 0, trie, steps, 100), reach);  // the same object, without work
     memory->bytes += ReachMemory::kMaxBytes - reach->bytes();
     const auto again = of(second);
     EXPECT_EQ(again->bits, reach->bits);
@@ -456,7 +443,6 @@ TEST(GrammarCache, WhatFormsRememberIsBoundedTogetherAndGivenBack) {
   EXPECT_EQ(memory->bytes, 0);
 }
 
-// Agents with a list of tools each, in turn: each list is compiled once.
 TEST(GrammarCache, ManyAgentsInTurnFindTheirForms) {
   const auto model = demo_served_model(nullptr);
   for (const int agents : {8, 64}) {
@@ -488,14 +474,13 @@ TEST(GrammarCache, ManyAgentsInTurnFindTheirForms) {
   }
 }
 
-// Beyond half of the memory for them, old forms give back what they remember of tokens, and stay compiled.
+// Above half of the memory limit, old grammars lose their token sets and stay compiled.
 TEST(GrammarCache, OldFormsGiveBackWhatTheyRememberBeforeTheyGo) {
   const auto model = demo_served_model(nullptr);
   GrammarCache cache(*model->tokenizer);
   int made = 0;
   const auto make = [&]() -> GrammarCache::Made {
     auto program = std::make_shared<GrammarProgram>(cache.program());
-    // Some reach that is this form's own.
     program->add_automaton(json_string());
     program->finish();
     ++made;
@@ -507,7 +492,7 @@ TEST(GrammarCache, OldFormsGiveBackWhatTheyRememberBeforeTheyGo) {
   ASSERT_GT(one, 0);
   for (int i = 1; i < 4; ++i) (void)find(i);
   EXPECT_EQ(cache.stats().remembered_bytes, 4 * one);
-  // As if others held nearly half of it.
+  // As if other grammars held nearly half of it.
   auto& memory = *cache.remembered();
   const int64_t others = ReachMemory::kMaxBytes / 2 - 3 * one;
   memory.bytes += others;
@@ -538,7 +523,6 @@ TEST(GrammarCache, CompilesOnceAndKeepsRefusals) {
   EXPECT_FALSE(cache.find("c", refuse).ok());
   EXPECT_FALSE(cache.find("c", refuse).ok());
   EXPECT_EQ(made, 3);
-  // Bounded in bytes: those used last stay.
   const auto large = [&]() -> GrammarCache::Made {
     auto program = std::make_shared<GrammarProgram>(cache.program());
     program->set_bytes(GrammarCache::kMaxBytes / 4);

@@ -1,7 +1,5 @@
-// mask_workers.h -- threads for the masks that would keep the engine's thread from others' answers.
-//
-// Jobs begin in the order in which they came. Thread-safe. The destructor waits for jobs that have begun and
-// drops the others, so whoever waits for one holds the workers.
+// mask_workers.h -- threads that compute expensive masks. Jobs begin in order. Thread-safe. The
+// destructor waits for begun jobs and drops others, so a waiting owner must hold the workers.
 #pragma once
 
 #include <atomic>
@@ -24,7 +22,6 @@ class MaskWorkers {
 
   // `job` does not throw and holds no reference to the workers.
   void post(std::function<void()> job);
-  // So many were posted.
   uint64_t jobs() const { return jobs_; }
 
  private:

@@ -72,7 +72,7 @@ bool MemberSets::has_all(int32_t set, int32_t begin, int32_t end, int32_t size) 
   return all(sets_[static_cast<size_t>(set)].root, 0, root_span(size), begin, end);
 }
 
-// [from, to) is not empty and lies inside [begin, begin + span).
+// [from, to) must not be empty and must lie inside [begin, begin + span).
 bool MemberSets::all(int32_t node, int32_t begin, int32_t span, int32_t from, int32_t to) const {
   if (node < 0) return node == kAll;
   const Node& at = nodes_[static_cast<size_t>(node)];

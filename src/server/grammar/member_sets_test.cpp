@@ -1,4 +1,4 @@
-// member_sets_test.cpp -- sets of members against plain sets, and what they cost.
+// member_sets_test.cpp -- member sets against plain sets, and their cost.
 #include "server/grammar/member_sets.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ TEST(MemberSets, SayWhatPlainSetsSay) {
       Known next = path.back();
       const auto rank = static_cast<int32_t>(random() % static_cast<uint32_t>(size));
       const bool full = std::all_of(next.has.begin(), next.has.end(), [](bool has) { return has; });
-      if (full || (path.size() > 1 && random() % 50 == 0)) {  // back by a few
+      if (full || (path.size() > 1 && random() % 50 == 0)) {  // undo a few
         const size_t keep = 1 + random() % (path.size() - 1);
         sets.rewind_to(path[keep].before);
         path.resize(keep);
@@ -44,7 +44,7 @@ TEST(MemberSets, SayWhatPlainSetsSay) {
       ASSERT_EQ(sets.count(next.id), count);
       ASSERT_EQ(sets.required(next.id), required);
       for (int ask = 0; ask < 8; ++ask) {
-        const Known& one = path[random() % path.size()];  // earlier sets stay what they were
+        const Known& one = path[random() % path.size()];  // earlier sets do not change
         const auto begin = static_cast<int32_t>(random() % static_cast<uint32_t>(size));
         const auto end = begin + 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(size - begin));
         ASSERT_EQ(sets.has_all(one.id, begin, end, size),
@@ -54,7 +54,6 @@ TEST(MemberSets, SayWhatPlainSetsSay) {
   }
 }
 
-// Alternatives of one place read the same name into sets of different objects.
 TEST(MemberSets, OfDifferentObjectsAreDifferent) {
   MemberSets sets;
   const MemberSets::Mark since = sets.mark();

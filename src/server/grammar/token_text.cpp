@@ -25,7 +25,6 @@ void append_piece(std::string& out, std::string_view piece) {
   out += ']';
 }
 
-// [ELEMENT,ELEMENT,...]
 template <typename Append>
 void append_list(std::string& out, std::span<const int32_t> ids, Append append) {
   out += '[';

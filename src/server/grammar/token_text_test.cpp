@@ -1,5 +1,4 @@
-// token_text_test.cpp -- texts to tokens and back over HTTP: both vendors' forms, and memory and work in
-// proportion to what is asked.
+// token_text_test.cpp -- tokens over HTTP: both vendors' forms, and proportional memory and work.
 #include "server/grammar/token_text.h"
 
 #include <gtest/gtest.h>
@@ -74,8 +73,7 @@ TEST(TokenText, SpecialTokensAreOnForAPromptAndOffForContent) {
   EXPECT_EQ(count(R"({"content":"hi","add_special":true})"), content + 1);
 }
 
-// The bytes of an answer are counted instead of its time and memory, which follow from them: it is written
-// once, front to back.
+// The bytes of an answer are counted, because time and memory follow from them.
 TEST(TokenText, AnswersStayInProportion) {
   const auto model = demo_served_model(nullptr);
   const Tokenizer& tokenizer = *model->tokenizer;
@@ -108,8 +106,6 @@ TEST(TokenText, AnswersStayInProportion) {
   EXPECT_FALSE(detokenize_answer(tokenizer, std::vector<int32_t>{tokenizer.size()}).ok());
 }
 
-// Large requests take turns, so that one worker is left for everybody else: a small one that comes last is
-// answered while they wait.
 TEST(TokenText, LargeRequestsLeaveAWorker) {
   const auto served = server();
   std::string text;

@@ -17,7 +17,7 @@ TokenTrie::TokenTrie(const Tokenizer& tokenizer) : vocabulary_(tokenizer.size())
   });
   std::sort(ids_.begin(), ids_.end(),
             [&](int32_t a, int32_t b) { return tokenizer.piece(a) < tokenizer.piece(b); });
-  std::vector<uint32_t> open;  // nodes on the way to the current token
+  std::vector<uint32_t> open;  // path to the current token
   std::string_view before;
   for (uint32_t i = 0; i < ids_.size(); ++i) {
     const std::string_view piece = tokenizer.piece(ids_[i]);

@@ -1,5 +1,4 @@
-// token_trie.h -- all tokens of a vocabulary as a tree of their bytes, and what JSON strings make of them.
-// Immutable; any thread.
+// token_trie.h -- the tokens of a vocabulary as a byte trie. Immutable.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ class TokenTrie {
 
   // In depth-first order.
   struct Node {
-    uint32_t end;       // index behind the last node of its subtree
+    uint32_t end;       // index after its subtree
     uint32_t first_id;  // its tokens are ids()[first_id, first_id + count)
     uint16_t depth;     // bytes, from 1
     uint16_t count;
@@ -27,20 +26,20 @@ class TokenTrie {
   int32_t vocabulary() const { return vocabulary_; }
   size_t words() const { return (static_cast<size_t>(vocabulary_) + 63) / 64; }
 
-  // What may follow inside a JSON string, from one state of json_character() on (state 0: between
-  // characters). `begun` counts the characters that begin inside the token.
+  // Tokens inside a JSON string, from one state of json_character() (0: between characters).
+  // `begun`: characters that begin inside the token.
   struct InString {
     struct Token {
       int32_t id;
       uint32_t begun;
     };
     struct Closing {
-      uint32_t node;  // its byte is the quote that ends the string
+      uint32_t node;  // its byte is the closing quote
       uint32_t begun;
     };
-    std::vector<Token> tokens;      // that stay inside; fewest characters first
-    std::vector<Closing> closings;  // in the order of the tree
-    // Dense forms for state 0: those of at most k + 1 characters.
+    std::vector<Token> tokens;      // stay inside the string; fewest characters first
+    std::vector<Closing> closings;  // in trie order
+    // For state 0: bit sets of the tokens with at most k + 1 characters.
     std::vector<std::vector<uint64_t>> up_to;
   };
   const InString& in_string(int32_t state) const { return in_string_[static_cast<size_t>(state)]; }
@@ -52,7 +51,7 @@ class TokenTrie {
     }
   }
 
-  // Those of a node and of all below it. Returns the number of nodes.
+  // Clears the tokens of the subtree. Returns its number of nodes.
   int64_t clear_tokens(uint32_t node, std::span<uint64_t> bits) const {
     for (uint32_t i = node; i < nodes_[node].end; ++i)
       for (uint32_t k = 0; k < nodes_[i].count; ++k) {

@@ -10,12 +10,11 @@ namespace braid::server {
 
 namespace {
 
-// What is sent in one go, so that the owner's clock measures progress and not the size of an answer.
+// Bytes sent at once. Bounded, so that the send timeout measures progress and not size.
 constexpr size_t kPendingBytes = size_t{256} << 10;
-// A buffer above this is given back after an answer.
+// A larger buffer is freed after an answer.
 constexpr size_t kKeptPendingBytes = size_t{16} << 10;
 
-// `length` of the body; none: a stream.
 std::string answer_head(int status, std::string_view type, const Headers& more, std::optional<size_t> length,
                         const HttpAnswerWriter::Terms& terms) {
   std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, status_text(status));

@@ -20,20 +20,19 @@ namespace {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-// What chunks may cost beside the body: names of sizes, extensions, trailers. It allows chunks of one byte.
+// Allowed overhead of chunks: sizes, extensions, trailers. Permits chunks of one byte.
 constexpr size_t kFramingBytes = size_t{16} << 10, kFramingPerByte = 8;
-// An input buffer above this is given back after a request.
+// A larger input buffer is freed after a request.
 constexpr size_t kKeptInputBytes = size_t{16} << 10;
-// Empty lines before a request line that are not looked at.
+// Ignored empty lines before a request line.
 constexpr int kMaxEmptyLines = 4;
 
-// A body for Boost.Beast's parser: a string that takes its memory from a share, grows with what has arrived
-// and never to what a header only promises.
+// Beast body type. Memory is counted as bytes arrive, never by a promised length.
 struct HttpBody {
   struct value_type {
     std::string bytes;
     std::shared_ptr<RequestMemory::Share> share;
-    size_t most_bytes = 0;  // the parser lets no more come
+    size_t most_bytes = 0;  // the parser limits the body to this
     RequestMemory::Room room = RequestMemory::Room::held;
   };
 
@@ -59,7 +58,7 @@ struct HttpBody {
           error = make_error_code(boost::system::errc::not_enough_memory);
           return 0;
         }
-        std::string grown;  // a string that has something would take twice its capacity at least
+        std::string grown;  // a new string, because growing at least doubles the capacity
         grown.reserve(wanted);
         bytes.swap(grown.append(bytes));
       }
@@ -118,7 +117,7 @@ void RequestReader::set_deadline(int64_t ms) {
   if (begun_) deadline_ = std::min(deadline_, begun_at_ + std::chrono::milliseconds(options_.request_ms));
 }
 
-// Old clients end a body with one line more than its length says (RFC 9112, 2.2).
+// Old clients send an extra line after a body (RFC 9112, 2.2).
 void RequestReader::skip_empty_lines() {
   while (empty_lines_ < kMaxEmptyLines && input_.starts_with("\r\n")) {
     input_.erase(0, 2);
@@ -129,7 +128,8 @@ void RequestReader::skip_empty_lines() {
 RequestReader::Outcome RequestReader::advance() {
   if (state_ == State::head && !begun_) {
     skip_empty_lines();
-    if (input_ == "\r" && empty_lines_ < kMaxEmptyLines) return body_goes_on();  // half of one
+    // half an empty line
+    if (input_ == "\r" && empty_lines_ < kMaxEmptyLines) return body_goes_on();
   }
   if (state_ == State::head && !input_.empty()) {
     if (!begun_) {
@@ -155,10 +155,10 @@ RequestReader::Outcome RequestReader::advance() {
   return body_goes_on();
 }
 
-// All of the input that could be used has been.
+// The parser has used all it can of the input.
 RequestReader::Outcome RequestReader::body_goes_on() {
   if (state_ == State::body) {
-    // What is left of the input is no body, else the parser had taken it.
+    // The rest of the input is not body data, which the parser would have taken.
     if (framing_bytes_ + input_.size() >
         kFramingBytes + kFramingPerByte * parser_->get().body().bytes.size()) {
       return refuse(400, "invalid_request", "the extensions or trailers of the chunks are too long");
@@ -169,8 +169,7 @@ RequestReader::Outcome RequestReader::body_goes_on() {
   return room == RequestMemory::Room::held ? Outcome::more : refuse_for_memory(room);
 }
 
-// False: the request is refused. What a block of header fields costs is looked at before it is parsed;
-// head_bytes_ stays 0 until it is whole.
+// False if refused. Limits are checked before parsing.
 bool RequestReader::head_is_good() {
   const size_t end = input_.find("\r\n\r\n", scanned_bytes_);
   if (end == std::string::npos) scanned_bytes_ = input_.size() - std::min<size_t>(input_.size(), 3);

@@ -27,7 +27,6 @@ std::vector<double> size_bounds() {  // 1, 2, 5, 10, ...
   return out;
 }
 
-// A label's value; quotes, backslashes and line feeds are escaped.
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -69,7 +68,7 @@ class MetricsPage {
 
 namespace {
 
-// The cache in files (--cache-dir); absent without one.
+// The disk cache (--cache-dir). Absent without one.
 void disk_metrics(const BackendStats& stats, MetricsPage& page) {
   if (!stats.has_disk) return;
   const DiskStats& disk = stats.disk;
@@ -92,7 +91,7 @@ void disk_metrics(const BackendStats& stats, MetricsPage& page) {
   page.sample("braid_disk_cache_removed_total", number(disk.removed), "reason=\"unusable\"");
 }
 
-// Tokens by who drafted them and by their depth; series that are all zeros are left out.
+// Draft tokens by source and depth, without series that are all zero.
 void draft_metrics(const BackendStats& stats, MetricsPage& page) {
   const DraftStats& drafts = stats.drafts;
   const auto number = [](uint64_t value) { return static_cast<double>(value); };
@@ -356,8 +355,7 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   return page.take();
 }
 
-// What gateways and dashboards look for that know vLLM. Gateways read each family by its name, 20 times a
-// second, and take one that is not there for an error.
+// vLLM's names, as gateways poll them 20 times a second. A missing family is an error there.
 void Metrics::vllm_metrics(const BackendStats& stats, MetricsPage& page) const {
   const auto number = [](auto value) { return static_cast<double>(value); };
   const double kv = stats.kv_blocks > 0 ? number(stats.kv_blocks_used) / number(stats.kv_blocks) : 0;

@@ -1,7 +1,5 @@
-// metrics.h -- counters and histograms in Prometheus' text form.
-//
-// Names follow vLLM's set under the prefix braid_, and a few are offered again under the names that gateways
-// already scrape. One lock, held for microseconds; the engine's thread never takes it.
+// metrics.h -- counters and histograms in Prometheus text form, named like vLLM's with the prefix
+// braid_. One lock, held for microseconds; never taken by the engine's thread.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +23,6 @@ class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
   void observe(double value);
-  // Lines of one family: buckets, sum, count.
   void render(const std::string& name, const std::string& label, std::string& out) const;
 
  private:
@@ -47,25 +44,24 @@ struct AnswerReport {
   AnswerLoops loops;
 };
 
-// Labels come from closed sets, whatever clients send: what is once counted is shown for ever.
+// Labels come from closed sets, because a counted series is reported forever.
 class Metrics {
  public:
-  // The path of what is at no route.
+  // The label of paths without a route.
   static constexpr const char* kOther = "other";
 
   Metrics();
   void answered(const AnswerReport& report);
   void rejected(int status);
-  // A limit that a request went beyond, one of kLimits.
   void limited(const std::string& limit);
   static constexpr const char* kLimits[] = {"queue_full", "client_requests", "client_queue", "priority",
                                             "model"};
-  // `route` is one of the server's own paths, or kOther. Methods that HTTP does not define are "other".
+  // `route`: a path of the server, or kOther. Methods unknown to HTTP are counted as "other".
   void http(const std::string& method, const std::string& route, int status);
 
   std::string render(const BackendStats& stats, const std::string& model, const std::string& version,
                      const HttpLoad& load) const;
-  // Seconds until a new request would find room, from how long the last ones took.
+  // Expected seconds until a place is free, from recent answer times.
   int retry_after_s(const BackendStats& stats) const;
 
  private:
@@ -86,7 +82,7 @@ class Metrics {
       answer_size_, max_tokens_, choices_;
 };
 
-// What goes behind render() for a model that answers in forms.
+// Appended to render() for a model with structured output.
 std::string render_grammars(const GrammarStats& stats, const std::string& model);
 
 }  // namespace braid::server

@@ -1,4 +1,4 @@
-// metrics_test.cpp -- what /metrics says of the engine and of answers, and that it is Prometheus' text form.
+// metrics_test.cpp -- the contents of /metrics, and its Prometheus text form.
 #include "server/metrics/metrics.h"
 
 #include <gtest/gtest.h>
@@ -11,8 +11,7 @@
 namespace braid::server {
 namespace {
 
-// Series -> value. Every line must have the form that scrapers read, and every series a family announced
-// before it.
+// Series -> value. Checks each line's form, and that its family was announced.
 std::map<std::string, double> samples(const std::string& text) {
   std::map<std::string, double> out;
   std::set<std::string> families;
@@ -158,8 +157,7 @@ TEST(Metrics, WhatTheEngineSaysAndTheNamesOfOthers) {
   EXPECT_EQ(seen.at("braid_http_request_bytes"), 4096);
 }
 
-// As llm-d's endpoint picker, vLLM's router and KEDA read them: the first sample of a name, some labels as
-// whole numbers. A family that is missing is an error of every scrape, also before the first request.
+// As read by llm-d's endpoint picker, vLLM's router and KEDA, also before the first request.
 TEST(Metrics, GatewaysFindEveryFamilyThatTheyReadByName) {
   Metrics metrics;
   BackendStats stats;
@@ -271,7 +269,7 @@ TEST(Metrics, AnswersAreCounted) {
   EXPECT_EQ(seen.at("braid_generation_tokens_total{kind=\"reasoning\"}"), 16);
   EXPECT_EQ(seen.at("llamacpp:tokens_predicted_total"), 42);
   EXPECT_EQ(seen.at("braid_tool_calls_total"), 2);
-  // Times are of answers that reached their end.
+  // Times count only answers that ended.
   EXPECT_EQ(seen.at("braid_time_to_first_token_seconds_count"), 1);
   EXPECT_EQ(seen.at("braid_time_to_first_token_seconds_bucket{le=\"0.5\"}"), 0);
   EXPECT_EQ(seen.at("braid_time_to_first_token_seconds_bucket{le=\"0.75\"}"), 1);

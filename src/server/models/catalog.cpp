@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMaxDepth = 6;             // of folders below a folder
-constexpr size_t kMaxVisited = 200'000;  // files and folders looked at in one tree
+constexpr int kMaxDepth = 6;             // of nested folders
+constexpr size_t kMaxVisited = 200'000;  // files and folders per tree
 constexpr size_t kMaxManifestBytes = 1 << 20;
 
 bool is_gguf(const fs::path& path, int64_t* bytes) {
@@ -34,15 +34,14 @@ bool is_gguf(const fs::path& path, int64_t* bytes) {
   return true;
 }
 
-// The first part stands for a model in parts; projectors of images are no models.
+// A split model is listed by its first part. Image projectors are not models.
 bool is_model_file(const std::string& name) {
   if (!name.ends_with(".gguf") || name.starts_with("mmproj")) return false;
   const size_t of = name.rfind("-of-");
   return of == std::string::npos || of < 6 || name.compare(of - 6, 6, "-00001") == 0;
 }
 
-// Files below `root`, by relative path. Links to files are followed, links to folders are not, so a tree
-// ends.
+// Files below `root`, as relative paths. Follows links to files only, so the search ends.
 std::vector<fs::path> files_below(const fs::path& root) {
   std::vector<fs::path> out;
   std::error_code error;
@@ -78,7 +77,7 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// "sha256:" and 64 hexadecimal digits, as the file name of a blob. Anything else could name another file.
+// "sha256:" and 64 hex digits, as a blob's file name. Other digests could be paths to other files.
 std::optional<std::string> blob_name(const std::string& digest) {
   constexpr std::string_view kPrefix = "sha256:";
   if (digest.size() != kPrefix.size() + 64 || !digest.starts_with(kPrefix)) return {};
@@ -185,7 +184,7 @@ void Catalog::add_hugging_face(const std::string& hub) {
   for (const fs::path& repository : repositories) {
     std::string name = repository.filename().string().substr(8);
     if (const size_t cut = name.find("--"); cut != std::string::npos) name.replace(cut, 2, "/");
-    // The snapshot that "main" points to first; a file that only an older one has is listed too.
+    // The snapshot of "main" first. Files only in older snapshots are listed too.
     std::vector<fs::path> snapshots;
     const fs::path all = repository / "snapshots";
     auto main = small_file(repository / "refs" / "main").value_or("");
@@ -261,7 +260,7 @@ void Catalog::discover() {
 
 namespace {
 
-// The fields of one preset; what it does not know is a mistake of the operator, so it is an error.
+// An unknown field is an operator's mistake, and thus an error.
 Status read_preset(const Json& fields, const std::string& shown, const std::string& name, Preset* out) {
   for (const auto& member : fields.items()) {
     const std::string& field = member.key();

@@ -1,9 +1,7 @@
-// catalog.h -- the models a server may load, by name: files it was told of, files found in folders and in the
-// caches of other programs, and presets.
-//
-// Names are only ever looked up in this list, so no name that a client sends can reach a file that is not in
-// it. Folders are read once, at the start; nothing is downloaded. What looks like no model is left out
-// silently, what looks like one and cannot be used is told by load().
+// catalog.h -- the models a server may load, by name: listed files, files in folders and in the
+// caches of other programs, presets. Client names are only looked up in this list, so they cannot
+// reach other files. Folders are read once, at the start; nothing is downloaded. Other files are
+// skipped silently; an unusable model fails in load().
 #pragma once
 
 #include <cstdint>
@@ -21,25 +19,24 @@ namespace braid::server {
 struct ModelFile {
   std::string path;    // empty: the model inside the binary
   std::string shown;   // for clients: without its folder
-  std::string source;  // who listed it: a folder, "hugging face", ...
+  std::string source;  // origin: a folder, "hugging face", ...
   int64_t bytes = 0;
 };
 
-// What a name brings along; requests go before it, the server's and the model's own settings behind it.
+// Defaults of a name. Requests override them; they override the server's and the model's.
 struct Preset {
   SamplingOverrides sampling;
   std::optional<int64_t> max_tokens;
   std::optional<bool> think;
   std::optional<std::string> effort;
-  std::string system_prompt;  // for conversations that bring none
+  std::string system_prompt;  // for conversations without one
   Json template_variables = Json::object();
 };
 
-// Fills in what a request leaves open.
 void apply_preset(const Preset& preset, Generation& generation);
 
 struct CatalogEntry {
-  std::vector<std::string> names;  // the first is the one shown
+  std::vector<std::string> names;  // the first is shown
   size_t file = 0;
   Preset preset;
 };
@@ -49,30 +46,28 @@ class Catalog {
   static constexpr size_t kMaxEntries = 10'000;
   static constexpr size_t kMaxNameBytes = 256;
 
-  // Adds what another catalog has, as far as its names are free.
+  // Adds entries of another catalog whose names are free.
   void add_all(const Catalog& other);
-  // Adds a name; false if it is taken or no name.
+  // False if the name is taken or invalid.
   bool add(const std::string& name, ModelFile file, Preset preset = {});
-  // GGUF files below a folder, as "sub/folder/file" without ".gguf". Errors: not_found, io.
+  // Adds GGUF files as "sub/folder/file" without ".gguf". Errors: not_found, io.
   Status add_folder(const std::string& folder, const std::string& source = "");
-  // Files in the caches of other programs; a cache that is not there adds nothing.
+  // Add files of other programs' caches; a missing cache adds nothing.
   void add_hugging_face(const std::string& hub);  // "org/repo/file"
   void add_ollama(const std::string& models);     // "name:tag", "namespace/name:tag"
   void add_lm_studio(const std::string& models);  // "publisher/repo/file"
-  // The places where these programs keep them, for this user.
+  // Adds these programs' default caches of the current user.
   void discover();
-  // {"NAME": {"model": "a name of the list, or a path", "temperature": 0.7, ...}}; paths are relative to
-  // `folder`. Errors: invalid_argument, with the name and the field.
+  // {"NAME": {"model": "a listed name, or a path", "temperature": 0.7, ...}}. Paths are relative to
+  // `folder`. Errors: invalid_argument, with name and field.
   Status add_presets(const std::string& json, const std::string& folder, const std::string& shown);
-  // "NAME=TARGET": another name for a listed model. Errors: invalid_argument.
+  // "NAME=TARGET" adds a name to a listed model. Errors: invalid_argument.
   Status add_alias(const std::string& assignment);
-  // Another name for an entry.
   Status add_name(size_t entry, const std::string& name);
 
   const std::vector<CatalogEntry>& entries() const { return entries_; }
   const std::vector<ModelFile>& files() const { return files_; }
   std::optional<size_t> find(std::string_view name) const;
-  // Names close to one that is not there, for messages.
   std::string nearest(std::string_view name) const;
   // What a client is told that asks for it.
   std::string unknown_model(std::string_view name) const;
@@ -85,7 +80,7 @@ class Catalog {
   std::map<std::string, size_t, std::less<>> by_name_;
 };
 
-// Letters, digits and what model names are written with; no control characters, no "..".
+// Characters of model names; no control characters, no "..".
 bool is_model_name(std::string_view name);
 
 }  // namespace braid::server

@@ -1,4 +1,4 @@
-// catalog_test.cpp -- folders, caches of other programs, presets and aliases give names; nothing else does.
+// catalog_test.cpp -- names come only from folders, caches of other programs, presets, aliases.
 #include "server/models/catalog.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,6 @@ class CatalogTest : public testing::Test {
   }
   void TearDown() override { fs::remove_all(root_); }
 
-  // A file that looks like a model from outside.
   std::string model(const std::string& path, const std::string& magic = "GGUF") {
     return text(path, magic + std::string(60, 'x'));
   }
@@ -54,7 +53,7 @@ TEST_F(CatalogTest, AFolderGivesItsModelsByRelativePath) {
   text("m/bad\nname.gguf", "GGUF" + std::string(60, 'x'));
   model("m/1/2/3/4/5/6/7/8/deep.gguf");
   model("outside.gguf");
-  fs::create_symlink(at("outside.gguf"), root_ / "m/link.gguf");  // the operator's choice
+  fs::create_symlink(at("outside.gguf"), root_ / "m/link.gguf");  // links may leave the folder
   fs::create_directory_symlink(root_, root_ / "m/loop");
   Catalog catalog;
   ASSERT_TRUE(catalog.add_folder(at("m")).ok());
@@ -62,7 +61,6 @@ TEST_F(CatalogTest, AFolderGivesItsModelsByRelativePath) {
   EXPECT_EQ(catalog.files()[0].bytes, 64);
   EXPECT_EQ(catalog.files()[0].shown, "b.gguf");
   EXPECT_FALSE(catalog.add_folder(at("absent")).ok());
-  // The first of a name stays.
   model("n/b.gguf");
   ASSERT_TRUE(catalog.add_folder(at("n")).ok());
   EXPECT_EQ(catalog.files()[catalog.entries()[*catalog.find("b")].file].path, at("m/b.gguf"));
@@ -177,14 +175,14 @@ TEST_F(CatalogTest, PresetsNameAModelAndWhatItStartsWith) {
   generation.messages.push_back({.role = Message::Role::user, .text = "hi"});
   apply_preset(coder.preset, generation);
   EXPECT_EQ(generation.sampling.temperature, 0.2);
-  EXPECT_EQ(generation.sampling.top_k, 5);  // what the request says goes first
+  EXPECT_EQ(generation.sampling.top_k, 5);  // the request takes precedence
   EXPECT_EQ(generation.max_tokens, 100);
   EXPECT_EQ(generation.reasoning.think, false);
   EXPECT_EQ(generation.template_variables["style"], "own");
   ASSERT_EQ(generation.messages.size(), 2u);
   EXPECT_EQ(generation.messages[0].text, "You write code.");
   apply_preset(coder.preset, generation);
-  EXPECT_EQ(generation.messages.size(), 2u);  // a conversation with a system message keeps it
+  EXPECT_EQ(generation.messages.size(), 2u);  // a conversation's own system message stays
 }
 
 TEST_F(CatalogTest, WrongPresetsAndAliasesAreNamed) {

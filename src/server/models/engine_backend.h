@@ -8,7 +8,7 @@
 
 namespace braid::server {
 
-// `slots`: sequences that may run at once.
+// `slots`: maximum of running sequences.
 std::shared_ptr<Backend> make_engine_backend(std::unique_ptr<EngineService> service, int32_t slots);
 
 }  // namespace braid::server

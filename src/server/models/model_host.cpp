@@ -29,7 +29,7 @@ void replace_all(std::string& text, const std::string& what, const std::string& 
   }
 }
 
-// Errors name files with their folders, which clients need not know: this one, and other pieces of it.
+// Removes folders from error messages, because clients must not see them.
 std::string without_folder(std::string message, const ModelFile& file) {
   if (file.path.empty()) return message;
   replace_all(message, file.path, file.shown);
@@ -39,13 +39,13 @@ std::string without_folder(std::string message, const ModelFile& file) {
 }
 
 ApiError load_error(const ModelFile& file, const Error& error) {
-  // A status that clients do not try again: the file will not get better.
+  // A status that clients do not retry: the file will not change.
   return {.code = "model_load_failed",
           .param = "model",
           .message = fmt::format("the model cannot be loaded: {}", without_folder(error.message, file))};
 }
 
-// What `call` returns, or what it threw as an error.
+// The result of `call`, or its exception as an error.
 template <typename Call>
 std::invoke_result_t<Call> without_throwing(const ModelFile& file, Call call) {
   try {
@@ -99,8 +99,8 @@ void ModelHost::refuse(const ApiError& error) {
   for (const Waiter& waiter : waiters) tell(waiter.ready, error);
 }
 
-// The model itself stays with the host: the last lease may end on the model's own thread, which could not
-// wait for itself. It is counted once nothing can throw any more, since its end takes the lock.
+// The host keeps owning the model. The last lease may end on the model's own thread, which cannot
+// join itself. The count is raised when nothing can throw any more, because ~Held takes the lock.
 std::shared_ptr<const ServedModel> ModelHost::lease() const {
   struct Held {
     explicit Held(const std::shared_ptr<Shared>& of) : shared(of) {}
@@ -168,7 +168,7 @@ bool ModelHost::give_back(Ticket ticket) {
     ready = std::move(found->ready);
     waiters_.erase(found);
   }
-  shared_->changed.notify_all();  // a change that nobody waits for any more is called off
+  shared_->changed.notify_all();  // cancels a change that is not wanted any more
   return true;
 }
 
@@ -218,9 +218,8 @@ std::vector<ModelHost::Waiter> ModelHost::take_waiters(size_t file) {
   return out;
 }
 
-// Leases for all who wait for the resident model.
 void ModelHost::admit(size_t file) {
-  std::vector<Waiter> waiters;  // they and their leases go without the lock
+  std::vector<Waiter> waiters;  // destroyed outside the lock, with their leases
   std::vector<Lease> leases;
   {
     const std::lock_guard lock(shared_->mutex);
@@ -240,7 +239,7 @@ void ModelHost::refuse_waiters(size_t file, const ApiError& error) {
   for (const Waiter& waiter : waiters) tell(waiter.ready, error);
 }
 
-// Whatever throws here fails a change, not the host: nobody waits for it any more, and the next one begins.
+// An exception fails one change, not the host. The next change begins.
 void ModelHost::run() {
   for (bool goes_on = true; goes_on;) {
     const auto turn = [&] { goes_on = next_turn(); };
@@ -259,16 +258,16 @@ bool ModelHost::next_turn() {
     resident = resident_ && file == resident_file_;
   }
   if (resident) {
-    admit(file);  // came while another change was called off
+    admit(file);  // it arrived while another change was canceled
   } else {
     change_to(file);
   }
   return true;
 }
 
-// There may be no memory: those in front are dropped without a word, which ends their exchanges.
+// Memory may be exhausted, so the first waiter is dropped, which ends its exchange.
 void ModelHost::give_up_change() noexcept {
-  Waiter first{};  // goes without the lock
+  Waiter first{};  // destroyed outside the lock
   const std::lock_guard lock(shared_->mutex);
   coming_.reset();
   if (waiters_.empty()) return;
@@ -276,7 +275,6 @@ void ModelHost::give_up_change() noexcept {
   waiters_.pop_front();
 }
 
-// Those who wait for that file are told.
 void ModelHost::fail(size_t file, const Error& error) {
   const ModelFile& model_file = catalog_.files()[file];
   spdlog::error("{}", error.message);
@@ -299,7 +297,7 @@ void ModelHost::change_to(size_t file) {
     std::unique_lock lock(shared_->mutex);
     coming_ = file;
     shared_->changed.wait(lock, [&] { return stopped_ || !wanted(file) || shared_->leases == 0; });
-    if (stopped_ || !wanted(file)) {  // called off
+    if (stopped_ || !wanted(file)) {
       coming_.reset();
       return;
     }

@@ -1,14 +1,11 @@
-// model_host.h -- which model is in memory: one at a time, changed on request.
-//
-// Whoever works with the model holds a lease. A request for another model waits; when it is its turn, no new
-// leases of the old model are given, those out come back, the old model goes, the new one is loaded on the
-// host's own thread, and everybody who waits for it gets a lease. Those who wait are served in the order in
-// which the first of them for each model came. A model that cannot be loaded, also because something throws,
-// answers those who asked for it with one sentence; the server goes on, and so does whoever asks for another
-// model. A Ready that throws is dropped.
-//
-// Lock: one mutex guards everything; it is never held while a model loads or goes, or a callback runs. It
-// lives as long as the last lease, which may come back after the host has gone.
+// model_host.h -- holds one model in memory and changes it on request.
+// Users of the model hold a lease. A request for another model waits for its turn. Then no new
+// leases of the old model are given, and its leases must end. The host's thread frees it, loads the
+// new model and gives leases to all that wait for it. Turns follow the first request for each
+// model. If a model cannot be loaded or something throws, its waiters get an error; the server and
+// other waiters continue. A Ready that throws is dropped.
+// One mutex guards everything. It is not held while a model loads or is freed, or in a callback. It
+// lives as long as the last lease, which may end after the host.
 #pragma once
 
 #include <condition_variable>
@@ -23,58 +20,56 @@
 
 namespace braid::server {
 
-// A model in use: it stays until the last copy of `model` is gone.
+// The model stays loaded until the last copy of `model` is destroyed.
 struct Lease {
   std::shared_ptr<const ServedModel> model;
-  const CatalogEntry* entry = nullptr;  // the name it was asked for by, or that of the resident model
+  const CatalogEntry* entry = nullptr;  // requested name, or the resident model's
 };
 
 class ModelHost {
  public:
-  // Both run on the host's thread. `check` looks at a file without loading it, so that one that cannot be
-  // loaded does not cost the resident model; it may be empty.
+  // Called on the host's thread. `check` (may be empty) runs before the resident model is evicted.
   using Load = std::function<Result<std::shared_ptr<ServedModel>>(const ModelFile&)>;
   using Check = std::function<Status(const ModelFile&)>;
   using Ready = std::function<void(ApiResult<Lease>)>;
   using Ticket = uint64_t;
 
   struct Options {
-    bool strict = false;       // unknown names are errors; else they mean the resident model
-    size_t max_waiting = 256;  // requests for models that are not resident
+    bool strict = false;       // unknown names are errors, else the resident model
+    size_t max_waiting = 256;  // requests waiting for other models
   };
 
   enum class State { unloaded, loading, loaded, failed };
 
-  // `catalog` has at least one entry; `first` is loaded already and is that file of it.
+  // `catalog` must not be empty. `first` is loaded already from its file `first_file`.
   ModelHost(Catalog catalog, std::shared_ptr<ServedModel> first, size_t first_file, Load load, Check check,
             Options options);
-  // One model that never changes: tests and tools.
+  // For tests and tools: one fixed model.
   explicit ModelHost(std::shared_ptr<ServedModel> model, bool strict = false);
   ~ModelHost();
   ModelHost(const ModelHost&) = delete;
   ModelHost& operator=(const ModelHost&) = delete;
 
-  // Calls `ready` once: before this returns if the model is resident or the name is refused (then the ticket
-  // is 0), else later on the host's thread, unless the ticket is given back before. An empty name means the
-  // resident model.
+  // Calls `ready` once. It is called before the return, with ticket 0, if the model is resident or
+  // the request is refused. Else it runs later on the host's thread, unless give_back() comes
+  // first. An empty name means the resident model.
   Ticket acquire(const std::string& name, Ready ready);
-  // Whether acquire() would answer at once, as things stand.
   bool is_resident(const std::string& name) const;
-  // Stops waiting; true if `ready` will not be called.
+  // Stops waiting. True if `ready` will not be called.
   bool give_back(Ticket ticket);
 
-  // A lease of the resident model for a moment; null while there is none.
+  // A short lease of the resident model; null if there is none.
   std::shared_ptr<const ServedModel> look() const;
-  const CatalogEntry& resident_entry() const;  // of the resident model, or of the one that comes next
+  const CatalogEntry& resident_entry() const;  // of the resident model, or of the next one
   State state(size_t entry, std::string* error = nullptr) const;
   bool swapping() const;
   size_t waiting() const;
 
   const Catalog& catalog() const { return catalog_; }
 
-  // Everybody who waits gets `error`, also from now on.
+  // All waiting and later requests get `error`.
   void refuse(const ApiError& error);
-  // The same, and waits for a load under way.
+  // As refuse(), and waits for a load in progress.
   void stop();
 
  private:
@@ -109,11 +104,11 @@ class ModelHost {
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   // Guarded by shared_->mutex:
   std::shared_ptr<ServedModel> resident_;
-  size_t resident_file_ = 0;  // or the one that was resident last
+  size_t resident_file_ = 0;  // or the last resident one
   size_t resident_entry_ = 0;
-  std::optional<size_t> coming_;  // file that is being made resident
+  std::optional<size_t> coming_;  // the file being made resident
   std::deque<Waiter> waiters_;
-  std::map<size_t, std::string> failures_;  // file -> sentence
+  std::map<size_t, std::string> failures_;  // file -> error message
   Ticket last_ticket_ = 0;
   std::optional<ApiError> stopped_;
   std::thread thread_;

@@ -1,5 +1,4 @@
-// model_host_test.cpp -- one model at a time: who waits, who is answered, and what becomes of a model that
-// cannot be loaded. The backends answer what the test says; real engines are in tests/serve_test.cpp.
+// model_host_test.cpp -- waiting, answers and load failures of models with scripted backends.
 #include "server/models/model_host.h"
 
 #include <gtest/gtest.h>
@@ -56,11 +55,11 @@ class HostedServer : public testing::Test, protected ListeningApp {
     release();
     gate.open();
     stop();
-    http.reset();  // before what the models count with
+    http.reset();  // before the counters of the models
     app.reset();
   }
 
-  // Says its name; waits before that if told so.
+  // The model answers with its name, after release() if it is in `holding`.
   std::shared_ptr<ServedModel> load(const std::string& name) {
     auto backend = std::make_shared<FakeBackend>([this, name](const Request& request) {
       {
@@ -133,7 +132,6 @@ class HostedServer : public testing::Test, protected ListeningApp {
     return answer.status == 200 ? answer.json()["choices"][0]["message"]["content"].get<std::string>()
                                 : answer.body;
   }
-  // Sends a request and leaves the answer for later.
   std::unique_ptr<Client> send(const std::string& model) {
     auto client = std::make_unique<Client>(port());
     const std::string body = chat(model);
@@ -149,7 +147,7 @@ class HostedServer : public testing::Test, protected ListeningApp {
   bool hold_loads = false;
   Gate gate;
   std::mutex mutex;
-  std::set<std::string> holding;  // changed before requests
+  std::set<std::string> holding;  // set before requests are sent
   std::map<std::string, int> begun;
   double temperature = 0;
   std::string prompt;
@@ -199,7 +197,7 @@ TEST_F(HostedServer, AnswersUnderWayEndBeforeTheModelGoes) {
   ASSERT_TRUE(wait_begun("a", 1));
   const auto second = send("b");
   while (state_of("b") != "loading") std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  // Behind the change, though its model is still there: the one who waits must not wait for ever.
+  // Queued after the change although its model is still loaded, so the waiter cannot starve.
   const auto third = send("a");
   const Json health = Client(port()).ask("GET", "/health").json();
   EXPECT_EQ(health["status"], "loading");
@@ -220,10 +218,9 @@ TEST_F(HostedServer, AModelThatCannotBeLoadedIsOneSentence) {
   EXPECT_EQ(state_of("broken"), "failed");
   EXPECT_EQ(Client(port()).ask("GET", "/health").status, 200);
   EXPECT_EQ(Client(port()).ask("GET", "/metrics").status, 200);
-  EXPECT_EQ(Client(port()).ask("GET", "/props").status, 503);  // there is no model now
-  EXPECT_EQ(said(ask("")), "I am a");                          // the last good one comes back
+  EXPECT_EQ(Client(port()).ask("GET", "/props").status, 503);  // no model is loaded now
+  EXPECT_EQ(said(ask("")), "I am a");                          // the last good model is loaded again
   EXPECT_EQ(said(ask("b")), "I am b");
-  // What a look finds does not cost the resident model.
   const int before = tries;
   EXPECT_EQ(ask("refused").status, 400);
   EXPECT_EQ(state_of("b"), "loaded");
@@ -252,7 +249,6 @@ TEST_F(HostedServer, AClientLoadsTheModelsThatItMay) {
   EXPECT_NE(known.error().message.find("absent"), std::string::npos);
 }
 
-// Looking at a file or loading it may throw, on the host's own thread.
 TEST_F(HostedServer, WhatThrowsWhileAModelChangesIsOneSentence) {
   start();
   const auto exploding = ask("exploding");
@@ -265,7 +261,6 @@ TEST_F(HostedServer, WhatThrowsWhileAModelChangesIsOneSentence) {
   EXPECT_EQ(said(ask("")), "I am b");
 }
 
-// A Ready that throws: the next in line gets its lease all the same.
 TEST_F(HostedServer, WhoThrowsWhenItsModelIsThereHarmsNobody) {
   start();
   std::promise<std::string> other;
@@ -275,7 +270,7 @@ TEST_F(HostedServer, WhoThrowsWhenItsModelIsThereHarmsNobody) {
   EXPECT_EQ(said(ask("c")), "I am c");
 }
 
-// Requests that wait keep what was read of them, which is much more than their bytes: here arrays.
+// Waiting requests hold their parsed form, which is larger than their bytes: here arrays.
 TEST_F(HostedServer, TheMemoryOfThoseWhoWaitIsCounted) {
   holding = {"a"};
   HttpOptions http_options;
@@ -295,7 +290,7 @@ TEST_F(HostedServer, TheMemoryOfThoseWhoWaitIsCounted) {
   const std::string request = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
                               std::to_string(body.size()) + "\r\n\r\n" + body;
   std::vector<std::unique_ptr<Client>> waiting;
-  // One by one, as each needs more while it is read than while it waits.
+  // One by one, because reading needs more memory than waiting.
   while (true) {
     auto client = std::make_unique<Client>(port());
     client->send(request);
@@ -312,7 +307,6 @@ TEST_F(HostedServer, TheMemoryOfThoseWhoWaitIsCounted) {
     }
     waiting.push_back(std::move(client));
     ASSERT_LT(waiting.size(), 30u) << "all of them found room";
-    // What it waits with, beyond what nobody pays for.
     EXPECT_GE(http->load().request_bytes, waiting.size() * (kArrays * kArrayBytes - (16 << 10)));
   }
   EXPECT_GE(waiting.size(), 3u);
@@ -320,7 +314,6 @@ TEST_F(HostedServer, TheMemoryOfThoseWhoWaitIsCounted) {
   EXPECT_EQ(said(first->read_answer()), "I am a");
   for (const auto& client : waiting) EXPECT_EQ(said(client->read_answer()), "I am b");
   while (http->load().request_bytes > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  // More than there is for all of them together.
   const auto too_large = Client(port()).ask("POST", "/v1/chat/completions",
                                             R"({"messages":[],"x":[)" + std::string(900'000, '[') + "]}");
   EXPECT_EQ(too_large.status, 413);
@@ -356,7 +349,6 @@ TEST_F(HostedServer, WaitingEndsWithAnAnswerThatSaysWhenToComeBack) {
                   {"max_tokens", 5},
                   {"messages", Json::array({{{"role", "user"}, {"content", "hello"}}})}};
   EXPECT_EQ(Client(port()).ask("POST", "/v1/messages", body.dump()).status, 529);
-  // Nobody waits any more, so the model stays and goes on answering.
   while (state_of("a") != "loaded" || host->swapping()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }

@@ -10,7 +10,7 @@ namespace braid::server {
 
 namespace {
 
-// The name of the mix the file says it was made with, else of the type that most of its weights have.
+// The file's quantization name, or else the type of most of its weights.
 Result<std::string> quantization_of(const GgufFile& file) {
   BRAID_ASSIGN(const auto declared, file.find_u32("general.file_type"));
   for (const QuantizeMix& mix : quantize_mixes()) {

@@ -17,13 +17,13 @@ namespace {
 
 using Role = Message::Role;
 
-// Stands for text that must come out of the template as it is; templates trim what they know to be text.
+// Placeholder for text that templates must not trim.
 constexpr std::string_view kSentinel =
     "\x01"
     "braid-continues-here"
     "\x01";
 constexpr size_t kMaxCheckpoints = 64;
-// Log probabilities that one request may have to keep until they are sent.
+// Maximum of log probabilities that one request may keep until they are sent.
 constexpr int64_t kMaxKeptLogprobs = 1 << 20;
 
 ApiError template_error(const Error& error) {
@@ -39,8 +39,7 @@ std::optional<bool> wanted_thinking(const Generation& generation, const AnswerPo
   return policy.thinking == Thinking::on;
 }
 
-// The effort that the template takes and that is nearest to what was asked for, of two the higher one. Where
-// there is to be no thought, a template that cannot leave it out is asked for the least.
+// The template's nearest effort, or the higher of two. Thinking off without a switch: the lowest.
 void set_effort(ChatOptions& options, const Generation& generation, const TemplateAbilities& abilities) {
   const std::vector<std::string>& known = abilities.efforts;
   if (!generation.reasoning.effort || known.empty()) return;
@@ -59,7 +58,7 @@ void set_effort(ChatOptions& options, const Generation& generation, const Templa
   options.variables["reasoning_effort"] = *std::min_element(known.begin(), known.end(), nearer);
 }
 
-// Whether thoughts of earlier turns stay in the prompt; none: as the template does by itself.
+// Whether thoughts of earlier turns stay in the prompt. Empty: the template's default.
 std::optional<bool> keeps_thinking(const Generation& generation, const ServedModel& model,
                                    const AnswerPolicy& policy) {
   if (!model.abilities.preserve_thinking) return std::nullopt;
@@ -69,7 +68,7 @@ std::optional<bool> keeps_thinking(const Generation& generation, const ServedMod
   return generation.keep_thinking || sent ? std::optional(true) : std::nullopt;
 }
 
-// The last message is continued: what the template makes of the text before it, and that text as it is.
+// Renders the text before the last message and appends that message unchanged.
 ApiResult<RenderedText> render_continued(const Generation& generation, const ServedModel& model,
                                          Messages messages, ChatOptions options) {
   Message& last = messages.back();
@@ -89,8 +88,8 @@ ApiResult<RenderedText> render_continued(const Generation& generation, const Ser
   return out;
 }
 
-// Positions worth resuming from: where messages end, and where the list of tools ends. What stands before the
-// first message of the conversation is shared with others.
+// Positions to resume from: ends of messages and of the list of tools. Those before the first
+// message of the conversation are shared with other conversations.
 std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const RenderedPrompt& prompt,
                                         const ServedModel& model) {
   std::vector<ResumePoint> out;
@@ -103,10 +102,10 @@ std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const R
     }
   }
   bool in_head = prompt.has_head;
-  // No message ends with the first token: in some vocabularies what begins a text also ends one.
+  // The first token never ends a message: in some vocabularies it may also be an end token.
   for (size_t i = 1; i + 1 < ids.size(); ++i) {
     if (!model.tokenizer->is_end(ids[i])) continue;
-    // The line feed behind the end of a turn belongs to it.
+    // The line feed after the end of a turn belongs to the turn.
     const bool line = model.tokenizer->piece(ids[i + 1]) == "\n";
     const auto position = static_cast<int32_t>(i + (line ? 2 : 1));
     const ResumeKind kind = std::exchange(in_head, false) ? ResumeKind::shared : ResumeKind::turn;
@@ -120,8 +119,7 @@ std::vector<ResumePoint> checkpoints_of(const std::vector<int32_t>& ids, const R
   return out;
 }
 
-// Texts stand for their tokens, each once. Counted while they are expanded, so that short requests do not
-// make long lists.
+// Expands texts to their tokens, each once. Counts while expanding, to bound long lists.
 ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingOverrides& overrides,
                                                             const Tokenizer& tokenizer) {
   std::vector<std::pair<int32_t, float>> out = overrides.logit_bias;
@@ -169,7 +167,7 @@ ApiResult<SamplingParams> sampling_of(const Generation& generation, const Served
   return out;
 }
 
-// Tokens to generate at most: what was asked for, as far as the context has room. Never an error.
+// The requested limit, reduced to what the context allows. Never an error.
 int32_t max_tokens_of(const Generation& generation, const AnswerPolicy& policy, int64_t prompt,
                       int64_t context) {
   int64_t most = generation.max_tokens.value_or(policy.default_max_tokens);
@@ -177,16 +175,14 @@ int32_t max_tokens_of(const Generation& generation, const AnswerPolicy& policy, 
   return static_cast<int32_t>(std::min(most, context - prompt));
 }
 
-// A text far beyond the context is refused after a look at its beginning, so that megabytes of it cost next
-// to nothing; how many tokens it has is then what its length suggests. Empty: it may fit, or only all of it
-// can tell.
+// Tokenizes only the beginning of a text far beyond the context. Empty if the text may fit.
 template <typename Encode>
 std::optional<ApiError> far_too_long(std::string_view text, int64_t context, Encode encode_beginning) {
   size_t bytes = 16 * static_cast<size_t>(context);
   if (text.size() / 2 < bytes) return std::nullopt;
   while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
   const auto ids = encode_beginning(bytes);
-  // What the cut changes is a word at its end.
+  // Cutting the text changes at most its last word.
   if (!ids.ok() || static_cast<int64_t>(ids->size()) < context + context / 8) return std::nullopt;
   const double tokens_per_byte = static_cast<double>(ids->size()) / static_cast<double>(bytes);
   return too_long(static_cast<int64_t>(tokens_per_byte * static_cast<double>(text.size())), context);
@@ -226,7 +222,6 @@ ApiResult<std::vector<int32_t>> completion_tokens(const Generation& generation, 
   return std::move(*ids);
 }
 
-// The tools that may be called: all, or those of tool_choice.
 Json callable_tools(const Generation& generation) {
   const std::set<std::string>& names = generation.tool_choice.names;
   if (names.empty()) return generation.tools;
@@ -237,7 +232,6 @@ Json callable_tools(const Generation& generation) {
   return out;
 }
 
-// What all choices of one prompt share.
 ApiResult<Request> request_of(const Generation& generation, const ServedModel& model,
                               const AnswerPolicy& policy, std::vector<int32_t> ids,
                               const SamplingParams& sampling) {
@@ -262,13 +256,13 @@ ApiResult<Request> request_of(const Generation& generation, const ServedModel& m
   return request;
 }
 
-// An answer that is not a stream keeps its log probabilities up to its end, and so does an echo up to its first
-// token. Where no length was asked for, as many tokens may come as there is room for.
+// An unstreamed answer keeps its log probabilities to its end, and an echo to its first token.
+// Without a requested length, the answer is limited to what fits.
 std::optional<ApiError> bound_logprobs(const Generation& generation, std::vector<Request>& prompts) {
   if (generation.top_logprobs < 0) return std::nullopt;
   const bool open_end = generation.max_tokens.value_or(-1) < 0;
   const int64_t each = (int64_t{1} + generation.top_logprobs) * generation.n;
-  int64_t left = kMaxKeptLogprobs / each;  // tokens of all prompts and of one answer to each
+  int64_t left = kMaxKeptLogprobs / each;  // tokens of all prompts and one answer each
   for (const Request& request : prompts) {
     if (generation.echo) left -= static_cast<int64_t>(request.prompt.size());
   }
@@ -289,8 +283,7 @@ std::optional<ApiError> bound_logprobs(const Generation& generation, std::vector
                                    field, kMaxKeptLogprobs));
 }
 
-// The request's prompt as it is echoed. Its log probabilities, if they are asked for, cost the engine a
-// softmax over the vocabulary for each token, and the prefix cache cannot help.
+// Log probabilities of a prompt cost a softmax per token and bypass the prefix cache.
 EchoedPrompt echo_of(const PromptInput& input, const Tokenizer& tokenizer, Request& request) {
   EchoedPrompt out;
   const auto* text = std::get_if<std::string>(&input);
@@ -347,7 +340,7 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
   if (!text.ok()) return template_error(text.error());
   out.text = std::move(*text);
   if (!generation.tools.empty() && messages[0].role == Role::system) {
-    // Templates of the family print the tools before the system text, so they survive a change of it.
+    // Templates of the family print tools before the system text.
     std::string_view head = messages[0].text;
     head = head.substr(0, std::min<size_t>(64, head.size()));
     const size_t start = head.find_first_not_of(" \t\r\n");
@@ -368,7 +361,7 @@ void drop_prompt(Generation& generation) {
   Messages().swap(generation.messages);
   generation.tools = Json();
   generation.template_variables = Json();
-  for (PromptInput& prompt : generation.prompts) prompt = PromptInput();  // writers ask how many there were
+  for (PromptInput& prompt : generation.prompts) prompt = PromptInput();  // writers use the count
   generation.suffix.reset();
   generation.format = {};
   generation.sampling = {};
@@ -382,7 +375,7 @@ size_t prepared_bytes(const PreparedAnswer& prepared) {
              request.sampling.logit_bias.capacity() * sizeof(request.sampling.logit_bias[0]);
     if (!request.score) continue;
     const auto top = static_cast<size_t>(std::max(0, request.top_logprobs));
-    // The score has the prompt too.
+    // request.score holds a copy of the prompt.
     bytes += request.prompt.size() *
              (sizeof(int32_t) + sizeof(TokenEvent) + block_bytes(top * sizeof(TokenEvent().top[0])));
   }
@@ -405,8 +398,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
   std::vector<Request> prompts;
   bool thinking = false;
   if (out.parsed) {
-    // Every message writes a token at least, its mark: so many are refused before a template has run over
-    // them.
+    // Each message renders to at least one token, so too many are refused before rendering.
     const int64_t context = model.backend->context_tokens();
     const auto count = static_cast<int64_t>(generation->messages.size());
     if (count > context) return too_long(count, context);
@@ -434,7 +426,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
                (rendered->thinking && model.abilities.reasoning && !dialect.closes_thought(text));
     if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
       out.format.tools = std::make_shared<OfferedTools>(callable_tools(*generation));
-      // Where nothing holds the model, its client answers for the names.
+      // Without a constraint on calls, the client must check the names.
       out.format.offered_only = policy.tool_form != AnswerPolicy::ToolForm::free ||
                                 generation->tool_choice.mode == ToolChoice::Mode::required ||
                                 !generation->tool_choice.names.empty();

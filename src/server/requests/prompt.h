@@ -1,7 +1,5 @@
-// prompt.h -- from what a client asks to what the engine runs: rendering, tokens, limits, masks.
-//
-// All work that can fail happens here, before anything is queued and before a stream is opened. Runs on the
-// server's worker threads.
+// prompt.h -- a Generation to engine requests. Runs on worker threads. Everything that can fail
+// happens here, before the requests are queued or a stream is opened.
 #pragma once
 
 #include <memory>
@@ -16,47 +14,43 @@
 
 namespace braid::server {
 
-// A prompt that stands before its answer.
 struct EchoedPrompt {
   std::string text;
-  // Its tokens with their log probabilities (the first has none: NaN), filled while the prompt is run and
-  // complete before the first token of the answer. Null: not asked for.
+  // Log probabilities (NaN for the first), complete before the answer's first token; may be null.
   std::shared_ptr<const std::vector<TokenEvent>> scores;
 };
 
 struct PreparedAnswer {
   std::shared_ptr<const Generation> generation;
-  std::vector<Request> requests;     // one per choice: prompt x n + i
-  std::vector<EchoedPrompt> echoed;  // per choice; empty texts if nothing is echoed
-  int64_t prompt_tokens = 0;         // of all prompts, each once
-  bool parsed = true;                // conversations: reasoning and calls are looked for
+  std::vector<Request> requests;     // per choice: prompt x n + i
+  std::vector<EchoedPrompt> echoed;  // per choice; text is empty without echo
+  int64_t prompt_tokens = 0;         // each prompt once
+  bool parsed = true;                // conversations: reasoning and calls are parsed
   AnswerFormat format;               // if parsed
-  // Per choice: told by its mask.
+  // Per choice; set by its mask.
   std::vector<std::shared_ptr<ThoughtEndCell>> thought_ends;
   LoopRules loops;
-  bool loop_ends_as_length = false;  // of visible text
+  bool loop_ends_as_length = false;  // for visible text
   uint64_t seed = 0;
-  double temperature = 1, top_p = 1;  // in force
+  double temperature = 1, top_p = 1;  // effective values
 };
 
-// What only the prompt and the masks are made of goes.
+// Frees everything that was only needed for the prompt and the masks.
 void drop_prompt(Generation& generation);
 
-// What an answer holds until it has ended, beside its Generation: prompts and, when they come, their
-// probabilities.
+// Memory of an answer until its end, besides its Generation.
 size_t prepared_bytes(const PreparedAnswer& prepared);
 
 ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> generation,
                                          const ServedModel& model, const AnswerPolicy& policy,
                                          uint64_t random_seed);
 
-// The text that the model continues.
 struct RenderedPrompt {
   RenderedText text;
-  // Its beginning that does not depend on the conversation: the list of tools; may be empty.
+  // The leading part that does not depend on the conversation: the list of tools. May be empty.
   RenderedText stable;
-  bool has_head = false;  // begins with a system message or the list of tools
-  bool thinking = true;   // was not switched off
+  bool has_head = false;  // starts with a system message or tools
+  bool thinking = true;   // not switched off
 };
 ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const ServedModel& model,
                                         const AnswerPolicy& policy);

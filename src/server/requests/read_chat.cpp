@@ -6,7 +6,7 @@
 namespace braid::server {
 namespace {
 
-// A string, null, or a list of parts. `thought`: takes the parts that are one; null where there is none.
+// A string, null, or a list of parts. `thought` (may be null) receives thought parts.
 std::string read_content(const Fields& message, const char* name, const ApiLimits& limits,
                          std::string* thought = nullptr) {
   const Json* content = message.find(name);
@@ -28,7 +28,8 @@ std::string read_content(const Fields& message, const char* name, const ApiLimit
     const std::string type = part.string("type", "text");
     if (type == "text" || type == "refusal") {
       join_text(text, part.string(type.c_str(), ""));
-    } else if (type == "output_text" || type == "input_text") {  // of the other APIs of this server
+      // types of this server's other APIs
+    } else if (type == "output_text" || type == "input_text") {
       join_text(text, part.string("text", ""));
     } else if (thought != nullptr && type == "thinking") {
       join_text(*thought, part.string("thinking", ""));
@@ -66,7 +67,7 @@ void read_calls(const Fields& fields, Message& message, const Generation& out, J
       made.arguments["input"] = inner.string("input", "");
     } else if (const Json* arguments = inner.find("arguments");
                arguments != nullptr && arguments->is_object()) {
-      made.arguments = *arguments;  // not the documented form, but clear
+      made.arguments = *arguments;  // undocumented, but unambiguous
     } else {
       made.arguments = read_arguments(inner, "arguments", texts);
     }
@@ -157,8 +158,8 @@ void read_tools(const Fields& fields, const ApiLimits& limits, Generation& out) 
   }
 }
 
-// {type: function, function: {name}}, {type: custom, ...}, {type: allowed_tools, allowed_tools: {mode,
-// tools}}
+// {type: function, function: {name}}, {type: custom, ...},
+// {type: allowed_tools, allowed_tools: {mode, tools}}
 void read_choice_object(const Fields& choice, Generation& out) {
   const std::string type = choice.string("type", "function");
   if (type == "allowed_tools") {
@@ -290,8 +291,6 @@ ApiResult<Generation> read_chat(const Json& body, const ApiLimits& limits) {
   if (error) return *error;
   return out;
 }
-
-// ---- Completions -----------------------------------------------------------------------------------------
 
 namespace {
 

@@ -1,4 +1,4 @@
-// read_common.cpp -- what the readers of all APIs share; see read_request.h.
+// read_common.cpp -- shared by the readers of all APIs; see read_request.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,8 +46,7 @@ void read_sampling(const Fields& fields, SamplingOverrides& out) {
   }
 }
 
-// llama.cpp's list of samplers: those it does not name are off. Their order is always the same here
-// (engine/request/sampler.h).
+// llama.cpp's samplers; unlisted ones are off. Fixed order (engine/request/sampler.h).
 void read_samplers(const Fields& fields, SamplingOverrides& out) {
   const Json* list = fields.array("samplers", 64);
   if (list == nullptr) return;
@@ -63,7 +62,7 @@ void read_samplers(const Fields& fields, SamplingOverrides& out) {
   if (!take({"top_p", "top-p", "nucleus"})) out.top_p = 1;
   if (!take({"min_p", "min-p"})) out.min_p = 0;
   if (!take({"temperature", "temp"})) out.temperature = 1;
-  // Their own settings are refused unless they are neutral.
+  // Their settings are refused unless neutral.
   take({"dry", "top_n_sigma", "top-n-sigma", "typ_p", "typ-p", "typical_p", "typical-p", "typical", "xtc"});
   if (!named.empty()) {
     fields.fail(unsupported(
@@ -72,7 +71,7 @@ void read_samplers(const Fields& fields, SamplingOverrides& out) {
   }
 }
 
-// One entry: a number from -100 to 100, or false for never.
+// A number from -100 to 100, or false for never.
 std::optional<float> bias_of(const Fields& fields, const Json& value) {
   if (value.is_boolean() && !value.get<bool>()) return -100.0f;
   if (value.is_number() && std::abs(value.get<double>()) <= 100) return value.get<float>();
@@ -147,7 +146,7 @@ void read_stop_ids(const Fields& fields, Generation& out) {
   }
 }
 
-// OpenAI's words for how hard to think. `strict`: an unknown word is an error.
+// OpenAI's reasoning effort. `strict`: an unknown word is an error.
 void read_effort(const Fields& fields, const char* name, bool strict, ReasoningOptions& out) {
   const std::string* word = fields.string(name);
   if (word == nullptr) return;
@@ -172,12 +171,12 @@ void apply_budget(std::optional<int64_t> budget, ReasoningOptions& out) {
   if (*budget > 0 && !out.think) out.think = true;
 }
 
-// Weakest source first; a later one replaces what an earlier one said.
+// Sources in ascending order of precedence.
 void read_reasoning(const Fields& fields, Generation& out) {
   ReasoningOptions& options = out.reasoning;
   const bool openai = family_of(out.endpoint) == Family::openai;
   const Fields kwargs(out.template_variables, fields.path("chat_template_kwargs"), fields.error());
-  // A word of the scale is what the field of that name says; any other is between client and template.
+  // Words of kEfforts act like the field of that name. Others are passed to the template.
   const Json* word = kwargs.find("reasoning_effort");
   if (word != nullptr && word->is_string() &&
       std::find(kEfforts.begin(), kEfforts.end(), word->get_ref<const std::string&>()) != kEfforts.end()) {
@@ -254,7 +253,7 @@ void read_stops(const Fields& fields, const char* name, const ApiLimits& limits,
   if (stop == nullptr) return;
   const std::string path = fields.path(name);
   std::vector<const Json*> list;
-  const bool one = name == std::string_view("stop");  // OpenAI's field may be a string
+  const bool one = name == std::string_view("stop");  // OpenAI allows a string
   const char* wanted = one ? " must be a string or an array of strings" : " must be an array of strings";
   if (stop->is_string() && one) {
     list.push_back(stop);
@@ -297,10 +296,10 @@ void read_common(const Fields& fields, const ApiLimits& limits, Generation& out)
   out.include_stop = fields.boolean("include_stop_str_in_output", false);
   if (const auto least = fields.integer("min_tokens", 0, kMaxCount))
     out.min_tokens = static_cast<int32_t>(*least);
-  // 0: the prompt alone, which warms the cache.
+  // 0 runs only the prompt, to warm the cache.
   const bool zero = out.endpoint == Endpoint::completions || out.endpoint == Endpoint::chat;
   for (const char* name : {"n_predict", "max_tokens", "max_output_tokens", "max_completion_tokens"}) {
-    // -1 says "no limit" where llama.cpp's clients have always said so.
+    // llama.cpp's clients send -1 for "no limit".
     const bool old_name = name == std::string_view("n_predict") || name == std::string_view("max_tokens");
     const auto most = fields.integer(name, old_name ? -1 : 0, INT64_MAX);
     if (most == 0 && !zero)
@@ -326,8 +325,6 @@ void read_common(const Fields& fields, const ApiLimits& limits, Generation& out)
   if (const auto priority = fields.integer("priority", -100, 100))
     out.priority = static_cast<int32_t>(*priority);
 }
-
-// ---- Tools -----------------------------------------------------------------------------------------------
 
 void ToolList::add(const Fields& tool, const Json* schema, const std::string* description,
                    ToolIdentity identity) {
@@ -374,9 +371,9 @@ bool check_namespace(const Fields& tool, const std::string& name, const ApiLimit
   return tool.ok();
 }
 
-// A name in a namespace, made fit for the prompt: cut if it is long, numbered if it is taken.
+// The prompt's name for a tool in a namespace: truncated if long, numbered if taken.
 std::string ToolList::unique_name(const ToolIdentity& identity) {
-  constexpr size_t kTail = 8;  // room for a number
+  constexpr size_t kTail = 8;  // for a number
   const std::string whole = identity.name_space + "__" + identity.name;
   if (whole.size() <= limits_.max_tool_name_bytes && !names_.contains(whole)) return whole;
   size_t bytes = std::min(whole.size(), limits_.max_tool_name_bytes - kTail);
@@ -444,7 +441,7 @@ void choose_allowed(const Fields& allowed, Generation& out) {
     const Fields named(wrapped != nullptr ? *wrapped : tool.json(), tool.path(), tool.error());
     choose_tool(allowed, named.string("name", ""), out);
   }
-  if (out.tool_choice.names.empty()) {  // would mean all of them
+  if (out.tool_choice.names.empty()) {  // empty would mean all
     allowed.fail(
         invalid_value(allowed.path("tools"), allowed.path("tools") + " must name tools of this request"));
   }
@@ -469,8 +466,6 @@ void check_choice(const Fields& fields, Generation& out) {
     fields.fail(invalid_value("tool_choice", "tool_choice asks for a call, but there are no tools"));
   }
 }
-
-// ---- Arguments, media, opaque texts ---------------------------------------------------------------------------------
 
 Json read_arguments(const Fields& call, const char* name, JsonBudget& texts) {
   const std::string* text = call.string(name);
@@ -518,7 +513,7 @@ std::optional<std::string> read_opaque(std::string_view opaque) {
       out += static_cast<char>(bits >> held & 255);
     }
   }
-  return repaired_utf8(out, Utf8Repair::maximal_subpart);  // what came back may have been written by anyone
+  return repaired_utf8(out, Utf8Repair::maximal_subpart);  // clients may have changed it
 }
 
 }  // namespace braid::server

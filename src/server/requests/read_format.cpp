@@ -1,5 +1,4 @@
-// read_format.cpp -- the form an answer must have, under all the names that clients know for it; see
-// read_request.h.
+// read_format.cpp -- structured output, under all names of clients; see read_request.h.
 #include <fmt/format.h>
 
 #include "server/requests/read_request.h"
@@ -9,7 +8,7 @@ namespace {
 
 using FormKind = OutputFormat::Kind;
 
-// One answer has one form.
+// False, with an error, if a format was already set.
 bool first_form(const Fields& fields, const std::string& path, const Generation& out) {
   if (out.format.kind == FormKind::text) return true;
   fields.fail(invalid_value(path, fmt::format("{} and {} are two forms for one answer", path,
@@ -44,7 +43,7 @@ void refuse_long_schema(const Fields& fields, const std::string& path, const Api
                .message = fmt::format("{} is longer than {} bytes", path, limits.max_schema_bytes)});
 }
 
-// A schema, or the text of one.
+// A schema, or a string with its text.
 void read_schema_or_text(const Fields& fields, const char* name, const ApiLimits& limits, Generation& out) {
   const Json* schema = fields.find(name);
   if (schema == nullptr || !schema->is_string()) return read_schema(fields, name, limits, out);

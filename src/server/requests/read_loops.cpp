@@ -7,7 +7,7 @@ namespace braid::server {
 namespace {
 
 constexpr int32_t kMaxPeriod = 1024;
-constexpr int64_t kMaxWindow = 16384;  // tokens that a rule of a client may look back
+constexpr int64_t kMaxWindow = 16384;  // tokens that a client's rule may look back
 
 std::optional<LoopGuard> loop_guard_of(const Fields& fields) {
   const std::string* word = fields.string("loop_guard");
@@ -20,7 +20,7 @@ std::optional<LoopGuard> loop_guard_of(const Fields& fields) {
   return std::nullopt;
 }
 
-// {max_pattern_size, min_pattern_size, min_count}. A largest pattern of 0 asks for nothing.
+// {max_pattern_size, min_pattern_size, min_count}. A max_pattern_size of 0 disables the rule.
 std::optional<LoopRule> loop_rule_of(const Fields& fields) {
   const Json* object = fields.object("repetition_detection");
   if (object == nullptr) return std::nullopt;

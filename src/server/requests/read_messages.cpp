@@ -8,7 +8,7 @@ namespace {
 
 using Role = Message::Role;
 
-// Clients put accounting into a first system block that differs from request to request.
+// A first system block with accounting data that changes in every request.
 constexpr std::string_view kBillingBlock = "x-anthropic-billing-header:";
 
 void unknown_block(const Fields& block, const std::string& type) {
@@ -16,7 +16,7 @@ void unknown_block(const Fields& block, const std::string& type) {
       invalid_value(block.path("type"), block.path("type") + " is not known here: " + type.substr(0, 64)));
 }
 
-// What tools that run at another place, and thoughts that only their vendor can read, leave in a history.
+// Blocks of hosted tools, and thoughts that only their vendor can decode.
 bool is_foreign_block(std::string_view type) {
   return type == "redacted_thinking" || type == "server_tool_use" || type == "mcp_tool_use" ||
          type == "container_upload" || type == "compaction" || type.ends_with("_tool_result");
@@ -25,7 +25,7 @@ bool is_foreign_block(std::string_view type) {
 std::string read_document(const Fields& block, const ApiLimits& limits);
 std::string read_search_result(const Fields& block, const ApiLimits& limits);
 
-// A string, or blocks whose text counts.
+// A string, or blocks of which the text is used.
 std::string read_text_blocks(const Fields& fields, const char* name, const ApiLimits& limits, bool system) {
   const Json* content = fields.find(name);
   if (content == nullptr) return {};
@@ -90,8 +90,7 @@ void read_tool_result(const Fields& block, const ApiLimits& limits, Generation& 
   out.messages.push_back(std::move(result));
 }
 
-// One message of the API may be several turns: results of tools first, then what the user says. It is one at
-// least: a message that holds only what others left in it (a history that was cut) is an empty turn.
+// Tool results become turns before the user's text. Without usable blocks, an empty turn.
 void read_blocks(const Fields& fields, const Json& content, Role role, const ApiLimits& limits,
                  Generation& out) {
   Message message;
@@ -168,7 +167,7 @@ void read_messages_tools(const Fields& fields, const ApiLimits& limits, Generati
   ToolList list(limits, out);
   for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
     const Fields tool = element_of(fields, *tools, "tools", i);
-    if (tool.string("type", "custom") != "custom") continue;  // runs at another place
+    if (tool.string("type", "custom") != "custom") continue;  // hosted elsewhere
     list.add(tool, tool.object("input_schema"), tool.string("description"),
              {"", tool.string("name", ""), false});
   }
@@ -230,7 +229,7 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
   const Fields fields(body, "", &error);
   if (!counting && !fields.has("max_tokens")) return missing_field("max_tokens");
   read_common(fields, limits, out);
-  if (!out.reasoning.think) out.reasoning.think = false;  // Anthropic's rule: absent means off
+  if (!out.reasoning.think) out.reasoning.think = false;  // Anthropic: absent means off
   read_thinking(fields, out);
   read_messages_tools(fields, limits, out);
   read_messages_choice(fields, out);
@@ -250,7 +249,7 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
     read_messages_turn(message, limits, out);
   }
   if (error) return *error;
-  // A last assistant message is the beginning of the answer.
+  // A trailing assistant message is the beginning of the answer.
   if (!out.messages.empty() && out.messages.back().role == Role::assistant &&
       out.messages.back().calls.empty()) {
     out.continue_final = true;

@@ -1,5 +1,4 @@
-// read_request_test.cpp -- no field that changes an answer is passed over in silence: it binds, or the
-// request is refused by the field's name.
+// read_request_test.cpp -- a field that affects the answer is applied or refused by name.
 #include <gtest/gtest.h>
 
 #include "server/requests/read_request.h"
@@ -24,7 +23,7 @@ ApiResult<Generation> read(Endpoint endpoint, const std::string& members) {
 
 constexpr Endpoint kAll[] = {Endpoint::chat, Endpoint::completions, Endpoint::responses, Endpoint::messages};
 
-// The field that the request is refused for; empty: it is not.
+// The field named by the error; empty if accepted.
 std::string refused(Endpoint endpoint, const std::string& members) {
   const auto generation = read(endpoint, members);
   if (generation.ok()) return "";
@@ -73,7 +72,7 @@ TEST(ReadRequest, WhatIsKnownButNotOfferedIsRefusedByName) {
       EXPECT_EQ(refused(endpoint, members), param) << endpoint_path(endpoint) << ": " << members;
     }
   }
-  // What says that nothing is asked for is fine: clients send their whole list of settings.
+  // Neutral values are accepted, because clients send all their settings.
   for (const Endpoint endpoint : kAll) {
     EXPECT_EQ(refused(endpoint, R"("grammar":"","grammar_lazy":false,"bad_words":[],"use_beam_search":false,
         "typical_p":1,"dry_multiplier":0.0,"xtc_probability":0,"mirostat":0,"mirostat_tau":5.0,"top_n_sigma":-1,
@@ -133,7 +132,6 @@ TEST(ReadRequest, FormsBindUnderAllTheirNames) {
     EXPECT_EQ(refused(endpoint, R"("guided_json":"{")"), "guided_json");
     EXPECT_EQ(refused(endpoint, R"("guided_json":{},"guided_choice":["a"])"), "guided_choice");
   }
-  // Two forms cannot both hold.
   EXPECT_EQ(refused(Endpoint::chat, R"("guided_json":{},"response_format":{"type":"json_object"})"),
             "response_format");
   EXPECT_EQ(refused(Endpoint::responses, R"("guided_json":{},"text":{"format":{"type":"json_object"}})"),
@@ -256,7 +254,6 @@ TEST(ReadRequest, ItemsOfResponsesAreTakenOrRefused) {
   const auto part = input(R"({"role":"user","content":[{"type":"input_scent"}]})");
   ASSERT_FALSE(part.ok());
   EXPECT_EQ(part.error().param, "input[1].content[0].type");
-  // What hosted tools have left in a history says nothing to a model that has none.
   EXPECT_TRUE(input(R"({"type":"web_search_call","id":"w"})").ok());
 
   const auto hoisted = input(R"({"type":"additional_tools","role":"developer","tools":[
@@ -316,7 +313,6 @@ TEST(ReadRequest, BlocksOfMessagesAreTakenOrRefused) {
   EXPECT_EQ(found->messages[0].text, "T\ns.txt\nfound");
 }
 
-// Histories that were cut, or come from a vendor's own tools, hold messages of which nothing is left.
 TEST(ReadRequest, AMessageOfForeignBlocksIsAnEmptyTurn) {
   for (const char* type : {"redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload",
                            "compaction", "web_search_tool_result", "mcp_tool_result"}) {
@@ -334,7 +330,6 @@ TEST(ReadRequest, AMessageOfForeignBlocksIsAnEmptyTurn) {
       }
     }
   }
-  // Beside a result nothing is missing.
   const auto beside = read_messages(Json::parse(R"({"max_tokens":9,"messages":[{"role":"user","content":[
           {"type":"tool_result","tool_use_id":"x","content":"r"},{"type":"container_upload","file_id":"f"}]}]})"),
                                     {});
@@ -353,7 +348,6 @@ TEST(ReadRequest, AUsersMessageHasContent) {
               "messages[1].content");
     EXPECT_EQ(param(read_responses(Json::parse(R"({"input":)" + turns + "}"), {})), "input[1].content");
   }
-  // Said, and empty, is fine.
   for (const char* content : {R"("")", "[]"}) {
     const std::string turns = R"([{"role":"user","content":)" + std::string(content) + "}]";
     EXPECT_EQ(param(read_chat(Json::parse(R"({"messages":)" + turns + "}"), {})), "");
@@ -362,7 +356,6 @@ TEST(ReadRequest, AUsersMessageHasContent) {
   }
 }
 
-// JSON inside JSON: the texts of all calls share one budget.
 TEST(ReadRequest, ArgumentsOfAllCallsAreCountedTogether) {
   const auto body = [](size_t calls, size_t values, bool responses) {
     std::string text = "{\"a\":[1";
@@ -405,7 +398,7 @@ TEST(ReadRequest, ToolsOfOneNamespaceKeepApart) {
   EXPECT_EQ(flat, (std::vector<std::string>{"mcp__f", "mcp__g", "mcp__f_2", "mcp__f_3"}));
   EXPECT_EQ(flat_name(*twice, "f", "mcp"), "mcp__f");
   EXPECT_EQ(flat_name(*twice, "f"), std::nullopt);
-  // Long names are cut between characters, and their number is found at once.
+  // Long names are truncated between characters. Finding their number is not quadratic.
   std::vector<std::string> names;
   for (int i = 0; i < 1000; ++i) names.push_back("n" + std::to_string(i));
   std::string space(89, 'x');
@@ -419,7 +412,6 @@ TEST(ReadRequest, ToolsOfOneNamespaceKeepApart) {
     EXPECT_NO_THROW(tool.dump());
   }
   EXPECT_EQ(different.size(), names.size());
-  // The name of a namespace is bounded as names are: it is part of each.
   for (const std::string& space : {std::string(129, 'x'), std::string("a b"), std::string()}) {
     const auto refused = tools(space, {"f"});
     ASSERT_FALSE(refused.ok()) << space;
@@ -448,12 +440,10 @@ TEST(ReadRequest, PartsOfTheOtherApisAreTakenInAHistory) {
   EXPECT_EQ(taken->messages[0].reasoning, "hm");
   EXPECT_EQ(taken->messages[0].text.substr(0, 4), "Four");
   EXPECT_TRUE(messages(R"([{"type":"input_text","text":"a"}])", "user").ok());
-  EXPECT_FALSE(
-      messages(R"([{"type":"thinking","thinking":"hm"}])", "user").ok());  // is nobody's but the model's
+  EXPECT_FALSE(messages(R"([{"type":"thinking","thinking":"hm"}])", "user").ok());
   EXPECT_FALSE(messages(R"([{"type":"tool_use"}])", "assistant").ok());
 }
 
-// Responses repeats its metadata in its events, within OpenAI's limits.
 TEST(ReadRequest, MetadataOfResponsesIsBounded) {
   const auto with = [](Json metadata) {
     return read_responses({{"input", "hi"}, {"metadata", std::move(metadata)}}, {});

@@ -12,7 +12,6 @@ namespace {
 
 using Role = Message::Role;
 
-// A string, or parts.
 std::string read_parts(const Fields& item, const char* name, const ApiLimits& limits) {
   const Json* content = item.find(name);
   if (content == nullptr) return {};
@@ -43,7 +42,7 @@ std::string read_parts(const Fields& item, const char* name, const ApiLimits& li
   return text;
 }
 
-// What tools that run at another place leave in a history. It has no text for the model.
+// Items that hosted tools leave in a history. They have no text for the model.
 bool is_foreign_item(std::string_view type) {
   constexpr std::string_view kTypes[] = {"web_search_call",
                                          "file_search_call",
@@ -64,7 +63,7 @@ bool is_foreign_item(std::string_view type) {
   return std::find(std::begin(kTypes), std::end(kTypes), type) != std::end(kTypes);
 }
 
-// Tools that run at another place: agents list them and do without them.
+// Hosted tools. Agents list them and work without them.
 bool is_hosted(std::string_view type) {
   constexpr std::string_view kTypes[] = {"web_search",       "file_search", "computer",    "code_interpreter",
                                          "image_generation", "mcp",         "local_shell", "shell",
@@ -73,7 +72,7 @@ bool is_hosted(std::string_view type) {
                      [&](std::string_view kind) { return type.starts_with(kind); });
 }
 
-// Reasoning, text and calls that follow each other are one turn of the assistant.
+// Consecutive reasoning, text and calls become one assistant turn.
 class Items {
  public:
   Items(const ApiLimits& limits, Generation& out) : limits_(limits), out_(out) {}
@@ -101,7 +100,7 @@ class Items {
     }
   }
 
-  // Calls that got no result get an empty one, so that a call is always followed by one.
+  // Adds empty results for calls without one, so that each call has a result.
   void finish() {
     Messages with_results;
     for (size_t i = 0; i < out_.messages.size(); ++i) {
@@ -222,7 +221,6 @@ void read_tool(const Fields& tool, const std::string& name_space, const ApiLimit
   }
 }
 
-// Those of the request, and those that items of its input bring.
 void read_responses_tools(const Fields& fields, const ApiLimits& limits, Generation& out) {
   ToolList list(limits, out);
   const auto add = [&](const Fields& holder) {
@@ -282,7 +280,7 @@ void read_text_format(const Fields& fields, const ApiLimits& limits, Generation&
   }
 }
 
-// OpenAI's limits: pairs, bytes of a name and of a value.
+// OpenAI's limits: pairs, bytes of a name, bytes of a value.
 constexpr size_t kMaxMetadata = 16, kMaxMetadataName = 64, kMaxMetadataValue = 512;
 
 void check_metadata(const Fields& fields) {
@@ -306,8 +304,7 @@ void check_metadata(const Fields& fields) {
   }
 }
 
-// What the answer repeats, in every event that has all of it: so it is bounded. The instructions are, as a
-// part of the prompt.
+// Repeated in each event with the whole answer, and therefore bounded.
 Json echoed(const Fields& fields, const ApiLimits& limits) {
   const Json& body = fields.json();
   Json echo = Json::object();

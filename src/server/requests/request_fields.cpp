@@ -10,7 +10,7 @@
 namespace braid::server {
 namespace {
 
-// Which values ask for something.
+// Predicates for values that are not neutral.
 bool if_set(const Json& value) {
   if (value.is_boolean()) return value.get<bool>();
   if (value.is_number()) return value.get<double>() != 0;
@@ -23,7 +23,6 @@ bool if_false(const Json& value) { return value.is_boolean() ? !value.get<bool>(
 bool if_raw(const Json& value) { return value == "none"; }
 bool always(const Json&) { return true; }
 
-// Endpoints, as bits.
 constexpr unsigned bit(Endpoint endpoint) { return 1u << static_cast<unsigned>(endpoint); }
 constexpr unsigned kChat = bit(Endpoint::chat);
 constexpr unsigned kCompletions = bit(Endpoint::completions);
@@ -38,8 +37,8 @@ struct Rule {
   std::string_view name;
   unsigned endpoints;
   FieldState state;
-  bool (*asks)(const Json&) = nullptr;  // refused: which values
-  const char* reason = nullptr;         // refused: said to the client
+  bool (*asks)(const Json&) = nullptr;  // refused: the values that are refused
+  const char* reason = nullptr;         // refused: sent to the client
 };
 
 constexpr Rule reads(std::string_view name, unsigned endpoints) {
@@ -60,7 +59,6 @@ constexpr const char* kSampler = "this sampler is not offered";
 constexpr const char* kIds = "answers have no token ids; /tokenize gives those of a text";
 
 constexpr Rule kRead[] = {
-    // What is answered.
     reads("model", kAll),
     reads("stream", kAll),
     reads("stream_options", kAll),
@@ -68,7 +66,7 @@ constexpr Rule kRead[] = {
     reads("system", kMessages),
     reads("input", kResponses),
     reads("instructions", kResponses),
-    reads("prompt", kCompletions | kResponses),  // of Responses: a stored one, which is refused
+    reads("prompt", kCompletions | kResponses),  // Responses: a stored prompt, refused
     reads("suffix", kCompletions),
     reads("echo", kCompletions),
     reads("add_special_tokens", kCompletions),
@@ -83,13 +81,11 @@ constexpr Rule kRead[] = {
     reads("background", kResponses),
     reads("include", kResponses),
     reads("context_management", kMessages),
-    // Tools.
     reads("tools", kConversations),
     reads("tool_choice", kConversations),
     reads("functions", kChat),
     reads("function_call", kChat),
     reads("parallel_tool_calls", kAll),
-    // Sampling.
     reads("temperature", kAll),
     reads("top_p", kAll),
     reads("top_k", kAll),
@@ -106,7 +102,6 @@ constexpr Rule kRead[] = {
     reads("best_of", kChat | kCompletions),
     reads("logprobs", kChat | kCompletions),
     reads("top_logprobs", kChat | kResponses),
-    // The end of the answer.
     reads("stop", kChat | kCompletions | kResponses),
     reads("stop_sequences", kMessages),
     reads("stop_token_ids", kAll),
@@ -117,17 +112,15 @@ constexpr Rule kRead[] = {
     reads("max_output_tokens", kAll),
     reads("max_completion_tokens", kAll),
     reads("n_predict", kAll),
-    // Its form.
     reads("response_format", kChat | kCompletions),
     reads("text", kResponses),
-    reads("metadata", kResponses),  // and repeats
+    reads("metadata", kResponses),  // and repeated in the answer
     reads("output_format", kMessages),
     reads("output_config", kAll),
     reads("json_schema", kAll),
     reads("guided_json", kAll),
     reads("guided_choice", kAll),
     reads("structured_outputs", kAll),
-    // Thinking.
     reads("reasoning", kAll),
     reads("reasoning_effort", kAll),
     reads("reasoning_budget", kAll),
@@ -141,14 +134,12 @@ constexpr Rule kRead[] = {
     reads("loop_guard", kAll),
     reads("thinking_loop_break", kAll),
     reads("repetition_detection", kAll),
-    // The server's work.
     reads("cache_prompt", kAll),
     reads("cache_salt", kAll),
     reads("priority", kAll),
 };
 
 constexpr Rule kIgnored[] = {
-    // Who asks, and what for.
     ignores("user", kAll),
     ignores("safety_identifier", kAll),
     ignores("metadata", kChat | kCompletions | kMessages),
@@ -158,7 +149,6 @@ constexpr Rule kIgnored[] = {
     ignores("service_tier", kAll),
     ignores("speed", kAll),
     ignores("inference_geo", kAll),
-    // How other servers go about it.
     ignores("verbosity", kAll),
     ignores("prediction", kAll),
     ignores("truncation", kAll),
@@ -170,17 +160,15 @@ constexpr Rule kIgnored[] = {
     ignores("kv_transfer_params", kAll),
     ignores("vllm_xargs", kAll),
     ignores("mm_processor_kwargs", kAll),
-    // Tools that run elsewhere.
     ignores("web_search_options", kAll),
     ignores("container", kAll),
     ignores("mcp_servers", kAll),
     ignores("max_tool_calls", kAll),
-    // What an answer tells beside its text.
     ignores("timings_per_token", kAll),
     ignores("return_progress", kAll),
     ignores("response_fields", kAll),
     ignores("continuous_usage_stats", kAll),
-    // Settings of samplers that are refused where they are on.
+    // Settings of samplers that are refused when on.
     ignores("dry_base", kAll),
     ignores("dry_allowed_length", kAll),
     ignores("dry_penalty_last_n", kAll),
@@ -193,7 +181,6 @@ constexpr Rule kIgnored[] = {
 };
 
 constexpr Rule kRefused[] = {
-    // Forms of the answer (llama.cpp, vLLM, SGLang).
     refuses("grammar", kAll, if_set, kForms),
     refuses("grammar_lazy", kAll, if_set, kForms),
     refuses("grammar_triggers", kAll, if_set, kForms),
@@ -205,7 +192,6 @@ constexpr Rule kRefused[] = {
     refuses("structural_tag", kAll, if_set, kForms),
     refuses("response_format", kResponses | kMessages, if_set,
             "this endpoint takes text.format or output_config.format"),
-    // Which tokens may come, and when they end.
     refuses("allowed_token_ids", kAll, if_set, "not offered; logit_bias can favour tokens"),
     refuses("bad_words", kAll, if_set, "not offered; logit_bias takes texts with the value false"),
     refuses("logits_processors", kAll, if_set, "a server runs no code of its clients"),
@@ -215,7 +201,6 @@ constexpr Rule kRefused[] = {
     refuses("t_max_predict_ms", kAll, if_above_zero, "answers are limited by max_tokens only"),
     refuses("n_indent", kAll, if_above_zero, "not offered"),
     refuses("reasoning_budget_message", kAll, if_set, "not offered"),
-    // Search and samplers.
     refuses("use_beam_search", kAll, if_set, "not offered"),
     refuses("length_penalty", kAll, if_not_one, "not offered"),
     refuses("typical_p", kAll, if_not_one, kSampler),
@@ -229,7 +214,6 @@ constexpr Rule kRefused[] = {
     refuses("dynatemp_range", kAll, if_above_zero, kSampler),
     refuses("mirostat", kAll, if_set, kSampler),
     refuses("mirostat_mode", kAll, if_set, kSampler),
-    // What the answer would have to show.
     refuses("prompt_logprobs", kAll, always,
             "not offered; completions with echo and logprobs score a prompt"),
     refuses("n_probs", kAll, if_above_zero, "not offered; logprobs gives log probabilities"),
@@ -246,7 +230,6 @@ constexpr Rule kRefused[] = {
             "calls are always parsed; tool_choice none has none"),
     refuses("separate_reasoning", kConversations, if_false, "thoughts are always split from the answer"),
     refuses("reasoning_format", kConversations, if_raw, "thoughts are always split from the answer"),
-    // What the prompt would have to be.
     refuses("truncate_prompt_tokens", kAll, if_set, "prompts are never cut; one that is too long is refused"),
     refuses("prompt_embeds", kAll, if_set, "prompts are texts or token ids"),
     refuses("documents", kConversations, if_set, "not offered; put documents into messages"),
@@ -257,9 +240,9 @@ constexpr Rule kRefused[] = {
     refuses("lora_path", kAll, if_set, "this server has no adapters"),
 };
 
-using Rules = std::array<const Rule*, kEndpoints.size()>;  // by endpoint; null: unknown there
+using Rules = std::array<const Rule*, kEndpoints.size()>;  // by endpoint; null: unknown
 
-// A field has one state for an endpoint, which is checked here, once.
+// Checks that each field has one state per endpoint.
 const std::unordered_map<std::string_view, Rules>& rules_by_name() {
   static const auto kRules = [] {
     std::unordered_map<std::string_view, Rules> out;

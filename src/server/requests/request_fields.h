@@ -1,14 +1,11 @@
-// request_fields.h -- every field of a request that any server knows, and what becomes of it here.
-//
-// The table (request_fields.cpp) is the one place that says so, per endpoint:
-//   read      a reader asks for it (read_*.cpp), also to refuse some of its values
-//   ignored   the answer is the same without it; docs/reference/api.md lists these
-//   refused   passing over it would answer 200 with something else than what was asked for. It is refused by
-//             name, unless its value says that nothing is asked for (null, false, 0, "", an empty list, a
-//             sampler's neutral value), which clients send with the rest of their settings
-// A field that does not stand in it is nobody's, and accepted. A test holds readers and docs to the table.
-//
-// Only members of the outermost object stand here; what is inside them is the readers' business.
+// request_fields.h -- every request field known to any server, and its handling here. The table in
+// request_fields.cpp has a state per endpoint:
+// - read: a reader (read_*.cpp) uses it, perhaps only to refuse some values.
+// - ignored: it does not change the answer; docs/reference/api.md lists these.
+// - refused: ignoring it would return a different answer than requested. It is refused by name
+//   unless its value is neutral (null, false, 0, "", an empty list, a sampler's neutral value).
+// Other fields are unknown and accepted. Only members of the outermost object are listed. A test
+// compares readers and documentation with the table.
 #pragma once
 
 #include <optional>
@@ -29,10 +26,9 @@ struct KnownField {
   FieldState state;
   std::string_view reason;  // refused: what clients are told
 };
-// In the order of the table, one for each endpoint.
+// In table order, once per endpoint.
 std::vector<KnownField> known_fields();
 
-// The first refused field among the members of a request.
 std::optional<ApiError> refused_field(const Json& body, Endpoint endpoint);
 
 }  // namespace braid::server

@@ -1,4 +1,4 @@
-// request_fields_test.cpp -- the table of fields says what readers do and what the documentation tells.
+// request_fields_test.cpp -- the table of fields matches the readers and the documentation.
 #include "server/requests/request_fields.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr Endpoint kEveryEndpoint[] = {Endpoint::chat, Endpoint::completions, Endpoint::responses,
                                        Endpoint::messages};
 
-// What the endpoint's reader asks a plain request for.
+// The names that the endpoint's reader looks up in a plain request.
 std::set<std::string> asked(Endpoint endpoint) {
   const FieldTrace trace;
   const Json turns = Json::array({{{"role", "user"}, {"content", "hi"}}});
@@ -78,7 +78,7 @@ TEST(RequestFields, TheDocumentationNamesWhatIsNotObeyed) {
   }
 }
 
-// A reader asks for a hundred names. Members that nobody knows cost it a sort, not a walk for each name.
+// Many unknown members cost one sort, not a search per name.
 TEST(RequestFields, ManyMembersMakeNoReadSlow) {
   constexpr size_t kMembers = 50'000;
   Json::object_t members;
@@ -92,7 +92,6 @@ TEST(RequestFields, ManyMembersMakeNoReadSlow) {
   EXPECT_LT(trace.compared(), 40 * kMembers);
 }
 
-// Members of the paragraph that begins so.
 TEST(RequestFields, WhatTheDocumentationCallsIgnoredStandsInTheTable) {
   const std::string text = documentation();
   const size_t begin = text.find("Ignored on purpose"), end = text.find("Tools that run elsewhere", begin);

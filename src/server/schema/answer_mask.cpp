@@ -20,7 +20,7 @@ class AnswerMask : public TokenMask {
     spend(start);
     if (rules_->grammar != nullptr) {
       form_.emplace(rules_->grammar, rules_->tokenizer, rules_->workers);
-      form_->wait();  // where it begins is no work for the engine's thread
+      form_->wait();  // the first mask is computed off the engine's thread
     }
     path_.push_back(start);
   }
@@ -46,7 +46,7 @@ class AnswerMask : public TokenMask {
     }
     if (rules_->suppress_end || too_early) {
       for (const int32_t id : rules_->end_ids) clear(bits, id);
-      // At least one token must be allowed; then the end it is.
+      // At least one token must be allowed, so the end is.
       if (std::all_of(bits.begin(), bits.end(), [](uint64_t word) { return word == 0; })) set_end(bits);
     }
   }
@@ -71,11 +71,10 @@ class AnswerMask : public TokenMask {
       spend(now);
       const bool closed = forced >= 0 ? now.forced == static_cast<int32_t>(rules_->closing.size())
                                       : token == rules_->think_close;
-      // Known from the first token of the closing text on: who reads the answer sees the thought end before the
-      // text's last token.
+      // Set from the first forced token, before the closing text ends.
       if (forced >= 0) now.end = now.due;
       if (closed) {
-        // Closed by itself although it was about to be closed: the model ended it.
+        // The model closed the thought before the forced text began.
         if (forced < 0) now.end = ThoughtEnd::model;
         now.reasoning = false;
         now.forced = -1;
@@ -87,7 +86,7 @@ class AnswerMask : public TokenMask {
     } else {
       now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
       if (!form_) spell(now, piece);
-      // A token that the form does not admit was not allowed; after it nothing is.
+      // A token outside the grammar breaks it, and then nothing is allowed.
       if (form_) {
         form_->advance(token);
         now.form = static_cast<uint32_t>(form_->depth());
@@ -107,18 +106,18 @@ class AnswerMask : public TokenMask {
  private:
   struct State {
     bool reasoning = false;
-    bool fresh = true;          // only blanks since the start of content
-    uint8_t partial_bytes = 0;  // of a character at the end of reasoning that is not whole yet
-    int32_t forced = -1;        // tokens of the closing text that were written; -1: not begun
+    bool fresh = true;          // content has only blanks so far
+    uint8_t partial_bytes = 0;  // missing bytes of the last character of reasoning
+    int32_t forced = -1;        // tokens of the closing text so far; -1: not begun
     int32_t generated = 0;
-    int64_t used = 0;       // tokens of reasoning
-    int64_t due_since = 0;  // tokens of reasoning after which it was to be closed, if `due`
-    uint32_t form = 0;      // depth of the form
-    uint32_t text = 0;      // tokens of text_
-    uint32_t section = 0;   // of them before the thought, or before the end of the last call in it
-    bool in_call = false;   // in the thought
-    int8_t spelled = 0;     // bytes of think_tag that the content begins with; -1: it begins otherwise
-    ThoughtEnd due = ThoughtEnd::none;  // why reasoning is to be closed now
+    int64_t used = 0;                   // reasoning tokens
+    int64_t due_since = 0;              // reasoning tokens when `due` was set
+    uint32_t form = 0;                  // depth of the grammar's matcher
+    uint32_t text = 0;                  // tokens of text_
+    uint32_t section = 0;               // its tokens before the thought, or before the end of its last call
+    bool in_call = false;               // inside the thought
+    int8_t spelled = 0;                 // bytes of think_tag at the start of content; -1: other text
+    ThoughtEnd due = ThoughtEnd::none;  // the reason to close reasoning now
     ThoughtEnd end = ThoughtEnd::none;  // of the last thought
   };
 
@@ -126,10 +125,10 @@ class AnswerMask : public TokenMask {
     if (end_ != nullptr) end_->store(end, std::memory_order_relaxed);
   }
 
-  // The thought goes round: it is to be closed. A call in it is no text of it.
+  // Marks a looping thought to be closed. Calls inside it are not examined.
   void look_for_loop(State& now, int32_t token) {
     if (!loops_ || now.due != ThoughtEnd::none) return;
-    text_.resize(now.text++);  // what stood behind this place was taken back
+    text_.resize(now.text++);  // drops rewound tokens
     text_.push_back(token);
     if (token == rules_->call_open || token == rules_->call_close) {
       now.in_call = token == rules_->call_open;
@@ -140,8 +139,7 @@ class AnswerMask : public TokenMask {
       now.due_since = now.used;
     }
   }
-  // Models write the tag in letters too, above all where its token may not come. Then the token that closes
-  // must be there for them.
+  // Models also spell the tag in letters. Then the closing token must be allowed.
   void spell(State& now, std::string_view piece) const {
     for (size_t i = 0; i < piece.size() && now.spelled >= 0 && !rules_->think_tag.empty(); ++i) {
       if (now.spelled == 0 && (piece[i] == ' ' || piece[i] == '\t' || piece[i] == '\r' || piece[i] == '\n'))
@@ -164,7 +162,7 @@ class AnswerMask : public TokenMask {
 
   static uint8_t partial_after(uint8_t before, std::string_view piece) {
     if (before > 0 && piece.size() < 4) {
-      // Continuation bytes only: still open unless they complete it; a rough count is enough here.
+      // Continuation bytes only. An approximate count suffices.
       const bool continues = std::all_of(
           piece.begin(), piece.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; });
       if (continues) return before > piece.size() ? static_cast<uint8_t>(before - piece.size()) : 0;
@@ -179,7 +177,7 @@ class AnswerMask : public TokenMask {
     return 0;
   }
 
-  // Which token of the closing text must come now; -1: none.
+  // Index of the next forced token of the closing text, or -1.
   int32_t forced_at(const State& now) const {
     if (now.forced >= 0) return now.forced;
     if (now.due == ThoughtEnd::none || rules_->closing.empty()) return -1;
@@ -199,7 +197,7 @@ class AnswerMask : public TokenMask {
     for (const int32_t id : forbidden(now)) clear(bits, id);
   }
 
-  // Behind a thought that looped there is no other one.
+  // After a thought that looped, no other thought may begin.
   const std::vector<int32_t>& forbidden(const State& now) const {
     return now.fresh && now.end != ThoughtEnd::loop ? rules_->forbidden : rules_->forbidden_later;
   }
@@ -223,10 +221,10 @@ class AnswerMask : public TokenMask {
   }
 
   std::shared_ptr<const MaskRules> rules_;
-  std::vector<State> path_;  // after every token, so that going back is cheap
+  std::vector<State> path_;  // after every token, for cheap rewinding
   std::optional<FormMask> form_;
   std::optional<LoopDetector> loops_;
-  std::vector<int32_t> text_;  // of thoughts, calls in them included
+  std::vector<int32_t> text_;  // thoughts, with their calls
   std::shared_ptr<ThoughtEndCell> end_;
 };
 
@@ -251,7 +249,7 @@ LoopRules loop_rules(const Generation& generation, const AnswerPolicy& policy) {
     out.content_after_loop = guard == LoopGuard::think;
   }
   if (!options.break_thoughts) out.thought.reset();
-  // Data of a form may repeat as it likes, and an answer that is not to end is not ended.
+  // Structured data may repeat, and with ignore_eos the answer must not be ended.
   if (generation.format.kind != OutputFormat::Kind::text || generation.ignore_eos) out.content.reset();
   return out;
 }
@@ -276,8 +274,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     if (const int32_t call = id_of(tokenizer, dialect.call.open); call >= 0) rules.forbidden.push_back(call);
   }
 
-  // Reasoning that is not open cannot be closed, and none is opened in the middle of an answer. A completion
-  // has no such parts.
+  // Reasoning is closed only if open, and opened only at the start. Completions have neither.
   const bool conversation = generation.endpoint != Endpoint::completions;
   if (conversation && rules.think_close >= 0) rules.forbidden.push_back(rules.think_close);
   rules.forbidden_later = rules.forbidden;
@@ -319,7 +316,7 @@ std::set<std::string, std::less<>> MaskFactory::held_tools() const {
   return rules_.grammar == nullptr ? std::set<std::string, std::less<>>() : rules_.grammar->held_tools();
 }
 
-// Of an answer that a client, the operator or the context limits: it is to have a visible part.
+// Tokens kept for the visible answer.
 int64_t MaskFactory::reserve_of(int32_t max_tokens) const {
   return thinking_ ? std::min<int64_t>(reserve_tokens_, max_tokens / 4) : 0;
 }
@@ -330,7 +327,7 @@ std::shared_ptr<TokenMask> MaskFactory::make(int32_t max_tokens, std::shared_ptr
     const auto closing = static_cast<int64_t>(rules->closing.size());
     const int64_t room = std::max<int64_t>(0, max_tokens - reserve - closing);
     if (rules->think_budget < 0 || rules->think_budget > room) rules->think_budget = room;
-    // The end of a character does not use up the visible part.
+    // Finishing a character must not use up the reserve.
     rules->character_tokens = static_cast<int32_t>(std::min<int64_t>(rules->character_tokens, reserve - 1));
   }
   const bool holds = rules->suppress_end || rules->min_tokens > 0 || rules->think_budget >= 0 ||

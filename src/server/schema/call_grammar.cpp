@@ -23,14 +23,14 @@ std::string joined(std::initializer_list<std::string_view> parts) {
   return out;
 }
 
-// What opens a parameter that is not listed, up to the byte behind its name. `most`: bytes of the name.
+// The opening of an unlisted parameter, through the byte after its name of at most `most` bytes.
 Automaton parameter_name(std::string_view open, char behind, int64_t most) {
   GrammarBudget budget;
   Expression out(budget);
   const auto compiled = [&](Expression::Node node) {
     return *out.compile(node, Expression::Spelling::plain);
   };
-  // The parser takes quotes off a name.
+  // The parser strips quotes from a name.
   const auto name = out.characters(complement({{0, 0x20}, {'<', '<'}, {'>', '>'}, {'"', '"'}, {'\'', '\''}}));
   Nfa byte(budget), whole(budget);
   const int32_t begin = byte.add(), end = byte.add();
@@ -100,7 +100,6 @@ void CallGrammar::finish_body(int32_t after) {
   for (const int32_t exit : exits_) program_.at(exit).a = after;
 }
 
-// One dictionary of all names; the code of each tool comes behind.
 void CallGrammar::body() {
   names_ = program_.add(Op::words);
   const std::set<std::string>& chosen = generation_.tool_choice.names;
@@ -121,8 +120,7 @@ void CallGrammar::body() {
   if (budget_.used_up()) error_ = budget_.sentence("the list of tools");
 }
 
-// The code of one tool's arguments. Its schema has a part of the budget, so that it costs no other tool
-// its own.
+// The code of one tool's arguments. A tool's schema may use at most a quarter of the budget.
 int32_t CallGrammar::tool(const Json& function, bool strict) {
   const auto found = function.find("parameters");
   const Json schema = found == function.end() || found->is_null() ? Json(true) : *found;
@@ -151,7 +149,7 @@ int32_t CallGrammar::tool(const Json& function, bool strict) {
 int32_t CallGrammar::free_arguments() {
   const int32_t place = program_.here();
   if (pairs()) {
-    // Without a line feed it is the next tag that ends the name.
+    // Without a line feed, the next tag ends the name.
     const std::string_view next = line_.empty() ? "<" : "";
     add_literal(next);
     add_text(dialect_.call.close, {}, next);
@@ -159,7 +157,7 @@ int32_t CallGrammar::free_arguments() {
     return place;
   }
   if (!json()) {
-    // Another function in the same wrapper would be a call of any name.
+    // Otherwise a second function in the wrapper could have any name.
     add_text(dialect_.call.close, function_);
     leave();
     return place;
@@ -184,19 +182,18 @@ bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
   return reason_.empty();
 }
 
-// Tag, value and closing tag for each parameter, in any order. Those that the schema does not list may come
-// unless it forbids them; the client that asked for strictness has said what there is.
+// Tag, value and closing tag of each parameter, in any order.
 bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudget& budget) {
-  std::vector<std::unique_ptr<Json>> joined_schemas;  // which the reader may refer to
+  std::vector<std::unique_ptr<Json>> joined_schemas;  // referred to by `reader`
   SchemaReader reader(shapes_, budget, schema, false);
-  if (strict) reader.value();  // whatever is wrong with it
+  if (strict) reader.value();  // reports all errors of the schema
   GrammarBudget text_budget(budget.steps_left() / 3, budget.bytes_left() / 3);
   SchemaReader texts(shapes_, text_budget, schema, false);
   const ToolParameters known = read_tool_parameters(schema);
-  // Of the name's tag, all up to the byte behind the name: there it is known which parameter it is.
+  // Tags are split after the byte that follows the name, where the parameter is known.
   const std::string_view tag_end = std::string_view(name_close_).substr(1);
   if (!can_be_written(known)) return false;
-  std::vector<std::string> openings, names;  // `names`: also of those that no value fits
+  std::vector<std::string> openings, names;  // `names`: also those without a possible value
   std::vector<const ToolParameters::Parameter*> listed;
   std::vector<int32_t> required;
   for (const ToolParameters::Parameter& parameter : known.listed) {
@@ -209,11 +206,11 @@ bool CallGrammar::strict_parameters(const Json& schema, bool strict, GrammarBudg
   budget.spend(static_cast<int64_t>(names.size()) * 4, static_cast<int64_t>(names.size()) * 108);
   const int32_t set =
       program_.add_words(WordSet(openings, true, required, budget), std::vector<int32_t>(openings.size(), 0));
-  // Others come where the schema speaks of them, or of none at all. A schema that is silent about them beside those
-  // that it lists admits them too, but no tool means that, and a weak model invents names until its tokens end.
+  // Unlisted parameters: only if the schema mentions them, or lists none. JSON Schema allows them
+  // by default, but weak models would invent names endlessly.
   const bool silent = !strict && !known.closed && known.listed.empty();
   const bool more = silent || !known.other_schemas.empty();
-  program_.add(Op::set, MemberSets::kEmpty);  // whatever the call before has left in the register
+  program_.add(Op::set, MemberSets::kEmpty);  // an earlier call used the register
   const int32_t next = program_.here();
   auto ways = program_.fork(more ? 3 : 2);
   program_.way(ways);
@@ -272,7 +269,7 @@ bool CallGrammar::can_be_written(const ToolParameters& known) {
   return true;
 }
 
-// A name that is as long as one may be has no way on but its end, so none that is listed is so long.
+// A name of maximum length could only end. So the maximum is a length that no listed name has.
 bool CallGrammar::add_other_name(int32_t set, const std::vector<std::string>& openings) {
   constexpr size_t kBytes = 64;
   std::set<size_t> taken;
@@ -288,15 +285,14 @@ bool CallGrammar::add_other_name(int32_t set, const std::vector<std::string>& op
 
 // Without quotes, up to the closing tag.
 void CallGrammar::string_value() {
-  // Of a pair, nothing else ends the value for whoever reads it.
+  // In pairs, only the closing tag ends the value for the parser.
   if (pairs()) return add_text(parameter_end_);
-  // The line feed behind the opening tag may be the one before the closing tag, of an empty text. What
-  // would end the call for whoever reads it does not stand in a text.
+  // For an empty text, the line feed after the opening tag may also precede the closing tag. Text
+  // that the parser would read as the end of the call is excluded.
   add_text(parameter_end_, "\n" + function_end_, "\n");
 }
 
-// A text as its schema has it: what ends it is the first tag behind it, as in string_value(). False: it is any
-// text, or beyond the budget of texts.
+// A text that matches its schema, up to the first closing tag. False: any text, or over budget.
 bool CallGrammar::held_text(const Json& schema, bool null, SchemaReader& texts, GrammarBudget& budget) {
   const SchemaReader::PlainText held = texts.plain_text(schema);
   if (held.any || !held.texts) return false;
@@ -327,8 +323,7 @@ bool CallGrammar::held_text(const Json& schema, bool null, SchemaReader& texts, 
   return true;
 }
 
-// Texts stand without quotes and end where the tag does; everything else is JSON. `types` of `schema` are
-// those that the parser of answers goes by.
+// Texts are unquoted, other values JSON. `types`: as the answer parser reads `schema`.
 bool CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types, SchemaReader& reader,
                                   SchemaReader& texts_of, GrammarBudget& budget, GrammarBudget& text_budget) {
   if (types.values() != nullptr) {
@@ -336,7 +331,7 @@ bool CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types
     const std::string tag = parameter_end_.substr(pairs() ? 0 : 1);
     for (const ArgumentTypes::Value& value : *types.values()) {
       budget.spend(8 + compared_steps(texts.size(), value.text.size()), 16);
-      // The first tag in its place ends the value for whoever reads it.
+      // The parser ends the value at the first such tag.
       if (value.text.find(parameter_end_) == std::string::npos && !value.text.starts_with(tag))
         texts.insert(value.text + parameter_end_);
     }

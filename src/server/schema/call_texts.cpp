@@ -1,4 +1,4 @@
-// call_texts.cpp -- the free text around calls, as an automaton: text_until_call() of call_grammar.h.
+// call_texts.cpp -- text_until_call() of call_grammar.h: free text around calls as an automaton.
 #include "server/schema/call_grammar.h"
 
 #include <array>
@@ -21,22 +21,21 @@ bool is_name_byte(char c) {
 }
 
 struct ProsePlace {
-  // Behind a mark that may be none: the blanks behind it, up to the end of its line or beyond; a name there,
-  // and blanks behind that.
+  // After a possible mark: nothing, blanks of its line, later blanks, a name, later blanks.
   enum class Behind : uint8_t { nothing, mark, line, name, name_end };
 
   CodeSpans code;
   Behind behind = Behind::nothing;
-  uint8_t begun = 0;        // bytes of the mark that the text ends with
-  bool blank_line = true;   // only blanks came in this line
-  bool mark_first = false;  // the mark that is begun is the first of its line
-  bool may_call = false;    // the mark has just ended
-  bool must_call = false;   // and nothing else may follow
+  uint8_t begun = 0;        // bytes of a mark at the end of the text
+  bool blank_line = true;   // the line has only blanks
+  bool mark_first = false;  // the begun mark is the first of its line
+  bool may_call = false;    // the mark is complete
+  bool must_call = false;   // nothing else may follow
 
   auto operator<=>(const ProsePlace&) const = default;
 };
 
-// Empty: the byte may not come.
+// Empty: the byte is not allowed.
 std::optional<ProsePlace> after(const ProsePlace& from, char c, const Dialect& dialect) {
   using Behind = ProsePlace::Behind;
   const std::string_view mark = dialect.call.open;
@@ -77,7 +76,7 @@ std::optional<ProsePlace> after(const ProsePlace& from, char c, const Dialect& d
   return to;
 }
 
-// Joins places that go on equally: each costs a walk over all tokens. The first stays the first.
+// Merges equivalent states, because each costs a walk over all tokens. State 0 stays first.
 void minimise(std::vector<std::array<int32_t, 256>>& next, std::vector<uint8_t>& accepts) {
   std::vector<int32_t> kind(accepts.begin(), accepts.end());
   for (size_t kinds = 0;;) {

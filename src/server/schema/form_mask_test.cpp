@@ -1,5 +1,4 @@
-// form_mask_test.cpp -- masks that are made at once and masks that others make, and random hostile forms:
-// what a mask allows is what the form takes, whatever the form.
+// form_mask_test.cpp -- masks allow exactly what random hostile grammars accept.
 #include "server/grammar/form_mask.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +45,7 @@ Program form_of(const Json& schema) {
   return made.ok() ? *made : nullptr;
 }
 
-// An automaton whose every state is new and stands for many: each mask follows it along the tree of tokens.
+// Expensive: each state is new and has a mask of its own.
 Json dear_schema(int variant) {
   return {{"type", "string"}, {"pattern", "^(.?){" + std::to_string(200 + variant) + "}$"}};
 }
@@ -75,14 +74,14 @@ TEST(FormMask, WhatTakesLongIsLeftToWorkersAndIsTheSame) {
     const int32_t id = ids[random() % ids.size()];
     ASSERT_TRUE(alone.advance(tokenizer().piece(id)));
     mask.advance(id);
-    if (step % 9 == 8) {  // there and back
+    if (step % 9 == 8) {  // and back
       mask.advance(id);
       mask.advance(id);
       mask.rewind_to(mask.depth() - 2);
     }
   }
   EXPECT_GT(workers->jobs(), 10U);
-  // Each step of a call is small, so that the allowance is overdrawn by little.
+  // The allowance is exceeded by one small step at most.
   EXPECT_LE(most, FormMask::kStepsAtOnce + 2000);
 }
 
@@ -118,7 +117,6 @@ TEST(FormMask, ATokenThatTheFormDoesNotAdmitEndsIt) {
   EXPECT_TRUE(mask.accepts());
 }
 
-// Many answers of dear forms at once: each call is within its allowance, and all come to the same masks.
 TEST(FormMask, ManyAtOnceTakeWhatIsAllowedAndNoMore) {
   const auto workers = std::make_shared<MaskWorkers>(2);
   std::vector<std::unique_ptr<FormMask>> masks;
@@ -137,7 +135,6 @@ TEST(FormMask, ManyAtOnceTakeWhatIsAllowedAndNoMore) {
   }
 }
 
-// An answer that is given up while its mask is made.
 TEST(FormMask, MayGoWhileAWorkerHasIt) {
   const auto workers = std::make_shared<MaskWorkers>(2);
   for (int i = 0; i < 8; ++i) {
@@ -147,8 +144,6 @@ TEST(FormMask, MayGoWhileAWorkerHasIt) {
   }
 }
 
-// ---- Random forms ----------------------------------------------------------------------------------------
-
 class Schemas {
  public:
   explicit Schemas(uint32_t seed) : random_(seed) {}
@@ -156,7 +151,6 @@ class Schemas {
 
  private:
   uint32_t up_to(uint32_t most) { return static_cast<uint32_t>(random_() % (most + 1)); }
-  // Names that begin like each other, and are spelled in odd ways.
   std::string name() {
     static const std::vector<std::string> kNames = {"a",   "aa",    "aaa", "ab",  "a\"",      "a\"b", "b\\",
                                                     "b\n", "b\x01", "é",   "éa",  "function", "{",    "",
@@ -214,8 +208,7 @@ class Schemas {
   std::mt19937 random_;
 };
 
-// What a mask allows, the form takes; what the form takes is allowed as far as the steps of a mask reach.
-// Going back leads to the same place.
+// The mask allows what the grammar accepts, within its step limit. Rewinding restores the state.
 void expect_agreement(GrammarMatcher& matcher, const std::vector<uint64_t>& bits, bool complete,
                       const std::string& text) {
   const size_t depth = matcher.depth();
@@ -247,7 +240,6 @@ void follow_form(const Program& program, std::mt19937& random) {
       ASSERT_NO_FATAL_FAILURE(expect_agreement(matcher, bits, complete, text));
     }
     const int32_t id = ids[random() % ids.size()];
-    // A call with too few steps leaves everything as it was.
     ASSERT_EQ(matcher.advance(tokenizer().piece(id), 0), GrammarMatcher::Outcome::over);
     ASSERT_TRUE(matcher.advance(tokenizer().piece(id))) << text << " goes on with " << tokenizer().piece(id);
     text += tokenizer().piece(id);
@@ -267,7 +259,7 @@ TEST(RandomForms, AllowWhatTheyTake) {
   EXPECT_GT(compiled, 40);
 }
 
-// Alternatives that stay alike for long, and more of them than there are threads.
+// More alternatives with long common prefixes than there may be threads.
 TEST(RandomForms, AllowWhatTheyTakeWithMoreThreadsThanThereMayBe) {
   std::mt19937 random(22);
   const auto alternatives = [](int count, const auto& make) {

@@ -1,5 +1,4 @@
-// schema_budget_test.cpp -- the limits of compiling: what a schema is charged for, that it ends well wherever
-// the budget does, and what becomes of that which is not understood.
+// schema_budget_test.cpp -- budgets of compiling, clean failure at every step, unknown keywords.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,7 +40,7 @@ Compiled compiled(const Json& schema, bool strict, GrammarBudget budget = Gramma
   return out;
 }
 
-// Small ones, which have all keywords together.
+// Small schemas that together contain all keywords.
 const char* const kSchemas[] = {
     R"({"type":"string","not":{"const":"x"}})",
     R"({"type":"string","not":{"pattern":"^a"},"maxLength":2})",
@@ -71,8 +70,7 @@ const char* const kSchemas[] = {
     "{}",
 };
 
-// The budget ends at every one of the first and of the last steps of each, and at hundreds between, where
-// automata are made; all that follows is one sentence. BRAID_EVERY_STEP: at every step.
+// Ends the budget at many steps; each is a clean error. BRAID_EVERY_STEP: at every step.
 TEST(SchemaBudget, MayEndAnywhere) {
   constexpr int64_t kFirst = 1500, kLast = 200, kBetween = 150;
   const bool every = std::getenv("BRAID_EVERY_STEP") != nullptr;
@@ -98,7 +96,6 @@ Json list_of(int from, int to, const char* text = nullptr) {
   return out;
 }
 
-// Each value is looked up among sorted ones, and each of these comparisons is charged for.
 TEST(SchemaBudget, ListsCostTheirComparisonsAndNoMore) {
   const auto steps_of = [](const std::function<Json(int)>& schema, int n) {
     GrammarBudget budget(int64_t{1} << 40, int64_t{1} << 40);
@@ -127,14 +124,13 @@ TEST(SchemaBudget, ListsCostTheirComparisonsAndNoMore) {
     EXPECT_GE(some, 1000 * 2 * 9) << what;
     EXPECT_LE(more, some * 5) << what;
   }
-  // An automaton of denied numbers is large; making the list of them is not.
+  // The automaton of excluded numbers is large, but listing them is cheap.
   const Json numbers{{"type", "integer"}, {"not", {{"enum", list_of(0, 100'000)}}}};
   const Compiled made = compiled(numbers, false);
   EXPECT_NE(made.error.find("the range of a number"), std::string::npos) << made.error;
   EXPECT_LT(made.steps, GrammarBudget::kSteps + 4'000'000);
 }
 
-// Steps are kept once each, in an order that does not depend on the schema's.
 TEST(SchemaBudget, StepsOfNumbersAreASet) {
   NumberRule rule;
   for (const int step : {3, 2, 3, 2}) rule.steps.insert(*Decimal::of(Json(step)));
@@ -143,7 +139,6 @@ TEST(SchemaBudget, StepsOfNumbersAreASet) {
   EXPECT_FALSE(rule.holds(*Decimal::of(Json(4))));
 }
 
-// What one schema used up takes nothing from the shapes of the next.
 TEST(SchemaBudget, AnotherSchemaIsNoWorseOff) {
   const Json free = Json::object(), first{{"enum", {"first"}}};
   for (int64_t steps = 0; steps < 400; ++steps) {
@@ -163,8 +158,6 @@ TEST(SchemaBudget, AnotherSchemaIsNoWorseOff) {
     ASSERT_TRUE(matcher.advance(R"({"a":[1,{"b":null}]})") && matcher.accepts()) << steps;
   }
 }
-
-// ---- Where the bounds of what is understood lie ---------------------------------------------------------
 
 class Taken {
  public:
@@ -215,9 +208,8 @@ TEST(SchemaBounds, TypesHaveTheNamesThatTheParserOfCallsKnows) {
   EXPECT_NE(Taken(R"({"type":"uint"})", true).error, "");
 }
 
-// What is not understood admits too much rather than too little.
 TEST(SchemaBounds, WhatIsNotUnderstoodBindsNobody) {
-  // Whether the denied schema holds is not known.
+  // Whether the negated schema holds is unknown.
   expect_taken(R"({"enum":["a","b"],"not":{"pattern":"(?=x)x"}})", {R"("a")", R"("b")"}, {R"("c")"});
   expect_taken(R"({"enum":["a",1],"not":{"type":"string","pattern":"(?=x)x"}})", {R"("a")", "1"}, {});
   expect_taken(R"({"enum":["a",1],"not":{"type":"string"}})", {"1"}, {R"("a")"});
@@ -227,7 +219,7 @@ TEST(SchemaBounds, WhatIsNotUnderstoodBindsNobody) {
                {});
   expect_taken(R"({"enum":[{"a":1},{"b":1}],"not":{"properties":{"a":{}},"unevaluatedProperties":false}})",
                {R"({"a":1})", R"({"b":1})"}, {});
-  // Any name may be one that the pattern is about, so `additionalProperties` binds none.
+  // Any name may match the unknown pattern, so `additionalProperties` excludes none.
   expect_taken(R"({"type":"object","patternProperties":{"(?=x)x":{}},"additionalProperties":false,
                   "properties":{"n":{"type":"integer"}}})",
                {R"({"x1":true,"n":1})", "{}"}, {R"({"n":"x"})"});

@@ -21,7 +21,7 @@ ApiError schema_error(const std::string& param, const std::string& reason) {
           .message = param + ": the schema cannot be compiled: " + reason};
 }
 
-// A value of the schema and the end, behind `program`. Empty: it went well.
+// Adds a value of the schema and the end to `program`. Returns an error, or an empty string.
 std::string add_value(GrammarProgram& program, ValueShapes& shapes, GrammarBudget& budget, const Json& schema,
                       bool strict) {
   SchemaReader reader(shapes, budget, schema, strict);
@@ -35,7 +35,6 @@ std::string add_value(GrammarProgram& program, ValueShapes& shapes, GrammarBudge
          " alternatives, not counting words";
 }
 
-// One of the texts as it stands, and the end.
 std::string add_choice(GrammarProgram& program, GrammarBudget& budget, std::vector<std::string> texts) {
   std::sort(texts.begin(), texts.end());
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
@@ -46,7 +45,7 @@ std::string add_choice(GrammarProgram& program, GrammarBudget& budget, std::vect
   return budget.used_up() ? budget.sentence("the list of choices") : std::string();
 }
 
-// A few blanks may stand before the value: models write them behind a thought.
+// Models write a few blanks between a thought and the value.
 void add_lead(GrammarProgram& program) {
   program.set_start(program.here());
   program.add(Op::automaton, program.add_shared("lead", json_lead));
@@ -71,12 +70,12 @@ GrammarCache::Made compile(const Generation& generation, const ServedModel& mode
     program.set_start(calls.text_with_calls());
   } else {
     const bool choice = wanted.form && generation.format.kind == OutputFormat::Kind::choice;
-    // A few blanks may stand before the value, which conversations drop; a completion is what was chosen.
+    // No leading blanks in completions: the text must equal a choice.
     if (choice && generation.endpoint == Endpoint::completions)
       program.set_start(program.here());
     else
       add_lead(program);
-    // The first marker decides between a value of the form and calls.
+    // The first marker selects the value or the calls.
     const int32_t fork = program.here();
     program.fork(wanted.form && wanted.calls ? std::vector{fork + 1, fork + 2} : std::vector{fork + 1});
     const int32_t first = program.add(Op::jump);
@@ -99,7 +98,7 @@ GrammarCache::Made compile(const Generation& generation, const ServedModel& mode
   return finished(std::move(program), budget);
 }
 
-// All that compile() depends on.
+// Everything that compile() depends on.
 std::string describe(const Generation& generation, const ServedModel& model, const Wanted& wanted) {
   Json out = Json::array({wanted.calls, wanted.required, wanted.form, wanted.full});
   if (wanted.form) {

@@ -1,7 +1,5 @@
-// schema_grammar.h -- the form that an answer must have, as a program: JSON, a JSON schema, or a tool call.
-//
-// Compiling happens on the server's worker threads, within a budget of steps and bytes (grammar_budget.h);
-// the engine's thread only runs what was made (grammar_matcher.h).
+// schema_grammar.h -- the grammar of an answer: JSON, a JSON schema, or tool calls. Compiled on
+// worker threads within a budget (grammar_budget.h); the engine's thread only runs the result.
 #pragma once
 
 #include <memory>
@@ -12,14 +10,13 @@
 
 namespace braid::server {
 
-// The form of the content that `generation` asks for: a value of its format, calls of required tools, or
-// calls of strict tools (or of all, by the policy) wherever they begin. Null: free. Errors: 400
-// invalid_json_schema.
+// The content's grammar: a value of the format, required calls, or text with calls of strict tools
+// (or all, by policy). Null: unconstrained. Errors: 400 invalid_json_schema.
 ApiResult<std::shared_ptr<const GrammarProgram>> answer_grammar(const Generation& generation,
                                                                 const ServedModel& model,
                                                                 const AnswerPolicy& policy);
 
-// A JSON value of the schema, compiled anew. Errors: one sentence.
+// Compiles a JSON value of the schema, without the cache.
 Result<std::shared_ptr<const GrammarProgram>> schema_to_grammar(const Json& schema, bool strict,
                                                                 const GrammarCache& grammars);
 

@@ -1,4 +1,4 @@
-// schema_grammar_test.cpp -- which texts a schema's grammar takes, and which tokens that leaves.
+// schema_grammar_test.cpp -- texts and tokens that a schema's grammar accepts.
 #include "server/schema/schema_grammar.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ TEST(SchemaGrammar, StrictObjectsWithoutChoiceKeepTheSchemasOrder) {
   EXPECT_FALSE(strict.takes(R"({"why":"x"})"));
   EXPECT_TRUE(loose.takes(told));
   EXPECT_TRUE(loose.takes(turned));
-  // Where a member may be left out, any order holds; a member that nothing fits leaves no value.
+  // With optional members any order is allowed. An unsatisfiable member cannot appear.
   const Form optional(
       R"({"properties":{"a":{},"b":{}},"required":["a"],"type":"object","additionalProperties":false})",
       true);
@@ -90,7 +90,6 @@ std::string joined_by(const std::vector<std::string>& parts, const std::string& 
   return out;
 }
 
-// All sequences of up to five members out of four: taken if none comes twice and the required ones are there.
 TEST(SchemaGrammar, MembersComeInAnyOrderOnceEachAndTheRequiredOnesAll) {
   const Form form(R"({"type":"object","properties":{"a":{"type":"integer"},"ab":{"type":"null"},
       "b":{"type":"string"},"aab":{"type":"boolean"}},"required":["b","aab"]})");
@@ -113,7 +112,6 @@ TEST(SchemaGrammar, MembersComeInAnyOrderOnceEachAndTheRequiredOnesAll) {
   check({});
 }
 
-// A member that is not listed has another name than those that are, however the name is written.
 TEST(SchemaGrammar, MembersThatAreNotListedComeAnywhereAndHaveOtherNames) {
   expect_form(
       R"({"type":"object","properties":{"a":{"type":"integer"},"b\"\n":{"type":"null"}},"required":["a"],
@@ -135,7 +133,7 @@ TEST(SchemaGrammar, Arrays) {
               {R"(["a",null])", R"(["a"])", "[]"}, {R"(["a",null,1])", "[null]"});
   expect_form(R"({"type":"array","prefixItems":[{"type":"string"}],"minItems":1})",
               {R"(["a"])", R"(["a",1,{}])"}, {"[]", "[1]"});
-  // Tuples as they were written up to draft 7.
+  // Tuples of drafts up to 7.
   expect_form(R"({"type":"array","items":[{"type":"string"},{"type":"integer"}],"minItems":2,
                   "additionalItems":false})",
               {R"(["a", 1])"}, {R"([1,"a"])", R"(["a",1,2])", R"(["a"])"});
@@ -197,7 +195,7 @@ TEST(SchemaGrammar, NumbersKeepTheirBoundsAndTheirDigits) {
   expect_form(R"({"type":"number","exclusiveMinimum":0})", {"0.001", "3", "1234567.5"},
               {"0", "0.0", "-1", "-2.5"});
   expect_form(R"({"type":"number","minimum":0})", {"0", "0.5", "1e10", big}, {"-1", "-0.5"});
-  // As draft 4 wrote it.
+  // Draft 4.
   expect_form(R"({"type":"number","minimum":1,"exclusiveMinimum":true,"maximum":2,"exclusiveMaximum":true})",
               {"1.5", "1.0001"}, {"1", "2", "1.0", "2.5"});
   expect_form(R"({"type":"integer","multipleOf":5,"minimum":-10,"maximum":20})", {"-10", "0", "15", "20"},
@@ -206,13 +204,12 @@ TEST(SchemaGrammar, NumbersKeepTheirBoundsAndTheirDigits) {
               {"1.255", "0.001"});
   expect_form(R"({"type":"number","multipleOf":2.5})", {"0", "2.5", "-5", "1000000007.5"},
               {"1", "2.25", "3.5"});
-  // Of values that are listed 1 and 1.0 are one.
+  // 1 and 1.0 are equal.
   expect_form(R"({"const":1.0})", {"1", "1.0"}, {"2", "1.5"});
   expect_form(R"({"enum":[1,2.50]})", {"1", "2.5", "1.0"}, {"2", "5"});
   expect_form(R"({"type":"integer","enum":[1.0,2.5,"a"]})", {"1"}, {"2.5", "1.0", "\"a\""});
 }
 
-// Each of many bounds against each of many numbers.
 TEST(SchemaGrammar, RangesOfNumbersAreExact) {
   const std::vector<std::string> numbers = {"-12.5", "-3",  "-2.75", "-1",  "-0.5", "-0.05", "0",  "0.05",
                                             "0.5",   "0.9", "1",     "1.5", "2.75", "9.99",  "10", "123.4"};
@@ -258,7 +255,6 @@ TEST(SchemaGrammar, FormatsAndPatterns) {
   expect_form(R"({"type":"string","format":"uri"})",
               {R"("https://a.example/b?c=d#e")", R"("mailto:a@b.c")", R"("urn:x:y")"},
               {R"("a b")", R"("//a.b")", R"("http://a b")", R"("1http://x")"});
-  // A format inside an alternative, with what else is said of the text.
   expect_form(R"({"anyOf":[{"type":"string","format":"date"},{"type":"null"}],"minLength":1})",
               {R"("2024-02-29")", "null"}, {R"("x")", R"("")"});
   expect_form(R"({"type":"string","allOf":[{"pattern":"^a"},{"pattern":"b$"}],"maxLength":3})",
@@ -278,7 +274,7 @@ TEST(SchemaGrammar, CombinationsAndReferences) {
                   "next":{"anyOf":[{"$ref":"#/$defs/tree"},{"type":"null"}]}},"required":["v","next"]}}})",
               {R"({"v":1,"next":null})", R"({"v":1,"next":{"v":2,"next":null}})"},
               {R"({"v":1})", R"({"v":1,"next":1})"});
-  // Members beside a reference hold, wherever it leads; so do those of allOf beside other combinations.
+  // Keywords next to a reference apply; so does allOf next to other combinations.
   expect_form(R"({"type":"object","properties":{"n":{"$ref":"#/$defs/100%25","maximum":5,"title":"t"}},
                   "required":["n"],"additionalProperties":false,"$defs":{"100%":{"type":"integer","minimum":1}}})",
               {R"({"n":3})"}, {R"({"n":9})", R"({"n":0})", R"({"n":3,"m":1})"});
@@ -301,7 +297,6 @@ TEST(SchemaGrammar, CombinationsAndReferences) {
   expect_form(R"({"$id":"http://x.org/a","$ref":"b#here","$defs":{"b":{"$id":"b",
                   "$defs":{"c":{"$anchor":"here","type":"null"}}}}})",
               {"null"}, {"1"});
-  // Names by patterns, one or several, beside listed ones.
   expect_form(R"({"type":"object","patternProperties":{"^[a-z]+$":{"type":"integer"},"x":{"minimum":5}},
                   "properties":{"ab":{"maximum":9}},"additionalProperties":false})",
               {"{}", R"({"cd":1})", R"({"x":5,"ab":9})", R"({"X x":"y"})", R"({"axb": 7})"},
@@ -310,7 +305,6 @@ TEST(SchemaGrammar, CombinationsAndReferences) {
       R"({"type":"object","patternProperties":{"^s_":{"type":"string"}},"additionalProperties":{"type":"null"},
                   "propertyNames":{"maxLength":4}})",
       {R"({"s_a":"x","b":null})"}, {R"({"s_a":null})", R"({"b":"x"})", R"({"s_abc":"x"})"});
-  // Conditions, denials, exclusions.
   expect_form(R"({"type":"object","properties":{"k":{"enum":["a","b"]}},"required":["k"],
                   "if":{"properties":{"k":{"const":"a"}}},"then":{"required":["x"]},"else":{"required":["y"]}})",
               {R"({"k":"a","x":1})", R"({"y":1,"k":"b"})"}, {R"({"k":"a","y":1})", R"({"k":"b"})"});
@@ -322,7 +316,7 @@ TEST(SchemaGrammar, CombinationsAndReferences) {
   expect_form(R"({"type":"object","allOf":[{"properties":{"a":{}}}],"properties":{"b":{}},
                   "unevaluatedProperties":false})",
               {R"({"b":1,"a":1})"}, {R"({"c":1})"});
-  // A keyword binds the kind of values that it is about, and no other.
+  // A keyword constrains only its own kind of values.
   expect_form(R"({"minimum":5,"pattern":"^a","minItems":1,"required":["x"]})",
               {"5", R"("ab")", "[1]", R"({"x":1})", "null", "true"}, {"4", R"("b")", "[]", "{}"});
   expect_form("{}", {"1", "[]", R"({"a":[true,null,{"b":"c"}]})"}, {"", "tru", "[1"});
@@ -342,14 +336,14 @@ TEST(SchemaGrammar, WhatCannotBeCompiledSaysWhy) {
   EXPECT_NE(Form(R"({"type":"array","uniqueItems":true})", true).error.find("uniqueItems"),
             std::string::npos);
   EXPECT_NE(Form(R"({"type":"object","frobnicate":1})", true).error.find("frobnicate"), std::string::npos);
-  // What says nothing about the form is no reason to refuse it.
+  // Annotations are not refused.
   EXPECT_EQ(Form(R"({"type":"string","title":"t","description":"d","example":1,"examples":[],"default":1,
       "deprecated":true,"readOnly":true,"xml":{},"externalDocs":{},"discriminator":{},"x-order":1,
       "$comment":"c","contentEncoding":"base64","contentMediaType":"a/b"})",
                  true)
                 .error,
             "");
-  // Types by the names that programs give them, unless the client is strict.
+  // Type names of programming languages, unless the client is strict.
   EXPECT_TRUE(Form(R"({"type":"dict","properties":{"a":{"type":"INTEGER"},"b":{"type":"list"}},
       "additionalProperties":false})")
                   .takes(R"({"a":1,"b":[]})"));
@@ -362,7 +356,6 @@ TEST(SchemaGrammar, BombsAreRefusedOrStaySmall) {
   for (int i = 0; i < 3; ++i)
     nested = R"({"type":"array","minItems":100,"maxItems":10000,"items":)" + nested + "}";
   EXPECT_EQ(Form(nested).error, "");  // bounds are counted
-  // No finite value fits these.
   EXPECT_NE(Form(R"({"$ref":"#"})").error, "");
   EXPECT_NE(Form(R"({"anyOf":[{"$ref":"#"},{"$ref":"#"},{"$ref":"#"}]})").error, "");
   EXPECT_NE(Form(R"({"type":"array","minItems":1,"items":{"$ref":"#"}})").error, "");
@@ -371,7 +364,7 @@ TEST(SchemaGrammar, BombsAreRefusedOrStaySmall) {
                 .error,
             "");
   EXPECT_FALSE(Form(R"({"anyOf":[{"anyOf":[{"$ref":"#"},{"type":"null"}]},{"type":"null"}]})").takes("1"));
-  // Alternatives of alternatives: refused by what they cost, not by the clock.
+  // Nested alternatives are refused by cost, not by time.
   std::string product = "{\"type\":\"object\",\"allOf\":[";
   for (int i = 0; i < 40; ++i) {
     const std::string k = std::to_string(i);
@@ -379,7 +372,7 @@ TEST(SchemaGrammar, BombsAreRefusedOrStaySmall) {
         (i > 0 ? "," : "") + (R"({"anyOf":[{"required":["a)" + k) + R"("]},{"required":["b)" + k + R"("]}]})";
   }
   EXPECT_NE(Form(product + "]}").error, "");
-  // A chain of references, longer than any stack would bear.
+  // A chain of references that would overflow any stack.
   std::string chain = R"({"$ref":"#/$defs/0","$defs":{)";
   for (int i = 0; i < 20'000; ++i)
     chain += "\"" + std::to_string(i) + R"(":{"$ref":"#/$defs/)" + std::to_string(i + 1) + "\"},";
@@ -389,7 +382,6 @@ TEST(SchemaGrammar, BombsAreRefusedOrStaySmall) {
     chain += "\"" + std::to_string(i) + R"(":{"type":"array","items":{"$ref":"#/$defs/)" +
              std::to_string(i + 1) + "\"}},";
   EXPECT_TRUE(Form(chain + R"("2000":{"type":"null"}}})").takes("[[],[[[]]]]"));
-  // These end, however they begin.
   EXPECT_TRUE(Form(R"({"type":"array","items":{"$ref":"#"}})").takes("[[],[[]]]"));
   EXPECT_TRUE(Form(R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})").takes("null"));
   EXPECT_TRUE(Form(R"({"type":"string","pattern":"^((a*)*)*$"})").takes(R"("aaa")"));
@@ -410,8 +402,7 @@ std::vector<int32_t> allowed_by(GrammarMatcher& matcher, const Tokenizer& tokeni
   return ids;
 }
 
-// Walks the form with tokens chosen at random among the allowed ones, which are compared with those that the
-// form takes byte by byte.
+// Random walk with allowed tokens, compared with the tokens that are accepted byte by byte.
 std::string random_answer(const Form& form, uint32_t seed, int steps = 400) {
   const auto model = demo_served_model(nullptr);
   const Tokenizer& tokenizer = *model->tokenizer;
@@ -429,7 +420,6 @@ std::string random_answer(const Form& form, uint32_t seed, int steps = 400) {
     }
     EXPECT_EQ(ids, possible) << text;
     if (ids.empty() || (matcher.accepts() && random() % 4 == 0)) break;
-    // Short tokens more often, as they end things.
     int32_t id = ids[random() % ids.size()];
     for (int i = 0; i < 3; ++i)
       if (const int32_t other = ids[random() % ids.size()];
@@ -455,8 +445,6 @@ TEST(GrammarMatcher, AllowedTokensLeadToValidAnswers) {
     EXPECT_LE(json["age"].get<int>(), 130);
   }
 }
-
-// ---- Calls -----------------------------------------------------------------------------------------------
 
 class Calls {
  public:
@@ -533,7 +521,7 @@ TEST(CallGrammar, ParametersComeInAnyOrderOnceEachAndTheRequiredOnesAll) {
     EXPECT_FALSE(calls.takes(call(tool, {{"s", "x"}, {"s", "y"}})));
     EXPECT_FALSE(calls.takes(call(tool, {{"n", "x"}, {"s", "x"}})));
     EXPECT_EQ(calls.takes(call(tool, {{"z", "q"}, {"s", "x"}, {"sn", "q"}, {"n", "7"}})), open);
-    // The first call's parameters are not those of the second.
+    // The second call may repeat the parameters of the first.
     EXPECT_TRUE(calls.takes(call(tool, {{"s", "x"}}) + "\n" + call(tool, {{"s", "x"}})));
   }
   EXPECT_FALSE(calls.takes(call("f", {{"s", "x"}, {name, "q"}})));
@@ -568,8 +556,6 @@ TEST(CallGrammar, WithAFormTheAnswerIsAValueOrCalls) {
   EXPECT_TRUE(both.takes(kGood));
   EXPECT_FALSE(both.takes("Hello"));
 }
-
-// ---- Masks -----------------------------------------------------------------------------------------------
 
 class Mask {
  public:
@@ -619,7 +605,7 @@ TEST(AnswerMask, ABudgetClosesTheThoughtTokenByToken) {
   EXPECT_GT(mask.allowed().size(), 1000u);
 }
 
-// Found at the same token whatever was taken back on the way, and no thought follows one that looped.
+// The loop is found at the same token despite rewinding.
 TEST(AnswerMask, ALoopClosesTheThought) {
   const auto model = demo_served_model(nullptr);
   const int32_t open = *model->tokenizer->find("<think>");
@@ -639,8 +625,8 @@ TEST(AnswerMask, ALoopClosesTheThought) {
   const auto forced = [&] { return !mask->all_but().has_value(); };
   int32_t other = 300;
   for (int i = 0; i < 10; ++i) mask->advance(other++);
-  for (int i = 0; i < 18; ++i) {  // the loop's tokens 10 to 27: 16 of them are covered at length 28
-    // A draft that is taken back each time: another token, or the first of the closing text.
+  for (int i = 0; i < 18; ++i) {  // tokens 10 to 27; 16 are covered at length 28
+    // A rejected draft: another token, or the first of the closing text.
     mask->advance(other++);
     mask->advance(77);
     mask->rewind(2);
@@ -664,7 +650,7 @@ TEST(AnswerMask, ALoopClosesTheThought) {
   EXPECT_EQ(end->load(), ThoughtEnd::none);
 }
 
-// A call in a thought is data, and so is not looked at; what comes behind it is a text of its own.
+// Calls in a thought are skipped, and text after them is examined separately.
 TEST(AnswerMask, ACallInAThoughtIsNoLoop) {
   const auto model = demo_served_model(nullptr);
   MaskRules rules;
@@ -689,7 +675,7 @@ TEST(AnswerMask, ACallInAThoughtIsNoLoop) {
   EXPECT_EQ(say(1000), 1000);
   mask->advance(rules.call_close);
   EXPECT_EQ(say(1000), 16);
-  mask->rewind(16 + 1 + 1000 + 1);  // to the place before the call
+  mask->rewind(16 + 1 + 1000 + 1);  // before the call
   EXPECT_EQ(say(20), 1) << "the sixteenth before the call";
 }
 
@@ -707,7 +693,6 @@ TEST(AnswerMask, AFormHoldsBehindTheThoughtOnly) {
   EXPECT_EQ(mask.allowed(), mask.model->tokenizer->end_ids());
 }
 
-// Of a conversation without any form: nearly everything may come, and both ways of asking say the same.
 TEST(AnswerMask, ThoughtsAreNotClosedTwiceNorOpenedInTheMiddle) {
   const auto model = demo_served_model(nullptr);
   const int32_t open = *model->tokenizer->find("<think>"), close = *model->tokenizer->find("</think>");

@@ -1,4 +1,4 @@
-// schema_nodes.cpp -- see schema_nodes.h. Reading of keywords.
+// schema_nodes.cpp -- see schema_nodes.h. Reads keywords.
 #include "server/schema/schema_nodes.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ namespace braid::server {
 
 namespace {
 
-constexpr int64_t kNoMore = int64_t{1} << 30;  // bounds from here on bind nobody
+constexpr int64_t kNoMore = int64_t{1} << 30;  // larger bounds are ignored
 
 const std::set<std::string_view> kHeld = {"$ref",
                                           "$dynamicRef",
@@ -64,7 +64,7 @@ const std::set<std::string_view> kHeld = {"$ref",
                                           "dependentRequired",
                                           "dependentSchemas"};
 
-// They say nothing about the form.
+// Annotations, without effect.
 const std::set<std::string_view> kNotes = {
     "$schema",      "$id",           "id",      "$anchor",      "$dynamicAnchor",  "$recursiveAnchor",
     "$vocabulary",  "$comment",      "$defs",   "definitions",  "title",           "description",
@@ -93,7 +93,7 @@ int64_t compared_steps(size_t texts, size_t bytes) {
 
 SchemaNodes::SchemaNodes(GrammarBudget& budget, const Json& root, bool strict)
     : budget_(budget), references_(root), strict_(strict) {
-  nodes_.emplace_back().read = true;  // true
+  nodes_.emplace_back().read = true;
 }
 
 bool SchemaNodes::stopped() {
@@ -104,8 +104,6 @@ bool SchemaNodes::stopped() {
 void SchemaNodes::unsupported(const std::string& what) {
   if (strict_) fail(what + " is not supported");
 }
-
-// ---- Nodes -----------------------------------------------------------------------------------------------
 
 int32_t SchemaNodes::make() {
   budget_.spend(16);
@@ -141,7 +139,7 @@ Literal SchemaNodes::all_of(std::vector<Literal> parts) {
   return id * 2;
 }
 
-// A value that is no object with this member; an object that has it.
+// absent(): values that are not an object with this member. present(): objects with it.
 Literal SchemaNodes::absent(const std::string& name) {
   const int32_t id = make();
   at(id).properties = {{name, kFalse}};
@@ -184,8 +182,6 @@ const Automaton* SchemaNodes::pattern(const std::string& expression, Spelling sp
   return known->second ? &*known->second : nullptr;
 }
 
-// ---- Keywords --------------------------------------------------------------------------------------------
-
 void SchemaNodes::read(int32_t id) {
   SchemaNode& node = at(id);
   if (node.read) return;
@@ -211,7 +207,7 @@ void SchemaNodes::read(int32_t id) {
   if (const Json* flag = of(found, "nullable"); flag != nullptr && *flag == true) nullable(node);
 }
 
-// What was read is one of two options from now on.
+// Makes the node a choice of null and the previous contents.
 void SchemaNodes::nullable(SchemaNode& node) {
   const int32_t other = make();
   const Json* json = node.json;
@@ -270,7 +266,7 @@ uint8_t SchemaNodes::type_named(const Json& name) {
       {"object", types::kObject}};
   const std::string text = name.is_string() ? name.get<std::string>() : std::string();
   if (const auto found = kNames.find(text); found != kNames.end()) return found->second;
-  // What writers of schemas mean who name types as their language does.
+  // Type names of programming languages.
   static const std::map<ArgumentType, uint8_t> kKinds = {
       {ArgumentType::null, types::kNull},       {ArgumentType::boolean, types::kBoolean},
       {ArgumentType::integer, types::kInteger}, {ArgumentType::number, types::kNumber},
@@ -329,7 +325,7 @@ void SchemaNodes::read_numbers(SchemaNode& node, const Found& found) {
     const Json* given = of(found, name);
     return given == nullptr ? std::nullopt : Decimal::of(*given);
   };
-  // In draft 4 a boolean says whether the bound itself is in.
+  // In draft 4, a boolean says whether the bound is exclusive.
   const auto flag = [&](const char* name) {
     const Json* given = of(found, name);
     return given != nullptr && *given == true;
@@ -353,7 +349,7 @@ void SchemaNodes::read_numbers(SchemaNode& node, const Found& found) {
   }
 }
 
-// A count; `otherwise` if it binds nobody.
+// A count; `otherwise` if it has no effect.
 int64_t SchemaNodes::count(const Json& value, const char* keyword, bool least, int64_t otherwise) {
   const bool huge = value.is_number() && value.get<double>() >= static_cast<double>(kNoMore);
   const auto read = huge ? std::optional(kNoMore) : as_integer(value);
@@ -387,7 +383,7 @@ void SchemaNodes::read_strings(SchemaNode& node, const Found& found) {
 
 void SchemaNodes::read_arrays(SchemaNode& node, const Found& found) {
   const Json *items = of(found, "items"), *prefix = of(found, "prefixItems");
-  // Up to draft 2019-09 a tuple is a list of items, and additionalItems come behind it.
+  // Up to draft 2019-09, `items` may be a tuple, followed by additionalItems.
   if (items != nullptr && items->is_array()) {
     for (const Json& item : *items) node.prefix.push_back(literal(item));
     if (const Json* more = of(found, "additionalItems")) {
@@ -442,7 +438,7 @@ void SchemaNodes::read_objects(SchemaNode& node, const Found& found) {
   if (const Json* other = of(found, "unevaluatedProperties")) node.unevaluated = literal(*other);
 }
 
-// If there is such a member, `then` holds as well.
+// If the member is present, `then` applies too.
 void SchemaNodes::depends(SchemaNode& node, const std::string& name, Literal then) {
   if (then == kTrue) return;
   node.choices.push_back({absent(name), all_of({present(name), then})});

@@ -11,7 +11,7 @@ using Shape = ValueShapes::Shape;
 
 namespace {
 
-constexpr size_t kMaxStructured = 64;  // values of an enum that are written out member by member
+constexpr size_t kMaxStructured = 64;  // enum values written member by member
 
 bool is_one_of(uint8_t kinds, uint8_t kind) { return (kinds & kind) != 0; }
 
@@ -41,8 +41,6 @@ Shape SchemaReader::value(Set whole) {
   return made_.emplace_back(stopped() ? 0 : shape);
 }
 
-// ---- Sets ------------------------------------------------------------------------------------------------
-
 Shape SchemaReader::nothing(const char* why) {
   if (why_nothing_.empty()) why_nothing_ = why;
   return shapes_.words({});
@@ -71,14 +69,14 @@ void SchemaReader::make(const Set& set, Known& known, int depth) {
   known.made = true;
   const Shape shape = build(set, depth);
   if (stopped()) return;
-  // Something inside it refers to it.
+  // A shape inside it refers to it.
   if (known.shape >= 0)
     shapes_.define(known.shape, shape);
   else
     known.shape = shape;
 }
 
-// A choice that is still open: the sets that it leads to, or the one with its only way. Empty: there is none.
+// Finds an open choice: `ways` gets its remaining alternatives. Empty if there is no open choice.
 std::optional<SchemaReader::Set> SchemaReader::choose(const Set& set, const Closure& closure,
                                                       std::vector<Set>& ways) {
   for (const Literal literal : closure.literals) {
@@ -120,8 +118,6 @@ Shape SchemaReader::build(const Set& set, int depth) {
   return shapes_.choice(std::move(shapes));
 }
 
-// ---- Listed values ---------------------------------------------------------------------------------------
-
 Shape SchemaReader::enumeration(const Closure& closure) {
   const std::vector<const Json*>* shortest = nullptr;
   for (const Literal literal : closure.literals)
@@ -148,7 +144,7 @@ Shape SchemaReader::enumeration(const Closure& closure) {
   return shapes_.choice(std::move(shapes));
 }
 
-// 1 and 1.0 are one value: an integer is written without a point where only integers may come.
+// 1 and 1.0 are equal. An integer has no point if only integers are allowed.
 void SchemaReader::number_words(const Json& value, bool fractions, std::vector<std::string>& out) {
   budget_.spend(8);
   const auto number = Decimal::of(value);
@@ -159,7 +155,7 @@ void SchemaReader::number_words(const Json& value, bool fractions, std::vector<s
   if (fractions) out.push_back(out.back() + ".0");
 }
 
-// As it may be written: members in any order, blanks.
+// In any spelling: any member order, with blanks.
 Shape SchemaReader::constant(const Json& value, bool fractions, int depth) {
   budget_.spend(8);
   if (stopped()) return 0;
@@ -182,8 +178,6 @@ Shape SchemaReader::constant(const Json& value, bool fractions, int depth) {
     texts.push_back(json_literal(value));
   return shapes_.words(std::move(texts));
 }
-
-// ---- Scalars ---------------------------------------------------------------------------------------------
 
 Shape SchemaReader::leaf(const Closure& closure, int depth) {
   std::vector<Shape> shapes;
@@ -227,7 +221,6 @@ Shape SchemaReader::number(const Closure& closure) {
     budget_.spend(static_cast<int64_t>(node.number.steps.size() * (4 + std::bit_width(rule.steps.size()))));
     rule.steps.insert(node.number.steps.begin(), node.number.steps.end());
     for (const Json* value : node.not_values) {
-      // Two searches among those that are there.
       if (!budget_.spend(8 + 2 * std::bit_width(rule.excluded.size()))) return 0;
       if (const auto excluded = Decimal::of(*value); excluded && rule.holds(*excluded))
         rule.excluded.insert(*excluded);
@@ -256,7 +249,7 @@ std::optional<Automaton> SchemaReader::words_automaton(const std::vector<std::st
   return tree.compile(tree.choice(std::move(options)), spelling_);
 }
 
-// `key`: what it was made of, for regulars_; if `once`, what is there already is not made again.
+// `key` identifies the text in regulars_. `once`: a known one is not made again.
 SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, bool once) {
   Text out;
   std::set<std::string> patterns, excluded;
@@ -325,7 +318,7 @@ Shape SchemaReader::string(const Closure& closure) {
                                             : shapes_.bounded_string(found.least, found.most);
 }
 
-// Texts that a set admits, as between quotes. Empty: beyond the budget.
+// Texts that a set accepts. Empty if beyond the budget.
 std::optional<Automaton> SchemaReader::content(const Set& set, int depth) {
   const Closure closure = nodes_.close(set);
   if (stopped() || closure.empty || !is_one_of(closure.types, types::kString) || depth > kMaxDepth)
@@ -362,7 +355,7 @@ std::optional<Automaton> SchemaReader::content(const Set& set, int depth) {
   return with_length(*any, character(), found.least, found.most, budget_);
 }
 
-// Says so where it is plain to see; else content() is an automaton of all that is said.
+// A quick check. If it fails, content() makes the automaton.
 bool SchemaReader::admits_any_text(const Set& set, int depth) {
   const Closure closure = nodes_.close(set);
   if (stopped() || closure.empty || !is_one_of(closure.types, types::kString) || depth > kMaxDepth)
@@ -391,8 +384,6 @@ SchemaReader::PlainText SchemaReader::plain_text(const Json& part) {
   if (stopped()) out.texts.reset();
   return out;
 }
-
-// ---- Objects and arrays ----------------------------------------------------------------------------------
 
 Shape SchemaReader::object(const Closure& closure, int depth) {
   std::vector<std::string> names;
@@ -428,12 +419,12 @@ Shape SchemaReader::object(const Closure& closure, int depth) {
   if (least > possible) return nothing("minProperties is more than there can be members");
   if (least > static_cast<int64_t>(required.size())) nodes_.unsupported("the keyword minProperties");
   if (most >= 0 && most < possible) nodes_.unsupported("the keyword maxProperties");
-  // OpenAI promises the schema's order to those who are strict, and they put what leads to an answer in front of it.
+  // OpenAI guarantees the schema's order in strict mode. Clients rely on it to put reasoning first.
   const bool in_order = nodes_.strict() && more.empty() && !names.empty() && required.size() == names.size();
   return shapes_.object(std::move(properties), std::move(more), in_order);
 }
 
-// Members that are not listed: the patterns of names divide them into classes.
+// Unlisted members. Name patterns divide them into classes.
 std::vector<ValueShapes::Others> SchemaReader::others(const Closure& closure,
                                                       const std::vector<std::string>& listed, int depth) {
   struct Class {
@@ -513,7 +504,7 @@ Shape SchemaReader::array(const Closure& closure, int depth) {
   if (contained.size() > 1) nodes_.unsupported("the keyword contains, twice for one array,");
   if (stopped()) return 0;
   if (contained.empty()) return shapes_.array(std::move(prefix), item, least, most);
-  // One of the first elements is it, or one behind them.
+  // The contained element is one of the first, or one after them.
   std::vector<Shape> ways;
   for (size_t i = 0; i < size; ++i) {
     Set set = nodes_.element(closure, static_cast<int64_t>(i));

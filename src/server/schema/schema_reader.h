@@ -1,9 +1,7 @@
-// schema_reader.h -- a JSON schema as the shape of a value.
-//
-// What schemas say together (allOf, $ref and members beside it, anyOf, a property of several of them) is
-// gathered as a set of literals (schema_nodes.h); each set becomes one shape, once. Sets with alternatives
-// are a choice of sets without. What is held is listed in docs/serving.md; other keywords are refused by name
-// if the client asked for strictness, and ignored otherwise.
+// schema_reader.h -- converts a JSON schema to the shape of a value. Schemas that apply together
+// are a set of literals (schema_nodes.h), and each set becomes one shape. A set with alternatives
+// is a choice of sets without. docs/serving.md lists the supported keywords. Others are refused by
+// name in strict mode, else ignored.
 #pragma once
 
 #include <map>
@@ -20,38 +18,36 @@ namespace braid::server {
 
 class SchemaReader {
  public:
-  // `root` outlives this; references point into it.
+  // `root` must outlive this object; references point into it.
   SchemaReader(ValueShapes& shapes, GrammarBudget& budget, const Json& root, bool strict)
       : shapes_(shapes), budget_(budget), root_(root), nodes_(budget, root, strict) {}
 
   using Shape = ValueShapes::Shape;
-  // The whole schema, or one inside it.
   Shape value() { return value(root_); }
   Shape value(const Json& part);
-  // The whole schema, of its values those that are objects.
+  // The whole schema, restricted to objects.
   Shape object_value();
 
-  // Texts that a part of the schema admits, as they are: where they stand without quotes. Bounds beyond
-  // kMaxPlainLength are left out.
+  // Texts of a part of the schema, without quotes. Lengths beyond kMaxPlainLength are ignored.
   struct PlainText {
     bool any = false;
-    std::optional<Automaton> texts;  // empty, and not `any`: beyond the budget
+    std::optional<Automaton> texts;  // empty and not `any`: beyond the budget
   };
   static constexpr int64_t kMaxPlainLength = 128;
   PlainText plain_text(const Json& part);
 
-  // Empty: all went well. One sentence otherwise, and the shapes are of no use.
+  // Empty on success. After an error the shapes must not be used.
   const std::string& error();
 
  private:
   using Set = std::vector<Literal>;
   using Closure = SchemaNodes::Closure;
-  static constexpr int kMaxDepth = 40;  // of sets inside each other that are made at once
+  static constexpr int kMaxDepth = 40;  // nested sets made at once
   struct Known {
     Shape shape = -1;
-    bool made = false;  // else `shape`, if there is one, is defined later
+    bool made = false;  // else `shape`, if set, is defined later
   };
-  // Strings that fit: an automaton of what stands between the quotes, if lengths do not say all.
+  // Accepted strings: lengths, and an automaton of the text if they are not sufficient.
   struct Text {
     bool none = false;
     int64_t least = 0, most = -1;
@@ -89,10 +85,10 @@ class SchemaReader {
   const Json& root_;
   SchemaNodes nodes_;
   std::map<Set, Known> known_;             // of sets
-  std::vector<Set> open_;                  // to be made when what is nested now is done
-  std::map<std::string, Shape> regulars_;  // patterns and ranges that were met before
-  std::vector<Shape> made_;                // by value(), not looked at yet
-  Expression::Spelling spelling_ = Expression::Spelling::json_string;  // of texts that are being made
+  std::vector<Set> open_;                  // made after the current nesting is complete
+  std::map<std::string, Shape> regulars_;  // patterns and ranges made before
+  std::vector<Shape> made_;                // by value(), not checked yet
+  Expression::Spelling spelling_ = Expression::Spelling::json_string;  // of the texts being made
   std::string why_nothing_;
   std::string error_;
 };

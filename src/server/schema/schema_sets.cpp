@@ -1,4 +1,4 @@
-// schema_sets.cpp -- see schema_nodes.h. What schemas say together, and where they do not hold.
+// schema_sets.cpp -- see schema_nodes.h. Sets of schemas, validity, negation.
 #include <algorithm>
 
 #include "server/automata/grammar_parts.h"
@@ -8,12 +8,11 @@ namespace braid::server {
 
 namespace {
 
-constexpr int kMaxHeldDepth = 100;   // of schemas inside each other, for one value
-constexpr int kMaxEmptyDepth = 3;    // members of members whose emptiness is looked at
-constexpr size_t kMaxPairs = 8;      // options of oneOf of which two may hold
-constexpr size_t kMaxListed = 4096;  // elements and members of a value of an enum
+constexpr int kMaxHeldDepth = 100;   // nested schemas per value
+constexpr int kMaxEmptyDepth = 3;    // nested members that are checked for emptiness
+constexpr size_t kMaxPairs = 8;      // options of oneOf that may overlap
+constexpr size_t kMaxListed = 4096;  // elements and members of an enum value
 
-// As between the quotes of a JSON string.
 std::string spelled(const std::string& text) {
   const std::string literal = json_literal(Json(text));
   return literal.substr(1, literal.size() - 2);
@@ -34,7 +33,7 @@ int64_t characters(const std::string& text) {
                        [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
-// The same for all that are equal in a schema's sense.
+// Equal for values that JSON Schema considers equal.
 std::string canonical_value(const Json& value) {
   if (value.is_number()) {
     const auto number = Decimal::of(value);
@@ -55,13 +54,10 @@ std::string canonical_value(const Json& value) {
 
 }  // namespace
 
-// ---- Sets ------------------------------------------------------------------------------------------------
-
 bool SchemaNodes::Closure::contains(Literal literal) const {
   return std::binary_search(literals.begin(), literals.end(), literal);
 }
 
-// Whether following `edges` from some literal leads back to it.
 bool SchemaNodes::in_circle(const std::vector<std::pair<Literal, Literal>>& edges) {
   std::map<Literal, std::vector<Literal>> from;
   std::map<Literal, int> into;
@@ -99,7 +95,7 @@ SchemaNodes::Closure SchemaNodes::close(const std::vector<Literal>& set) {
     open.insert(open.end(), node.all.rbegin(), node.all.rend());
     for (const Literal part : node.all) edges.emplace_back(literal, part);
   }
-  // A schema that is what it says itself to be says nothing that ends.
+  // A schema that requires itself accepts no finite value.
   out.empty = out.empty || (edges.size() > 1 && in_circle(edges)) ||
               (edges.size() == 1 && edges[0].first == edges[0].second);
   out.literals.assign(seen.begin(), seen.end());
@@ -114,7 +110,7 @@ std::vector<Literal> SchemaNodes::in_place(const Closure& closure, Literal liter
     const SchemaNode& node = this->node(out[i]);
     budget_.spend(4 + static_cast<int64_t>(node.all.size()));
     const auto take = [&](Literal other) {
-      // What is denied is not there.
+      // Negated schemas do not apply in place.
       if (other % 2 == 0 && closure.contains(other) && seen.insert(other).second) out.push_back(other);
     };
     std::for_each(node.all.begin(), node.all.end(), take);
@@ -123,7 +119,6 @@ std::vector<Literal> SchemaNodes::in_place(const Closure& closure, Literal liter
   return out;
 }
 
-// Whether what holds in place with `literal` would hold because it holds.
 bool SchemaNodes::leads_back(const Closure& closure, Literal literal, Literal option) {
   const Closure alone = close({option});
   return std::any_of(alone.literals.begin(), alone.literals.end(), [&](Literal one) {
@@ -144,7 +139,7 @@ bool SchemaNodes::evaluates(const SchemaNode& node, const std::string& name) {
   });
 }
 
-// A pattern of names that is not understood: any name may be one of its.
+// It has an unsupported name pattern, which may match any name.
 bool SchemaNodes::has_odd_names(const SchemaNode& node) {
   return std::any_of(node.name_patterns.begin(), node.name_patterns.end(),
                      [&](const auto& one) { return pattern(one.first) == nullptr; });
@@ -223,7 +218,7 @@ std::vector<Literal> SchemaNodes::element(const Closure& closure, int64_t index)
       const SchemaNode& one = this->node(other);
       known =
           known || in_prefix(one) || one.items_all || (other != literal && one.unevaluated_items != kTrue);
-      if (one.contains != kTrue) {  // those that it matches are known
+      if (one.contains != kTrue) {  // elements that it matches are evaluated
         unsupported("unevaluatedItems with contains");
         known = true;
       }
@@ -266,9 +261,7 @@ bool SchemaNodes::clearly_empty(const std::vector<Literal>& set, int depth) {
   });
 }
 
-// ---- Exactly one -----------------------------------------------------------------------------------------
-
-// Option `index`, and none of those that may hold with it.
+// Option `index` and the negations of options that may overlap it.
 Literal SchemaNodes::exclusive_option(const std::vector<Literal>& options, const std::vector<Closure>& alone,
                                       size_t index) {
   std::vector<Literal> parts{options[index]};
@@ -277,8 +270,7 @@ Literal SchemaNodes::exclusive_option(const std::vector<Literal>& options, const
     const uint8_t both = alone[index].types & alone[j].types;
     if (j == index || both == 0 || alone[j].empty || stopped()) continue;
     if (clearly_empty({options[index], options[j]})) continue;
-    // Without strictness objects that two options admit are let through: to keep them apart, values would
-    // have to be wrong for one of them.
+    // If not strict, objects and arrays may match several options: a ban would force bad values.
     if (!strict_ && (both & ~(types::kObject | types::kArray)) == 0) continue;
     const Literal other = options[j] ^ 1;
     if (other % 2 == 1 && other != kFalse) read(other / 2);
@@ -306,8 +298,6 @@ const SchemaNode& SchemaNodes::with_choices(Literal literal) {
   return at(id);
 }
 
-// ---- Validity --------------------------------------------------------------------------------------------
-
 SchemaNodes::Holds SchemaNodes::holds(const Json& value, Literal literal, int depth) {
   budget_.spend(8);
   if (depth > kMaxHeldDepth || stopped()) return Holds::unknown;
@@ -324,7 +314,7 @@ SchemaNodes::Holds SchemaNodes::holds(const Json& value, Literal literal, int de
   return Holds::unknown;
 }
 
-// Made once for each list: `list` is one of a node's.
+// Cached per list. `list` must belong to a node.
 const std::set<std::string>& SchemaNodes::canonical_texts(const std::vector<const Json*>& list) {
   const auto [known, added] = canonical_.try_emplace(&list);
   if (!added) return known->second;
@@ -399,7 +389,7 @@ SchemaNodes::Holds SchemaNodes::holds_array(const Json& value, const SchemaNode&
     }
   }
   if (out == Holds::no || (node.min_contains == 0 && node.max_contains < 0)) return out;
-  int64_t found = 0, perhaps = 0;  // elements that it contains
+  int64_t found = 0, perhaps = 0;  // matching elements
   for (const Json& element : value) {
     const Holds one = holds(element, node.contains, depth + 1);
     found += one == Holds::yes ? 1 : 0;
@@ -452,7 +442,7 @@ SchemaNodes::Holds SchemaNodes::holds_object(const Json& value, const SchemaNode
 SchemaNodes::Holds SchemaNodes::holds_combinations(const Json& value, const SchemaNode& node, int depth) {
   Holds out = Holds::yes;
   for (const Literal literal : node.all) out = std::min(out, holds(value, literal, depth + 1));
-  const auto count = [&](const std::vector<Literal>& options) {  // that hold, and that may
+  const auto count = [&](const std::vector<Literal>& options) {  // certain and possible matches
     std::pair<int64_t, int64_t> found;
     for (const Literal literal : options) {
       const Holds one = holds(value, literal, depth + 1);
@@ -475,10 +465,8 @@ SchemaNodes::Holds SchemaNodes::holds_combinations(const Json& value, const Sche
   return out;
 }
 
-// ---- Negations -------------------------------------------------------------------------------------------
-//
-// A schema is all of its keywords, so its negation is one of: a value against one of them. Keywords whose
-// opposite no keyword says (unevaluated members, patterns of names, steps of numbers) make it unknown.
+// A schema is the conjunction of its keywords, so its negation is a choice of negated keywords.
+// Keywords without an opposite (unevaluated members, name patterns, multiples) make it unknown.
 
 int32_t SchemaNodes::negation_of(int32_t id) {
   const auto known = negations_.find(id);

@@ -1,8 +1,6 @@
-// schema_suite_test.cpp -- the JSON-Schema-Test-Suite (Debian's json-schema-test-suite) against the compiler:
-// what a form takes is what is valid.
-//
-// Each instance is written compactly, with the blanks of Python's json.dumps and, if it has members, with
-// these turned around; a form takes it if it takes all of them. Numbers are written in full.
+// schema_suite_test.cpp -- Debian's json-schema-test-suite: grammars accept exactly the valid
+// instances. Each is spelled compactly, with Python's blanks, and with members reversed; all must
+// be accepted.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -50,7 +48,7 @@ std::string written(const Json& value, const std::string& blank, bool backwards)
 }
 
 struct Counts {
-  int held = 0, accepted = 0, refused = 0, not_compiled = 0;  // `accepted`, `refused`: wrongly
+  int held = 0, accepted = 0, refused = 0, not_compiled = 0;  // accepted, refused: wrongly
   bool operator==(const Counts&) const = default;
 };
 
@@ -64,7 +62,6 @@ bool takes(const std::shared_ptr<const GrammarProgram>& program, const Json& val
   return true;
 }
 
-// Of one schema and its instances.
 void count(const Json& schema, const Json& tests, bool strict, const std::string& name, Counts& out,
            std::ostream& log) {
   const auto made = schema_to_grammar(schema, strict, grammars());
@@ -114,7 +111,7 @@ Counts counts_of(const Json& row) {
           row["not compiled"].get<int>()};
 }
 
-// What is not held, and why: docs/serving.md. Counts may only become better, and the file with them.
+// docs/serving.md lists unsupported keywords. Counts may only improve.
 TEST(SchemaSuite, FormsTakeWhatIsValid) {
   const fs::path suite = "/usr/share/json-schema-test-suite/tests";
   if (!fs::exists(suite)) GTEST_SKIP() << "the package json-schema-test-suite is not installed";
@@ -134,7 +131,7 @@ TEST(SchemaSuite, FormsTakeWhatIsValid) {
   }
 }
 
-// Another checkout of the suite: BRAID_SCHEMA_SUITE=.../tests. Prints a row for each folder.
+// Another copy of the suite: BRAID_SCHEMA_SUITE=.../tests. Prints a row per folder.
 TEST(SchemaSuite, OfAnotherCheckoutIsCounted) {
   const char* given = std::getenv("BRAID_SCHEMA_SUITE");
   if (given == nullptr) GTEST_SKIP() << "BRAID_SCHEMA_SUITE is not set";

@@ -1,6 +1,4 @@
-// tool_calls_test.cpp -- calls under the token mask: what an answer may write
-// while tools are offered, followed from the request to the mask, and what the
-// parser makes of it.
+// tool_calls_test.cpp -- calls under the token mask, from the request to the parsed answer.
 #include <gtest/gtest.h>
 
 #include "server/answers/answer_stream.h"
@@ -32,13 +30,11 @@ struct Prepared {
     answer = std::move(*prepared);
   }
 
-  // Whether the mask lets the answer be `text`, byte by byte as tokens come,
-  // and end behind it.
   bool may_be(const std::string& text, bool ends = true) const {
     return mask_allows(answer.requests[0].mask.get(), *model->tokenizer, text, ends);
   }
 
-  // Names of the calls and the content that the parser takes a text for.
+  // The calls and the content that the parser reads.
   std::string read_as(const std::string& text) const {
     AnswerParser parser(answer.format);
     AnswerEvents events;
@@ -69,19 +65,17 @@ TEST(ToolCalls, AreHeldToNamesAndSchemas) {
   EXPECT_TRUE(free.may_be("See <tool_response> and <b>."));
   EXPECT_TRUE(free.may_be(call("run", cmd("ls\n"))));
   EXPECT_TRUE(free.may_be("I look.\n\n" + call("run", cmd("ls\n")) + "\n" + call("stop", "")));
-  // Each call begins at its first parameter, wherever the one before ended.
   EXPECT_TRUE(free.may_be(call("run", cmd("ls\n")) + "\n" + call("run", cmd("pwd\n"))));
   EXPECT_FALSE(free.may_be(call("run", cmd("ls\n")) + "\n" + call("run", ""), false));
   EXPECT_FALSE(free.may_be("<tool_call>\n<function=evil", false));
   EXPECT_FALSE(free.may_be("<tool_call>\n{\"name", false));
   EXPECT_FALSE(free.may_be(call("run", ""), false));  // cmd is required
-  // Beside what a schema lists nothing comes unless it says so.
+  // Unlisted parameters are refused unless the schema allows them.
   EXPECT_FALSE(free.may_be(call("run", cmd("ls\n") + "<parameter=other>\nx\n</parameter>\n")));
   EXPECT_FALSE(free.may_be("<tool_call>\n<function=run>\n" + cmd("ls\n") + "<parameter=n>\nx", false));
 }
 
-// A model that closes an empty text at once is out of it; else all that follows
-// would be part of it for the mask and calls of any name for the parser.
+// An immediately closed text is empty. Otherwise the rest of the answer would be part of it.
 TEST(ToolCalls, AnEmptyTextEndsWhereItsTagDoes) {
   const Prepared free("");
   EXPECT_TRUE(free.may_be(call("run", cmd(""))));
@@ -110,12 +104,11 @@ TEST(ToolCalls, OfToolsThatWereNotOfferedAreText) {
   }
   EXPECT_EQ(stop_only.read_as(call("run", cmd("x\n"))).find("[run]"), std::string::npos);
   EXPECT_EQ(stop_only.read_as(call("stop", "")), "[stop]{}");
-  // With `off` it is the client who tells the model that there is no such tool.
+  // Without a constraint, the client must reject unknown tools.
   EXPECT_EQ(free.read_as(kEvil[0]).substr(0, 6), "[evil]");
   EXPECT_TRUE(free.may_be(kEvil[0]));
 }
 
-// The mask lets a text be what the parser takes for one, and holds what it takes for a call.
 TEST(ToolCalls, AreNamedAndShownInText) {
   using Form = AnswerPolicy::ToolForm;
   const Prepared full(""), names("", Form::names);
@@ -144,11 +137,11 @@ TEST(ToolCalls, AreNamedAndShownInText) {
     EXPECT_FALSE(held->may_be("The `<tool_call>\n<function=evil", false));
     EXPECT_TRUE(
         held->may_be("The `<tool_call>\n<function=run>\n" + cmd("ls\n") + "</function>\n</tool_call>"));
-    EXPECT_FALSE(held->may_be("<tool_call> is a tag", false));  // where a line begins, it is meant
+    // at the start of a line it is a call
+    EXPECT_FALSE(held->may_be("<tool_call> is a tag", false));
   }
 }
 
-// What a model that calls by itself writes is what it may write when it must.
 TEST(ToolCalls, ARequiredCallIsWrittenAsAFreeOne) {
   const Prepared free(""), required(R"(,"tool_choice":"required")");
   for (const std::string& one :
@@ -161,12 +154,10 @@ TEST(ToolCalls, ARequiredCallIsWrittenAsAFreeOne) {
   EXPECT_FALSE(required.may_be(""));
 }
 
-// A tool `f` with these parameters.
 std::string tool_of(const std::string& parameters, bool strict = false) {
   return R"([{"type":"function","function":{"name":"f",)" + std::string(strict ? R"("strict":true,)" : "") +
          R"("parameters":)" + parameters + "}}]";
 }
-// Why a request with these tools is refused.
 std::string refused(const std::string& tools) {
   const auto model = demo_served_model(nullptr);
   const auto read =
@@ -179,11 +170,10 @@ std::string given(const std::string& name, const std::string& value) {
   return "<parameter=" + name + ">\n" + value + "\n</parameter>\n";
 }
 
-// The mask lets a value be written as the parser reads it, whatever form its schema has.
 TEST(ToolCalls, ParametersAreTypedByTheMaskAndTheParserAlike) {
   const struct {
     const char *parameters, *name, *written, *read;
-    const char* never = nullptr;  // what the mask does not let it be
+    const char* never = nullptr;  // refused by the mask
   } kCases[] = {
       {R"({"type":"object","properties":{"c":{"$ref":"#/$defs/C"}},"$defs":{"C":{"enum":["red","blue"],"type":"string"}}})",
        "c", "red", "\"red\"", "\"red\""},
@@ -216,7 +206,6 @@ TEST(ToolCalls, ParametersAreTypedByTheMaskAndTheParserAlike) {
       {R"({"type":"object","properties":{"v":{"description":"d"}}})", "v", "42", "\"42\""},
       {R"({"type":"object","properties":{"v":{"type":"str"}}})", "v", "42", "\"42\""},
       {R"({"type":"object"})", "v", "42", "\"42\""},
-      // Of two lists the values that are in both, and of each those of its type.
       {R"({"type":"object","properties":{"c":{"$ref":"#/$defs/C","enum":["red"]}},"$defs":{"C":{"enum":["green","red"]}}})",
        "c", "red", "\"red\"", "green"},
       {R"({"type":"object","properties":{"v":{"type":"string","enum":["a",1]}}})", "v", "a", "\"a\"", "1"},
@@ -259,7 +248,6 @@ TEST(ToolCalls, ParametersComeInAnyOrderAndNoneIsLost) {
   EXPECT_FALSE(full.may_be(call("f", given("command", "ls"))));
   EXPECT_FALSE(
       full.may_be(call("f", given("command", "ls") + given("command", "x") + given("description", "d"))));
-  // Of strict tools only what is listed.
   const char* closed = R"({"type":"object","properties":{"a":{"type":"string"},"b":{"type":"string"}},
       "required":["a","b"],"additionalProperties":false})";
   const Prepared strict("", AnswerPolicy::ToolForm::names, tool_of(closed, true));
@@ -267,7 +255,6 @@ TEST(ToolCalls, ParametersComeInAnyOrderAndNoneIsLost) {
   EXPECT_FALSE(strict.may_be(call("f", given("b", "1") + given("a", "2") + given("c", "3"))));
 }
 
-// A parameter that no value fits does not come, under its own name least of all.
 TEST(ToolCalls, WhatNoValueFitsIsLeftOutOrRefused) {
   for (const char* never :
        {R"({"type":"string","enum":[1]})", R"({"allOf":[{"const":"a"},{"const":"b"}]})", "false"}) {
@@ -283,7 +270,6 @@ TEST(ToolCalls, WhatNoValueFitsIsLeftOutOrRefused) {
   }
 }
 
-// The mask writes no name that the parser reads as another or not at all.
 TEST(ToolCalls, NamesThatNoTagCanHoldFreeTheirTool) {
   for (const std::string& name :
        {std::string(129, 'n'), std::string("a>b"), std::string(" a"), std::string("a\n")}) {
@@ -313,10 +299,10 @@ TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
   EXPECT_TRUE(full.may_be(call("f", given(wide, "1"))));
   EXPECT_EQ(full.read_as(call("f", given(wide, "1"))), "[f]{" + Json(wide).dump() + ": \"1\"}");
   EXPECT_FALSE(full.may_be(call("f", given(wide + "x", "1"))));
-  EXPECT_FALSE(full.may_be(call("f", given("\"n\"", "1"))));  // it would be read as n
+  EXPECT_FALSE(full.may_be(call("f", given("\"n\"", "1"))));  // the parser would read n
   EXPECT_TRUE(full.may_be(call("f", given(std::string(64, 'x'), "1"))));
   EXPECT_FALSE(full.may_be(call("f", given(std::string(65, 'x'), "1"))));
-  // One more than a listed one that is so long.
+  // A length that no listed name has.
   const std::string parameters = Json{
       {"type", "object"},
       {"properties", {{std::string(64, 'x'), true}}},
@@ -326,7 +312,6 @@ TEST(ToolCalls, NamesThatAreNotListedAreBoundInBytes) {
   EXPECT_FALSE(longer.may_be(call("f", given(std::string(66, 'x'), "1"))));
 }
 
-// Texts without quotes are held to what is said of them.
 TEST(ToolCalls, TextsAreHeldToPatternsFormatsAndLengths) {
   const struct {
     const char* schema;
@@ -340,8 +325,9 @@ TEST(ToolCalls, TextsAreHeldToPatternsFormatsAndLengths) {
       {R"({"anyOf":[{"type":"string","pattern":"^x"},{"type":"null"}]})", {"xy", "null"}, {"y"}},
       {R"({"type":"string","not":{"enum":["a","b"]}})", {"c", "ab"}, {"a", "b"}},
       {R"({"anyOf":[{"type":"string","pattern":"^x"},{"type":"string"}]})", {"y", ""}, {}},
-      {R"({"type":"string","maxLength":100000})", {"y", ""}, {}},             // too long to be counted
-      {R"({"type":["string","integer"],"maxLength":1})", {"xyz", "12"}, {}},  // other types are not held
+      {R"({"type":"string","maxLength":100000})", {"y", ""}, {}},  // too long to be counted
+      // other types are unconstrained
+      {R"({"type":["string","integer"],"maxLength":1})", {"xyz", "12"}, {}},
   };
   for (const Dialect::Calls calls : {Dialect::Calls::xml, Dialect::Calls::key_value}) {
     for (const auto& [schema, good, bad] : kCases) {
@@ -364,7 +350,6 @@ TEST(ToolCalls, TextsAreHeldToPatternsFormatsAndLengths) {
             "");
 }
 
-// What ends a value for the mask ends it for the parser.
 TEST(ToolCalls, NoTextTalksItselfOutOfItsParameter) {
   const Prepared full("");
   for (const std::string& value : std::vector<std::string>{

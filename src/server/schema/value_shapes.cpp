@@ -15,7 +15,7 @@ using Shape = ValueShapes::Shape;
 
 namespace {
 
-constexpr size_t kMergedRegulars = 3;  // so many automata of one choice become one
+constexpr size_t kMergedRegulars = 3;  // with this many, a choice merges its automata
 
 void append(std::string& key, int64_t number) {
   key.append(reinterpret_cast<const char*>(&number), sizeof number);
@@ -26,8 +26,6 @@ int32_t add_string(GrammarProgram& program) { return program.add_shared("string"
 }  // namespace
 
 void add_gap(GrammarProgram& program) { program.add(Op::automaton, program.add_shared("gap", json_gap)); }
-
-// ---- The graph -------------------------------------------------------------------------------------------
 
 Shape ValueShapes::add(Part part, bool unique) {
   std::string key;
@@ -46,7 +44,7 @@ Shape ValueShapes::add(Part part, bool unique) {
   for (const bool required : part.required) key += required ? '1' : '0';
   key += part.in_order ? 'o' : 'a';
   if (unique) append(key, static_cast<int64_t>(parts_.size()));
-  // Beyond the budget nothing is kept, and nobody uses what is returned.
+  // Beyond the budget the result is not used.
   if (!budget_->spend(16 + static_cast<int64_t>(key.size()) / 8) && !parts_.empty()) return 0;
   const auto [found, added] = known_.emplace(std::move(key), static_cast<Shape>(parts_.size()));
   if (added) parts_.push_back(std::move(part));
@@ -94,7 +92,7 @@ Shape ValueShapes::choice(std::vector<Shape> options) {
 
 Shape ValueShapes::any() {
   if (any_ >= 0) return any_;
-  if (budget_->used_up()) return 0;  // nothing is kept, and no other shape may be taken for this one
+  if (budget_->used_up()) return 0;  // beyond the budget; shape 0 must not be cached
   any_ = forward();
   const Shape object = this->object({}, {{nullptr, any_}}), array = this->array({}, any_, 0, -1);
   const Shape all =
@@ -104,7 +102,7 @@ Shape ValueShapes::any() {
   return any_;
 }
 
-// What must be finite for it to be: of a choice, one of them.
+// The shapes that must be finite for `part` to be finite. For a choice, one of them suffices.
 std::vector<Shape> ValueShapes::needs(const Part& part) const {
   std::vector<Shape> out;
   if (part.kind == Kind::choice) return part.shapes;
@@ -119,10 +117,9 @@ std::vector<Shape> ValueShapes::needs(const Part& part) const {
   return out;
 }
 
-// Each shape waits for so many others, and each that is found tells those that need it: time in proportion to
-// the graph.
+// Counts unmet needs per shape and propagates finite shapes: linear in the size of the graph.
 void ValueShapes::find_finite() {
-  const size_t old = finite_.size();  // these do not refer to new ones
+  const size_t old = finite_.size();  // older shapes do not refer to new ones
   finite_.resize(parts_.size());
   std::vector<size_t> waiting(parts_.size() - old);
   std::vector<std::vector<Shape>> needed_by(parts_.size() - old);
@@ -167,8 +164,6 @@ bool ValueShapes::have_values(const std::vector<Shape>& wanted) {
   return std::all_of(wanted.begin(), wanted.end(), [&](Shape shape) { return finite(shape); });
 }
 
-// ---- The program -----------------------------------------------------------------------------------------
-
 void ValueShapes::call(GrammarProgram& program, Shape shape) {
   calls_.emplace_back(program.add(Op::call), shape);
   open_.push_back(shape);
@@ -197,7 +192,7 @@ void ValueShapes::forget_calls() {
   open_.clear();
 }
 
-// The alternatives of a choice that are none themselves; words as one.
+// The non-choice alternatives of a choice. Words are joined.
 bool ValueShapes::flatten(Shape shape, std::vector<Shape>& out) {
   std::set<Shape> seen{shape};
   std::vector<Shape> open{shape};
@@ -236,7 +231,7 @@ Shape ValueShapes::merged_regular(const std::vector<Shape>& parts) {
 }
 
 bool ValueShapes::emit(GrammarProgram& program, Shape shape) {
-  const Part part = parts_[static_cast<size_t>(shape)];  // more may be added
+  const Part part = parts_[static_cast<size_t>(shape)];  // a copy, because parts_ may grow
   std::vector<Shape> options;
   if (part.kind == Kind::choice && !flatten(shape, options)) return false;
   places_[shape] = program.here();
@@ -280,7 +275,7 @@ bool ValueShapes::emit(GrammarProgram& program, Shape shape) {
   return true;
 }
 
-// A jump for each, as their code comes later.
+// One jump each, because their code follows later.
 void ValueShapes::emit_fork(GrammarProgram& program, const std::vector<Shape>& shapes) {
   const int32_t jumps = program.here() + 1;
   std::vector<int32_t> places(shapes.size());
@@ -306,7 +301,7 @@ void ValueShapes::emit_words(GrammarProgram& program, const Part& part) {
   program.add(Op::back);
 }
 
-// Members in any order; those that have come are in the register.
+// Members in any order. The register holds those already read.
 void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
   std::vector<std::string> keys, all;
   std::vector<Shape> values;
@@ -326,12 +321,12 @@ void ValueShapes::emit_object(GrammarProgram& program, const Part& part) {
   budget_->spend(static_cast<int64_t>(names) * 5, static_cast<int64_t>(names) * 60);
   const int32_t set =
       program.add_words(WordSet(keys, true, required, *budget_), std::vector<int32_t>(keys.size(), 0));
-  // Other members have none of the listed names, not even of those that cannot come.
+  // Other members must not use a listed name, even of a member that cannot appear.
   const int32_t listed_names = names == keys.size() ? set
                                                     : program.add_words(WordSet(all, false, {}, *budget_),
                                                                         std::vector<int32_t>(all.size(), 0));
   if (budget_->used_up()) return;
-  const auto value = [&](Shape shape) {  // behind its name
+  const auto value = [&](Shape shape) {  // after its name
     program.literal(":");
     add_gap(program);
     call(program, shape);
@@ -400,7 +395,7 @@ void ValueShapes::emit_in_order(GrammarProgram& program, const Part& part) {
   program.add(Op::back);
 }
 
-// Elements of the prefix one after the other; then the register counts.
+// The elements of the prefix; then the register counts.
 void ValueShapes::emit_array(GrammarProgram& program, const Part& part) {
   std::vector<Shape> prefix = part.shapes;
   int64_t most = part.most;
@@ -412,7 +407,8 @@ void ValueShapes::emit_array(GrammarProgram& program, const Part& part) {
   }
   if (!finite(part.item)) limit(prefix.size() + (part.contained >= 0 ? 1 : 0));
   if (most >= 0 && static_cast<int64_t>(prefix.size()) > most) prefix.resize(static_cast<size_t>(most));
-  const bool open = most < 0 || most > static_cast<int64_t>(prefix.size());  // elements beyond the prefix
+  // elements beyond the prefix
+  const bool open = most < 0 || most > static_cast<int64_t>(prefix.size());
   budget_->spend(static_cast<int64_t>(prefix.size()) * 4, static_cast<int64_t>(prefix.size()) * 128);
 
   program.literal("[");
@@ -455,7 +451,7 @@ void ValueShapes::emit_array(GrammarProgram& program, const Part& part) {
       add_gap(program);
     }
     emit_contained(program, part, most, counted);
-    if (!finite(part.item)) return close(true);  // it is the only one behind the prefix
+    if (!finite(part.item)) return close(true);  // it is the only one after the prefix
   } else if (prefix.empty()) {
     call(program, part.item);
     program.add(Op::count, static_cast<int32_t>(counted));
@@ -474,7 +470,7 @@ void ValueShapes::emit_array(GrammarProgram& program, const Part& part) {
   program.add(Op::jump, test);
 }
 
-// Elements up to the first that must be contained, for which there is room.
+// Elements through the first contained one, while there is a place for it.
 void ValueShapes::emit_contained(GrammarProgram& program, const Part& part, int64_t most, int64_t counted) {
   const bool others = finite(part.item);
   const int32_t element = program.here();

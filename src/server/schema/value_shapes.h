@@ -1,8 +1,5 @@
-// value_shapes.h -- what a JSON value may look like, as a graph: what a schema says once its keywords are
-// understood. Compiled to a GrammarProgram.
-//
-// Equal shapes are one. Shapes may refer to each other and to themselves; what no finite value fits is left
-// out when the program is made.
+// value_shapes.h -- the shape of a JSON value as a graph, compiled to a GrammarProgram. Equal
+// shapes are shared. Those without a finite value are omitted from the program.
 #pragma once
 
 #include <cstdint>
@@ -24,39 +21,37 @@ class ValueShapes {
     bool required;
   };
 
-  // Members that are not listed.
   struct Others {
-    std::shared_ptr<const Automaton> names;  // with their quotes, none of them listed; null: any
+    std::shared_ptr<const Automaton> names;  // with quotes, not listed; null: any
     Shape value;
   };
 
   explicit ValueShapes(GrammarBudget& budget) : budget_(&budget) {}
 
-  Shape words(std::vector<std::string> texts);  // one of them, as it stands
+  Shape words(std::vector<std::string> texts);  // one of `texts`
   Shape regular(Automaton automaton);
   Shape any_string() { return shared(Shared::string); }
   Shape any_number(bool not_negative) { return shared(not_negative ? Shared::not_negative : Shared::number); }
-  Shape bounded_string(int64_t least, int64_t most);  // characters; most < 0: none
-  // A listed name comes with its value alone, also if nothing fits that. No name is of two of `more`.
-  // `in_order`: the members come in the order of `properties`; all are required, and there are no more.
+  Shape bounded_string(int64_t least, int64_t most);  // characters; most < 0: no limit
+  // A listed name only takes its own value, even if that is unsatisfiable. The names of `more` must
+  // be disjoint. `in_order`: exactly `properties`, in order, all required.
   Shape object(std::vector<Property> properties, std::vector<Others> more, bool in_order = false);
   Shape any_object() { return object({}, {{nullptr, any()}}); }
-  // `contained`: one element at least behind the prefix is of this shape; then `least` is more than the
-  // prefix has. < 0: none need be.
+  // `contained` >= 0: required once after the prefix; `least` must exceed the prefix.
   Shape array(std::vector<Shape> prefix, Shape item, int64_t least, int64_t most, Shape contained = -1);
   Shape choice(std::vector<Shape> options);
   Shape any();
-  // One that is defined later.
+  // To be set later by define().
   Shape forward() { return add({.kind = Kind::choice}, /*unique=*/true); }
   void define(Shape forward, Shape as) { parts_[static_cast<size_t>(forward)].shapes = {as}; }
 
-  // Whether some finite value fits each of them.
+  // Whether each has a finite value.
   bool have_values(const std::vector<Shape>& wanted);
 
-  // Adds a call of `shape` to the program. Its code comes with finish().
+  // Adds a call of `shape`. finish() adds its code.
   void call(GrammarProgram& program, Shape shape);
-  // Adds what was called. False: a choice has too many alternatives, or the budget is used up; then what was
-  // called since the last time has no code.
+  // Adds the code of called shapes. False if a choice has too many alternatives or the budget is
+  // used up; then calls since the last finish() have no code.
   bool finish(GrammarProgram& program);
   void forget_calls();
 
@@ -97,16 +92,15 @@ class ValueShapes {
   GrammarBudget* budget_;
   std::vector<Part> parts_;
   std::map<std::string, Shape> known_;
-  std::vector<bool> finite_;  // of the shapes that were there when it was asked last
+  std::vector<bool> finite_;  // of the shapes at the last find_finite()
   Shape any_ = -1;
   // Of the program being made.
   std::map<Shape, int32_t> places_;
-  std::vector<Shape> fresh_;  // of places_, since the last finish()
+  std::vector<Shape> fresh_;  // in places_ since the last finish()
   std::vector<Shape> open_;
-  std::vector<std::pair<int32_t, Shape>> calls_;  // instructions to be told their places
+  std::vector<std::pair<int32_t, Shape>> calls_;  // instructions that wait for an address
 };
 
-// Blanks as JSON has them between elements.
 void add_gap(GrammarProgram& program);
 
 }  // namespace braid::server

@@ -1,4 +1,4 @@
-// answer_calls.cpp -- the inside of tool calls: parameters, values, JSON bodies, key and value pairs.
+// answer_calls.cpp -- the inside of tool calls: parameters, values, JSON bodies, key/value pairs.
 #include <algorithm>
 #include <array>
 #include <span>
@@ -12,13 +12,12 @@ using Kind = AnswerEvent::Kind;
 
 namespace {
 
-// The keys under which models put the arguments of a JSON call.
 const JsonValue* arguments_of(const JsonValue& function) {
   const JsonValue* found = function.find("arguments");
   return found != nullptr ? found : function.find("parameters");
 }
 
-// Bytes of `text` up to the first place where a marker may begin at its end.
+// Bytes of `text` before the last place where a marker may be incomplete.
 size_t before_partial(std::string_view text, std::span<const std::string_view> markers) {
   const size_t at = text.rfind('<');
   if (at == std::string_view::npos) return text.size();
@@ -49,10 +48,10 @@ void AnswerParser::close_call() {
   begin_segment(State::content);
 }
 
-// A byte that belongs to no markup, where only markup should be.
+// Skips a byte that is not markup where only markup may be.
 void AnswerParser::skip_astray() { astray_ += take(1); }
 
-// Blanks, which are layout until something is astray.
+// Blanks are layout unless other text precedes them.
 void AnswerParser::skip_layout() {
   const size_t start = begin_;
   skip_blanks();
@@ -94,7 +93,7 @@ void AnswerParser::write_value_text(std::string_view text) {
   emit(Kind::arguments, out);
 }
 
-// The open value ends with `tail`. at_end: because the answer does.
+// The open value ends with `tail`. at_end: because the answer ends.
 void AnswerParser::end_value(std::string_view tail, bool at_end) {
   const bool left_open = at_end && cut_;
   state_ = pair_ ? State::pairs : State::function;
@@ -118,7 +117,6 @@ void AnswerParser::end_value(std::string_view tail, bool at_end) {
   value_.clear();
 }
 
-// Between parameters.
 bool AnswerParser::step_function() {
   skip_layout();
   const std::string_view text = rest();
@@ -154,7 +152,7 @@ bool AnswerParser::step_function() {
   return true;
 }
 
-// An object where parameters should be: the arguments as a whole, if it is one.
+// An object in place of parameters may be the arguments as a whole.
 bool AnswerParser::step_function_body() {
   if (!body_scan_) extent_ = {};
   body_scan_ = true;
@@ -177,7 +175,7 @@ bool AnswerParser::step_function_body() {
 }
 
 bool AnswerParser::step_value() {
-  if (lead_) {  // exactly one line feed behind the tag is layout
+  if (lead_) {  // exactly one line feed after the tag is layout
     const std::string_view text = rest();
     if (!final_ && (text.empty() || text == "\r")) return false;
     if (text.starts_with('\n')) {
@@ -199,7 +197,7 @@ bool AnswerParser::step_value() {
   size_t keep = final_ ? text.size() : before_partial(text, markers);
   int32_t inner = inner_;
   JsonQuotes quotes = quotes_;
-  size_t quoted = 0;  // bytes that `quotes` has seen
+  size_t quoted = 0;  // bytes processed by `quotes`
   const bool json = held_json();
   for (size_t at = text.find('<'); at < keep; at = text.find('<', at + 1)) {
     const std::string_view here = text.substr(at);
@@ -238,23 +236,22 @@ bool AnswerParser::step_value() {
       write_value_text(value_);
       value_.clear();
       streams_ = true;
-      if (line) {  // back into the text that is not consumed
+      if (line) {  // back into the unconsumed text
         begin_ -= 1;
         last_ = begin_ > 0 ? buffer_[begin_ - 1] : ' ';
       }
     }
   } else {
-    if (!pair_ && keep > 0 && text[keep - 1] == '\n') --keep;  // could be layout
+    if (!pair_ && keep > 0 && text[keep - 1] == '\n') --keep;  // may be layout
     if (keep > 0) write_value_text(take(keep));
   }
   return false;
 }
 
-// The open value is JSON as a mask holds it, where no tag in a string ends it.
+// The open value is JSON under a mask, so a tag inside a string does not end it.
 bool AnswerParser::held_json() const { return held_form_ && !types_.is_text() && types_.values() == nullptr; }
 
-// Is the marker at `at` the end of the open value, or a part of it? `inner`: tags before it in the value that
-// open parameters and are not closed there.
+// Whether the marker at `at` ends the open value. `inner`: unclosed parameter tags before it.
 AnswerParser::Verdict AnswerParser::judge(size_t at, int32_t inner) const {
   const std::string_view here = rest().substr(at);
   Tri end = Tri::no;
@@ -282,8 +279,8 @@ AnswerParser::Verdict AnswerParser::judge(size_t at, int32_t inner) const {
   return end == Tri::yes ? Verdict::end : end == Tri::unknown ? Verdict::wait : Verdict::text;
 }
 
-// A closing tag of a parameter ends at `at`: it is the value's if markup follows. The tag may be written
-// twice; inside a value that holds whole parameters, the second one would be the value's.
+// A closing parameter tag at `at` ends the value if markup follows. The tag may be doubled. In a
+// value with whole parameters, the second one would be the value's.
 AnswerParser::Tri AnswerParser::ends_parameter(size_t at, int32_t inner) const {
   const std::string_view tag = tags().parameter.close;
   std::string next(tags().parameter.open);
@@ -298,7 +295,6 @@ AnswerParser::Tri AnswerParser::ends_parameter(size_t at, int32_t inner) const {
   return Tri::no;
 }
 
-// Behind a function: the end of the wrapper, another function in it, or what is written once too often.
 bool AnswerParser::step_after_function() {
   const size_t blanks = blanks_at(0);
   const std::string_view text = rest().substr(blanks);
@@ -334,7 +330,6 @@ bool AnswerParser::step_after_function() {
   return true;
 }
 
-// The object and everything before it was no call after all.
 void AnswerParser::give_back(size_t bytes) {
   ++repairs_.broken_json;
   while (bytes < rest().size() && (static_cast<unsigned char>(rest()[bytes]) & 0xC0) == 0x80) --bytes;
@@ -343,7 +338,7 @@ void AnswerParser::give_back(size_t bytes) {
 }
 
 bool AnswerParser::step_json() {
-  // Too long is decided where the object would have to be complete, so that pieces make no difference.
+  // Checked only where the object could be complete, so pieces do not affect the result.
   const size_t limit = format_.max_value_bytes;
   JsonExtent::State state = extent_.scan(rest());
   while (state == JsonExtent::State::angle) {

@@ -1,4 +1,4 @@
-// answer_parser.cpp -- prose, think blocks and where calls begin; the inside of calls is answer_calls.cpp.
+// answer_parser.cpp -- prose, think blocks and the start of calls; answer_calls.cpp has the rest.
 #include "text/answer/answer_parser.h"
 
 #include <algorithm>
@@ -51,9 +51,10 @@ void AnswerParser::finish(bool cut, AnswerEvents& out) {
   }
   if (state_ == State::function || state_ == State::pairs) {
     astray_ += take(rest().size());
-    // Of an answer that was cut, what was still held back is the beginning of an argument.
+    // In a cut answer, text still held back is the beginning of an argument.
     const std::string& lost = cut_ ? astray_before : astray_;
-    const bool given = cut_ && !astray_.starts_with(astray_before);  // an argument came after all
+    // an argument was found after all
+    const bool given = cut_ && !astray_.starts_with(astray_before);
     if (!cut_) close_call();
     begin_segment(State::content);
     if (!given) emit_prose(lost);
@@ -83,7 +84,7 @@ void AnswerParser::skip_blanks() { take(blanks_at(0)); }
 
 bool AnswerParser::at_line_start(size_t at) const { return (at > 0 ? rest()[at - 1] : last_) == '\n'; }
 
-// Does the text behind the blanks at `at` begin with one of the markers? At the end of everything: yes.
+// Whether a marker follows the blanks at `at`. The end of the answer counts as yes.
 AnswerParser::Tri AnswerParser::follows(size_t at, Markers markers) const {
   const std::string_view text = rest();
   const size_t start = at;
@@ -119,8 +120,8 @@ void AnswerParser::emit(Kind kind, std::string_view text) {
   out_->push_back({kind, call, std::string(text)});
 }
 
-// Text of the current segment. Blanks at its end wait for more text; those where the reasoning or the content
-// begins are dropped, those around a call stay.
+// Blanks at the end wait for more text. Blanks before reasoning or content are dropped; those
+// around calls stay.
 void AnswerParser::emit_text(Kind kind, std::string_view text) {
   if (fresh_ && !said_) text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
   const size_t keep = text.find_last_not_of(kBlanks) + 1;  // 0 if there are only blanks
@@ -213,7 +214,7 @@ bool AnswerParser::found_think_open(size_t at) {
     return true;
   }
   if (state_ == State::content && !format_.may_think) {
-    // Nobody asked for a thought. Where there is one all the same, it is closed, and its tag ends a line.
+    // Thinking is off, but a thought that is closed, with the tag at a line end, is accepted.
     const std::string_view behind = rest().substr(end);
     if (behind.empty() && !final_) return false;
     const bool line = behind.starts_with('\n') || behind.starts_with('\r');
@@ -234,7 +235,7 @@ bool AnswerParser::found_think_open(size_t at) {
   return true;
 }
 
-// `code`: it stands in code, where content shows it.
+// `code`: it is in code, which content shows.
 bool AnswerParser::found_think_close(size_t at, bool code) {
   take_prose(at);
   if (state_ == State::reasoning) {
@@ -251,7 +252,7 @@ bool AnswerParser::found_think_close(size_t at, bool code) {
   return true;
 }
 
-// A call may begin at `at`, whose place in the text is `place`: decide, or wait for what decides.
+// A call may begin at `at`; `place` is the code state there. Decides, or waits for more text.
 bool AnswerParser::found_call(size_t at, bool wrapped, const CodeSpans& place) {
   const size_t mark = (wrapped ? tags().call.open : tags().function.open).size();
   const bool fenced = place.fenced_next();
@@ -261,7 +262,7 @@ bool AnswerParser::found_call(size_t at, bool wrapped, const CodeSpans& place) {
                  : found.kind == Opening::Kind::unknown ? Tri::unknown
                                                         : accept_call(found, at, !wrapped);
   if (accepted == Tri::yes && place.inline_next()) {
-    // Code of a line ends with the line.
+    // A code span ends with its line.
     const std::string_view gap = rest().substr(at + mark, blanks_at(at + mark));
     if (!wrapped || gap.find('\n') == std::string_view::npos) accepted = Tri::no;
   }
@@ -290,7 +291,7 @@ bool AnswerParser::found_call(size_t at, bool wrapped, const CodeSpans& place) {
   return true;
 }
 
-// The tag at `at` stands inside a fence: it is shown, once the fence has closed.
+// The tag at `at` is in a fence. It is shown when the fence has closed.
 bool AnswerParser::hold_fence(size_t at) {
   if (at > 0) looked_ = 0;
   take_prose(at);
@@ -303,7 +304,6 @@ bool AnswerParser::hold_fence(size_t at) {
   CodeSpans behind = looked_code_;
   if (final_) behind.push('\n');
   if (!behind.fenced()) {
-    // A tag may stand right behind the fence.
     const size_t tag = text[looked_ - 1] == '<' ? 1 : 0;
     take_prose(std::exchange(looked_, 0) - tag);
     return true;
@@ -320,8 +320,8 @@ bool AnswerParser::hold_fence(size_t at) {
   return found_call(0, /*wrapped=*/true, code_);
 }
 
-// In reasoning, and without the wrapper, mentions of calls are common and only a known tool at the start of a
-// line counts.
+// Reasoning often mentions calls, as does text without the wrapper. There a call counts only with a
+// known tool at the start of a line.
 AnswerParser::Tri AnswerParser::accept_call(const Opening& found, size_t at, bool bare) const {
   const bool reasoning = state_ == State::reasoning;
   if (found.kind != Opening::Kind::json && !may_call(found.name)) return Tri::no;
@@ -346,7 +346,7 @@ AnswerParser::Opening AnswerParser::opening(size_t at, bool wrapped) const {
   while (wrapped && start < text.size() && is_blank(text[start]) && start < limit) ++start;
   std::string_view next = text.substr(start);
   bool doubled = false;
-  if (wrapped && next.starts_with(tags().call.open)) {  // written twice
+  if (wrapped && next.starts_with(tags().call.open)) {  // doubled
     doubled = true;
     start += tags().call.open.size();
     start += std::min(blanks_at(start), kMaxGap);
@@ -371,7 +371,7 @@ AnswerParser::Opening AnswerParser::opening(size_t at, bool wrapped) const {
   return out;
 }
 
-// <function=NAME>, also with blanks around '=', and <function name=NAME>. `marker`: as templates write it.
+// <function=NAME>, with blanks around '=', or <function name=NAME>. `marker`: the template's form.
 AnswerParser::NamedTag AnswerParser::named_tag(size_t at, std::string_view marker) const {
   const std::string_view word = marker.substr(0, marker.size() - 1);
   const std::string_view text = rest().substr(at);
@@ -394,7 +394,7 @@ AnswerParser::NamedTag AnswerParser::named_tag(size_t at, std::string_view marke
   if (attribute) name = trim_blanks(name.substr(4));
   if (!name.starts_with('=')) return out;
   name = trim_blanks(name.substr(1));
-  if (attribute && !name.empty()) {  // others may follow
+  if (attribute && !name.empty()) {  // more attributes may follow
     const bool quoted = name[0] == '"' || name[0] == '\'';
     const size_t end = quoted ? name.find(name[0], 1) : name.find_first_of(kBlanks);
     name = quoted ? name.substr(1, end - 1) : name.substr(0, end);

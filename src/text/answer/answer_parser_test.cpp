@@ -1,8 +1,4 @@
-// answer_parser_test.cpp -- what models write, taken apart: recorded cases, every way to cut them, and
-// damage.
-//
-// Method: a case is an output, the tools that were offered, and what must come of it. It is run whole, in
-// pieces of fixed and random sizes, and byte by byte through the UTF-8 joiner; the result must be the same.
+// answer_parser_test.cpp -- recorded outputs of models, each cut in all ways, and damaged ones.
 #include "text/answer/answer_parser.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +68,6 @@ struct Case {
   bool cut = false;
 };
 
-// Pieces of `bytes` bytes of the output (0: all at once), joined to whole characters on the way.
 Parts run(const Case& c, const std::vector<size_t>& cuts) {
   AnswerParser parser(c.format);
   Utf8Stream joiner;
@@ -151,7 +146,6 @@ std::shared_ptr<const OfferedTools> tools(const char* properties) {
       properties + "}}}]"));
 }
 
-// Every marker, half markers, and things that look like values.
 std::string random_output(std::mt19937& random) {
   static const std::vector<std::string> kPieces = {"<think>",
                                                    "</think>",
@@ -212,7 +206,7 @@ TEST(AnswerParser, DamagedStreamsNeverCrashAndNeverDependOnTheCut) {
   const auto offered =
       tools(R"({"i":{"type":"integer"},"s":{"type":"string"},"o":{"type":["object","array"]}})");
   std::mt19937 random(11);
-  // BRAID_TEST_ROUNDS=1000000 is the long run, for hands.
+  // BRAID_TEST_ROUNDS=1000000 is the long manual run.
   const char* wanted = std::getenv("BRAID_TEST_ROUNDS");
   const int rounds = wanted != nullptr ? std::atoi(wanted) : 15'000;
   for (int round = 0; round < rounds; ++round) {
@@ -273,7 +267,7 @@ TEST(AnswerParser, WithoutToolsNoTextIsLost) {
     Case c{repaired_utf8(random_output(random), Utf8Repair::maximal_subpart), {}, false};
     const Parts parts = run(c, {});
     std::string want = c.output, got = parts.reasoning + parts.content;
-    for (const char* marker : {"<think>", "</think>"}) {  // may be taken as markers, or be text
+    for (const char* marker : {"<think>", "</think>"}) {  // may be markers or text
       for (std::string* text : {&want, &got}) {
         for (size_t at; (at = text->find(marker)) != std::string::npos;)
           text->erase(at, std::string(marker).size());
@@ -297,7 +291,7 @@ TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
       {"<tool_call>\n<function=f>\nnothing but text", "nothing but text", 1},
       {"<tool_call>\n<function=f>\n{\"s\": \"Os", "{\"s\": \"Os", 1},
       {"<tool_call>\n<function=f>\ntext <b>bold</b>  and \n\n more", "text <b>bold</b>  and \n\n more", 1},
-      // A call that goes on does without it.
+      // A continued call drops it.
       {"<tool_call>\n<function=f>\nhm\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>", "", 1},
   };
   for (const auto& [output, content, calls] : kCases) {
@@ -308,7 +302,7 @@ TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
     EXPECT_EQ(parts.content, content) << output;
     EXPECT_EQ(parts.calls.size(), calls) << output;
     expect_valid_arguments(parts);
-    // Cut by a limit: prose is given back, the beginning of an argument is not prose.
+    // In a cut answer prose is emitted; the beginning of an argument is not prose.
     c.cut = true;
     EXPECT_EQ(run(c, every(1, c.output)), run(c, {})) << output;
   }
@@ -317,7 +311,6 @@ TEST(AnswerParser, TextBehindACallThatNeverEndsIsGivenBack) {
   EXPECT_EQ(run(cut, {}).content, "some text");
 }
 
-// Runs a case whole and in pieces, which must come to the same.
 Parts parts_of_output(const std::string& output, const std::function<void(Case&)>& edit = {}) {
   Case c{output, {}, false};
   c.format.tools = tools(R"({"s":{"type":"string"},"n":{"type":"integer"},"o":{"type":"object"}})");
@@ -356,18 +349,16 @@ TEST(AnswerParser, CallsThatAreShownInCodeAreText) {
            "Two:\n```\n" + kCall + "\n" + kCall + "\n```"}) {
     EXPECT_EQ(shown(parts_of_output(text)), text);
   }
-  // What stands behind the code is a call.
   EXPECT_EQ(shown(parts_of_output("As `f`:\n```\nls\n```\n\n" + kCall)),
             "As `f`:\n```\nls\n```[f{\"s\": \"x\"}]");
   EXPECT_EQ(shown(parts_of_output("```\n" + kCall + "\n```\nNow:\n" + kCall)),
             "```\n" + kCall + "\n```\nNow:[f{\"s\": \"x\"}]");
   EXPECT_EQ(shown(parts_of_output("```\nls\n```" + kCall)), "```\nls\n```[f{\"s\": \"x\"}]");
-  // Backticks that do not close are none: the line ends.
+  // Unclosed backticks end with the line.
   EXPECT_EQ(shown(parts_of_output("I use ` here.\n" + kCall)), "I use ` here.[f{\"s\": \"x\"}]");
   EXPECT_EQ(shown(parts_of_output("I use ` here. " + kCall)), "I use ` here.[f{\"s\": \"x\"}]");
 }
 
-// A fence that never closes is none, if the answer ends with the call.
 TEST(AnswerParser, ACallBehindAFenceThatIsLeftOpenIsOne) {
   EXPECT_EQ(shown(parts_of_output("```bash\nls\n" + kCall)), "```bash\nls[f{\"s\": \"x\"}]");
   EXPECT_EQ(shown(parts_of_output("```xml\n" + kCall + "\n" + kCall + "\n")),
@@ -406,11 +397,9 @@ TEST(AnswerParser, TagsThatAreWrittenTwiceAreSwallowed) {
   EXPECT_EQ(
       shown(parts_of_output("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}}\n</tool_call>")),
       "[f{\"n\": 1}]");
-  // A value that holds a whole parameter ends behind it.
   EXPECT_EQ(shown(parts_of_output("<tool_call>\n<function=f>\n<parameter=s>\n<parameter=a>\n1\n</parameter>\n"
                                   "</parameter>\n</function>\n</tool_call>")),
             R"([f{"s": "<parameter=a>\n1\n</parameter>"}])");
-  // Prose may name the tags.
   const std::string prose = "It ends with </tool_call> or </function>.";
   EXPECT_EQ(shown(parts_of_output(prose)), prose);
   AnswerFormat format;
@@ -441,7 +430,7 @@ TEST(AnswerParser, NamesInTagsMayBeQuotedOrAttributes) {
           << open << second;
     }
   }
-  // In a value of the usual form, tags with attributes are a text.
+  // In a value of the usual form, tags with attributes are text.
   EXPECT_EQ(
       shown(parts_of_output("<tool_call>\n<function=f>\n<parameter=s>\n<parameter name=\"n\">1</parameter>\n"
                             "<parameter name=\"o\">2</parameter>\n</parameter>\n</function>\n</tool_call>")),
@@ -479,7 +468,6 @@ TEST(AnswerParser, AThoughtThatNobodyAskedForNeverTakesTheAnswer) {
   EXPECT_EQ(shown(parts_of_output("<think>\nhm\n</think>\n" + kCall, off)), "[f{\"s\": \"x\"}]");
 }
 
-// What a mask holds ends where the mask says.
 TEST(AnswerParser, ValuesOfHeldCallsEndAtTheFirstTagInItsPlace) {
   const auto held = [](Case& c) { c.format.held = {"f"}; };
   const auto call = [](const std::string& value) {
@@ -489,7 +477,6 @@ TEST(AnswerParser, ValuesOfHeldCallsEndAtTheFirstTagInItsPlace) {
                                   "a\n<parameter=n>\n3", "a\n</tool_call>", "</parameter"}) {
     EXPECT_EQ(shown(parts_of_output(call(value), held)), "[f{\"s\": " + Json(value).dump() + "}]");
   }
-  // Not so where no mask was.
   EXPECT_EQ(shown(parts_of_output("<function=f>\n<parameter=s>\nx\n</function>", held)), "[f{\"s\": \"x\"}]");
 }
 
@@ -581,7 +568,6 @@ TEST(JsonText, ReadsWhatJsonAllowsAndWritesNothingElse) {
                           "\"\\x41\"", "\"\\u12\"", "True", "-"}) {
     EXPECT_FALSE(read_json(bad)) << bad;
   }
-  // However many names there are, each is there once: in its first place, with its last value.
   std::string wide = "{", merged = "{";
   for (int i = 0; i < 3000; ++i) wide += "\"k" + std::to_string(i % 2000) + "\":" + std::to_string(i) + ",";
   for (int i = 0; i < 2000; ++i)
@@ -595,7 +581,7 @@ TEST(JsonText, ReadsWhatJsonAllowsAndWritesNothingElse) {
   append_json_string(ascii, "\b\f\v\x7f\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80 \xff\xe2\x82",
                      JsonLetters::ascii);
   EXPECT_EQ(ascii, R"("\b\f\u000b\u007f\u00e9\u20ac\ud83d\ude00 \ufffd\ufffd\ufffd")");
-  EXPECT_EQ(json_string("\xff\xe2\x82"), "\"\xff\xe2\x82\"");  // broken bytes stay as they are
+  EXPECT_EQ(json_string("\xff\xe2\x82"), "\"\xff\xe2\x82\"");  // invalid bytes stay
 }
 
 }  // namespace

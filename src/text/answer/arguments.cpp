@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMaxSchemaDepth = 64;
 constexpr int64_t kMaxSchemaSteps = 400'000;
-constexpr int64_t kMaxWholeDigits = 64;  // of a number that is written with a point or an exponent
+constexpr int64_t kMaxWholeDigits = 64;  // of a number with a point or an exponent
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\r\n\v\f";
@@ -36,7 +36,7 @@ bool is_whole_number(std::string_view text) {
   return is_json_number(text) && text.find_first_of(".eE") == std::string_view::npos;
 }
 
-// A number whose value is whole, without point and exponent.
+// The integer spelling of a number with a whole value.
 std::optional<std::string> as_integer(std::string_view text) {
   if (!is_json_number(text)) return std::nullopt;
   const size_t mark = text.find_first_of(".eE");
@@ -67,7 +67,7 @@ std::optional<std::string> as_integer(std::string_view text) {
 
 std::optional<std::string> as_container(std::string_view text, JsonKind kind) {
   for (const auto& read : {read_json, read_python_literal}) {
-    // A tuple alone is no list: parentheses are ordinary in text.
+    // A tuple alone is not a list: parentheses are ordinary text.
     if (text.starts_with('(')) break;
     auto value = read(text);
     if (value && value->kind == kind) return std::move(value->text);
@@ -108,8 +108,6 @@ std::optional<ArgumentType> argument_type_of(std::string_view name) {
   return found == kNames.end() ? std::nullopt : std::optional(found->second);
 }
 
-// ---- What a text becomes ---------------------------------------------------------------------------------
-
 bool ArgumentTypes::may_be_json(char first) const {
   if (values_ != nullptr) return true;
   const auto may = [&](ArgumentType type) { return stated_ && admits(type); };
@@ -132,7 +130,7 @@ bool ArgumentTypes::may_be_json(char first) const {
   }
 }
 
-// Where nothing but JSON can be meant, spellings near it are taken too.
+// If only JSON is possible, similar spellings are accepted too.
 std::optional<std::string> ArgumentTypes::as_json(std::string_view text) const {
   if (admits(ArgumentType::boolean)) {
     if (auto value = as_boolean(text)) return value;
@@ -181,7 +179,7 @@ std::string ArgumentTypes::convert(std::string_view raw) const {
   }
   if (stated_ && admits(ArgumentType::null) && (text == "null" || text == "None")) return "null";
   if (auto value = is_text() ? as_exact_json(raw) : as_json(text)) return std::move(*value);
-  // Quotes that no text needs.
+  // Quotes around a value that is not text.
   if (values_ != nullptr || !is_text()) {
     if (const auto quoted = read_json(text); quoted && quoted->kind == JsonKind::string) {
       if (const Value* value = listed(quoted->string)) return value->json;
@@ -192,8 +190,6 @@ std::string ArgumentTypes::convert(std::string_view raw) const {
   }
   return json_string(raw);
 }
-
-// ---- What a schema says ----------------------------------------------------------------------------------
 
 class SchemaTypes {
  public:
@@ -232,7 +228,6 @@ const Json* SchemaTypes::target(const Json& schema) {
   return nullptr;
 }
 
-// 0: the name says nothing.
 uint8_t SchemaTypes::named(const Json& type) {
   if (!type.is_string()) return 0;
   const auto known = argument_type_of(type.get_ref<const std::string&>());
@@ -258,7 +253,7 @@ ArgumentTypes SchemaTypes::listed(const Json& values) {
   return out;
 }
 
-// Of a listed value. 1.0 is an integer for a schema.
+// Type of a listed value. 1.0 is an integer in JSON Schema.
 uint8_t SchemaTypes::type_of(const Value& value) {
   using Type = ArgumentType;
   switch (value.json[0]) {
@@ -278,7 +273,7 @@ uint8_t SchemaTypes::type_of(const Value& value) {
   }
 }
 
-// Both hold: of two lists the values that are in both, and of each those that the other's types admit.
+// Both hold. Listed values must be in both lists, or fit the other's types.
 void SchemaTypes::narrow(ArgumentTypes& types, const ArgumentTypes& by) {
   if (!by.stated_) return;
   if (!types.stated_) {
@@ -290,7 +285,7 @@ void SchemaTypes::narrow(ArgumentTypes& types, const ArgumentTypes& by) {
   const auto list = types.values_ != nullptr ? types.values_ : by.values_;
   const auto other = types.values_ != nullptr ? by.values_ : nullptr;
   if (list == nullptr || (other == nullptr && list == types.values_ && (types.set_ & ~both) == 0)) {
-    types.set_ = both != 0 ? both : by.set_;  // if nothing fits, anything will do
+    types.set_ = both != 0 ? both : by.set_;  // if nothing fits, anything is allowed
     return;
   }
   const auto name = [](const Value& value) { return as_integer(value.json).value_or(value.json); };
@@ -310,7 +305,6 @@ void SchemaTypes::narrow(ArgumentTypes& types, const ArgumentTypes& by) {
   types.values_ = kept->empty() ? nullptr : std::move(kept);
 }
 
-// One of them holds.
 void SchemaTypes::widen(ArgumentTypes& types, const ArgumentTypes& by) {
   if (by.nothing_) return;
   if (types.nothing_) {
@@ -366,13 +360,13 @@ ArgumentTypes SchemaTypes::types(const Json& schema, int depth) {
     if (options == schema.end() || !options->is_array() || options->empty()) continue;
     ArgumentTypes some = types((*options)[0], depth + 1);
     for (size_t i = 1; i < options->size(); ++i) {
-      // A list of each union would be made anew for each option.
+      // Bounds the work: each option copies the list of the union.
       if (!spend(some.values_ == nullptr ? 1 : static_cast<int64_t>(some.values_->size()))) some = {};
       widen(some, types((*options)[i], depth + 1));
     }
     narrow(out, some);
   }
-  if (!out.stated_) {  // the keywords of a type imply it
+  if (!out.stated_) {  // type-specific keywords imply the type
     using Implied = std::pair<const char*, ArgumentType>;
     for (const auto& [key, type] :
          {Implied{"properties", ArgumentType::object}, Implied{"required", ArgumentType::object},
@@ -393,8 +387,6 @@ ArgumentTypes SchemaTypes::types(const Json& schema, int depth) {
   }
   return out;
 }
-
-// ---- The parameters of a tool ----------------------------------------------------------------------------
 
 void SchemaTypes::add_other(const Json& schema, int depth, ToolParameters& out) {
   if (schema == false) return;
@@ -418,7 +410,7 @@ void SchemaTypes::own_parameters(const Json& schema, int depth, ToolParameters& 
       out.listed.push_back({name, types(property, depth + 1), {&property}, true, required.erase(name) > 0});
     }
   }
-  for (const std::string_view name : required) {  // any value will do
+  for (const std::string_view name : required) {  // any value is allowed
     out.index.emplace(name, out.listed.size());
     out.listed.push_back({std::string(name), {}, {}, true, true});
   }
@@ -445,7 +437,7 @@ void SchemaTypes::join(ToolParameters& out, ToolParameters more, bool all) {
     }
     Parameter& before = out.listed[found->second];
     const size_t listed = before.types.values_ == nullptr ? 0 : before.types.values_->size();
-    if (!all && !spend(static_cast<int64_t>(listed))) return;  // a list of both would be made anew
+    if (!all && !spend(static_cast<int64_t>(listed))) return;  // joining copies both lists
     if (all)
       narrow(before.types, parameter.types);
     else
@@ -486,7 +478,7 @@ ToolParameters SchemaTypes::parameters(const Json& schema, int depth) {
       join(some, parameters((*options)[i], depth + 1), false);
     join(out, std::move(some), true);
   }
-  // What a condition adds may come; whether it must is not known.
+  // Parameters of a condition may come, but are not required.
   const auto perhaps = [&](const Json& part) {
     ToolParameters more = parameters(part, depth + 1);
     for (Parameter& parameter : more.listed) parameter.required = false;
@@ -503,8 +495,6 @@ ToolParameters SchemaTypes::parameters(const Json& schema, int depth) {
 }
 
 ToolParameters read_tool_parameters(const Json& schema) { return SchemaTypes(schema).parameters(schema, 0); }
-
-// ---- Tools -----------------------------------------------------------------------------------------------
 
 OfferedTools::OfferedTools(const Json& tools) {
   if (!tools.is_array()) return;

@@ -1,18 +1,14 @@
-// arguments.h -- the text of one argument that a model wrote, as the JSON value that the tool's schema asks
-// for.
+// arguments.h -- converts an argument's text to the JSON value that the tool's schema asks for.
 //
-// Models of the XML dialect write texts without quotes and everything else as JSON: 7 may be the number or
-// the text "7", and only the schema knows. Whether an argument is written as a text or as JSON is decided
-// here, for the parser of answers and for the grammar of calls alike (ArgumentTypes::is_text()).
+// Models of the XML dialect write texts without quotes and other values as JSON.
+// ArgumentTypes::is_text() decides for the parser of answers and the grammar of calls. If the
+// schema admits more than texts:
+// - A listed value (enum, const) is that value.
+// - An exact JSON spelling of an admitted type is that value (true and null also as in Python;
+//   numbers without exponent). Everything else is a text.
+// - Without a type in the schema, only lists and objects are not texts.
 //
-// What a text becomes when the schema admits more than texts:
-//   a listed value (enum, const) is that value
-//   null, boolean, integer, number, array, object: if it is spelled exactly as JSON spells such a value that
-//   the schema admits (true and null also as Python does; a number without exponent), whatever the order of
-//   the types; else a text
-//   without any type in the schema: a list or an object if it is one, else a text
-// Conversion never fails and never evaluates: what fits no type of the schema stays a string, and the client
-// tells the model. Numbers keep their spelling and all their digits.
+// Conversion never fails: a value that fits no type stays a string. Numbers keep their spelling.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +24,10 @@ namespace braid {
 
 enum class ArgumentType : uint8_t { null, boolean, integer, number, string, array, object };
 
-// The type of a schema that `name` means; also what other languages call it (int, float, bool, list, dict,
-// in any case). Empty: not known.
+// The type for `name`, also of other languages (int, float, bool, list, dict). Empty: unknown.
 std::optional<ArgumentType> argument_type_of(std::string_view name);
 
-// What a schema admits. The default: anything.
+// What a schema admits; by default anything.
 class ArgumentTypes {
  public:
   struct Value {
@@ -42,19 +37,18 @@ class ArgumentTypes {
   };
 
   bool admits(ArgumentType type) const { return (set_ >> static_cast<int>(type) & 1) != 0; }
-  // Written as a text, without quotes; else as JSON.
+  // Written without quotes; otherwise as JSON.
   bool is_text() const { return admits(ArgumentType::string); }
-  // Nothing but a text can come of it, whatever is written.
+  // Every spelling becomes a text.
   bool only_text() const { return set_ == only(ArgumentType::string) && values_ == nullptr; }
-  // The values that an enum or a const lists, if there are no others. Null: not listed.
+  // The values of an enum or a const, if only these are allowed; else null.
   const std::vector<Value>* values() const { return values_.get(); }
-  // What the schema says contradicts itself, so that no value fits it. What is written all the same becomes
-  // whatever it looks like.
+  // The schema contradicts itself, so no value fits. A value is then converted by its looks.
   bool nothing() const { return nothing_; }
-  // A text that begins so may become something else than a text.
+  // A text with this first character may become another value.
   bool may_be_json(char first) const;
 
-  // JSON text for an argument whose value reads `raw`.
+  // JSON text for an argument written as `raw`.
   std::string convert(std::string_view raw) const;
 
  private:
@@ -68,27 +62,27 @@ class ArgumentTypes {
   std::optional<std::string> as_exact_json(std::string_view text) const;
 
   uint8_t set_ = kAll;
-  bool stated_ = false;  // the schema says so
+  bool stated_ = false;  // the schema states a type
   bool nothing_ = false;
   std::shared_ptr<const std::vector<Value>> values_;
 };
 
-// The parameters of a tool. `Json`s that it points to live as long as the schema does.
+// The parameters of a tool. Pointers live as long as the schema.
 struct ToolParameters {
   using Json = nlohmann::ordered_json;
   struct Parameter {
     std::string name;
     ArgumentTypes types;
-    std::vector<const Json*> schemas;  // that speak of it: all of them hold, or one of them
+    std::vector<const Json*> schemas;  // all of them hold, or one of them
     bool all_hold = true;
     bool required = false;
   };
 
   std::vector<Parameter> listed;  // in the schema's order
   std::map<std::string, size_t, std::less<>> index;
-  bool closed = false;                     // no others may come
-  ArgumentTypes others;                    // of those that are not listed
-  std::vector<const Json*> other_schemas;  // that speak of them; empty: anything
+  bool closed = false;                     // no others are allowed
+  ArgumentTypes others;                    // of unlisted ones
+  std::vector<const Json*> other_schemas;  // for unlisted ones; empty: anything
 
   const Parameter* find(std::string_view name) const {
     const auto found = index.find(name);
@@ -96,14 +90,13 @@ struct ToolParameters {
   }
 };
 
-// `schema`: of all parameters, an object's. $ref, allOf, anyOf, oneOf and conditions at its root are
-// followed. Beyond a fixed amount of work the rest of the schema says nothing.
+// `schema` is the object schema of all parameters. $ref, allOf, anyOf, oneOf and conditions at its
+// root are followed. Beyond a fixed amount of work the rest is ignored.
 ToolParameters read_tool_parameters(const nlohmann::ordered_json& schema);
 
-// What the parser of answers needs to know about the tools that were offered. Immutable once filled.
+// Offered tools, for the parser of answers. Immutable once filled.
 class OfferedTools {
  public:
-  // What may be written for the parameters of a tool.
   struct Tool {
     std::map<std::string, ArgumentTypes, std::less<>> listed;
     ArgumentTypes others;
@@ -115,12 +108,12 @@ class OfferedTools {
   };
 
   OfferedTools() = default;
-  // `tools`: [{type: function, function: {name, parameters}}], or the inner objects alone. Entries without a
-  // name are skipped.
+  // `tools`: [{type: function, function: {name, parameters}}], or the inner objects. Nameless
+  // entries are skipped.
   explicit OfferedTools(const nlohmann::ordered_json& tools);
 
   bool empty() const { return tools_.empty(); }
-  // Null: no such tool.
+  // Null: unknown tool.
   const Tool* find(std::string_view name) const;
 
  private:

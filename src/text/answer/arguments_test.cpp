@@ -1,4 +1,4 @@
-// arguments_test.cpp -- what the text of an argument becomes, by the schema of its tool.
+// arguments_test.cpp -- conversion of argument texts by the tool's schema.
 #include "text/answer/arguments.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of a parameter with this schema, whose definitions are the tool's.
 ArgumentTypes types_of(const Json& schema) {
   Json tool{{"type", "object"}, {"properties", {{"v", schema}}}};
   for (const char* key : {"$schema", "$id", "$defs", "definitions"})
@@ -43,7 +42,6 @@ TEST(Arguments, WholeNumbersKeepAllTheirDigits) {
   for (const char* number : {"1497549923779084388", "-9223372036854775808", "18446744073709551615",
                              "123456789012345678901234567890123456789012345678901234567890123456789"})
     EXPECT_EQ(convert(schema, number), number);
-  // What is whole is written so, without going through a floating point number.
   EXPECT_EQ(convert(schema, "1497549923779084388.0"), "1497549923779084388");
   EXPECT_EQ(convert(schema, "9007199254740993.000"), "9007199254740993");
   EXPECT_EQ(convert(schema, "1.5e3"), "1500");
@@ -54,12 +52,10 @@ TEST(Arguments, WholeNumbersKeepAllTheirDigits) {
   EXPECT_EQ(convert(R"({"type":"number"})", "0.10000000000000000000001"), "0.10000000000000000000001");
   EXPECT_EQ(convert(R"({"type":"number"})", "230.0"), "230.0");
   EXPECT_EQ(convert(R"({"type":"number"})", "1.797e308"), "1.797e308");
-  // Quotes around a number say nothing.
   EXPECT_EQ(convert(schema, "\"42\""), "42");
   EXPECT_EQ(convert(schema, "\"x\""), "\"x\"");
 }
 
-// The template writes texts without quotes and all else as JSON, so what is spelled as JSON is meant so.
 TEST(Arguments, OfSeveralTypesAreWhatWasWritten) {
   for (const char* schema :
        {R"({"anyOf":[{"type":"string"},{"type":"array"}]})",
@@ -220,7 +216,7 @@ TEST(ToolParameters, AreFoundAtRootsOfEveryForm) {
   EXPECT_EQ(types("null", "n"), "other \"7\"");
 }
 
-// Doubling at every level: the work is bounded, what is not read says nothing.
+// References double at every level; work is bounded, and the unread part is ignored.
 TEST(ToolParameters, OfHostileSchemasTakeBoundedWork) {
   Json root = Json::parse(R"({"$ref":"#/$defs/d0","$defs":{}})");
   for (int i = 0; i < 60; ++i) {

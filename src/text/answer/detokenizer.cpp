@@ -8,7 +8,7 @@
 namespace braid {
 namespace {
 
-// Length of the sequence at the end of `bytes` that further bytes may complete.
+// Length of the incomplete sequence at the end of `bytes`.
 size_t incomplete_tail_bytes(std::string_view bytes) {
   for (size_t length = 1; length <= std::min<size_t>(3, bytes.size()); ++length) {
     const Utf8Step step = utf8_step(bytes.substr(bytes.size() - length));

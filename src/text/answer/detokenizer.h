@@ -1,11 +1,7 @@
-// detokenizer.h -- text that arrives token by token, never cut inside a character.
-//
-// Not here: stop strings and parsing of the text; they work on what this gives out.
-//
-// What is given out is well-formed UTF-8. A character whose bytes come in several tokens is given out with
-// the last of them. Bytes that can no longer become a character are replaced by U+FFFD, one for each maximal
-// subpart, the rule that Python's and the web's decoders follow; what is still incomplete at the end becomes
-// one U+FFFD. So all parts joined equal the whole output decoded at once, however it was cut into tokens.
+// detokenizer.h -- streams text token by token, never cut inside a character.
+// Output is well-formed UTF-8. A character over several tokens is emitted with the last one.
+// Invalid bytes become one U+FFFD per maximal subpart, as in Python and web decoders; an incomplete
+// end becomes one U+FFFD. So the joined parts equal the whole output decoded at once.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +12,13 @@
 
 namespace braid {
 
-// The same for bytes of any source.
 class Utf8Stream {
  public:
-  // Text that is complete with these bytes; may be empty.
   std::string push(std::string_view bytes);
 
-  // What was held back, as text: empty or one U+FFFD. The stream can be used again from the start.
+  // Ends the text: returns nothing or one U+FFFD for held bytes, and resets the stream.
   std::string flush();
 
-  // Bytes held back: 0 to 3.
   size_t held_bytes() const { return held_.size(); }
 
  private:

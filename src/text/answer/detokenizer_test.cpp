@@ -1,4 +1,4 @@
-// detokenizer_test.cpp -- streamed text never holds half a character, and adds up to the whole.
+// detokenizer_test.cpp -- streamed text never has half a character and joins to the whole.
 #include "text/answer/detokenizer.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(Detokenizer, BytesThatCanNeverBecomeACharacterAreReplacedAtOnce) {
   Utf8Stream stream;
   EXPECT_EQ(stream.push("\x80"), "\uFFFD");
   EXPECT_EQ(stream.push("\xED"), "");
-  EXPECT_EQ(stream.push("\xA0"), "\uFFFD\uFFFD");  // a surrogate: neither byte belongs to anything
+  EXPECT_EQ(stream.push("\xA0"), "\uFFFD\uFFFD");  // a surrogate: each byte is invalid
   EXPECT_EQ(stream.push("\xE4\xB8"), "");
   EXPECT_EQ(stream.push("x"), "\uFFFDx");
 }

@@ -9,7 +9,6 @@
 namespace braid {
 namespace {
 
-// Whether `pattern` has no more than `kinds` different tokens.
 bool is_plain(std::span<const int32_t> pattern, int32_t kinds) {
   std::array<int32_t, 32> known;
   size_t count = 0;
@@ -34,8 +33,8 @@ LoopDetector::LoopDetector(const LoopRule& rule)
   BRAID_CHECK(rule.every_tokens >= 1 && rule.plain_kinds >= 0 && rule.plain_kinds < 32);
 }
 
-// The Z function of the text read backwards: matched_[p] of all periods together in linear time, because what
-// lies inside an earlier match is known from it.
+// The Z function of the reversed text gives matched_[p] of all periods in linear time, by reusing
+// the earlier match that reaches farthest back.
 std::optional<Loop> LoopDetector::find(std::span<const int32_t> text) {
   if (!looks_at(text.size())) return std::nullopt;
   text = text.last(std::min(text.size(), static_cast<size_t>(rule_.window())));
@@ -43,7 +42,7 @@ std::optional<Loop> LoopDetector::find(std::span<const int32_t> text) {
   const int32_t* last = text.data() + length - 1;  // last[-i]: the token i places before the end
   const int32_t periods = std::min(rule_.max_period, length / rule_.copies);
   int32_t known_from = 0, known_to = 0;  // the match that reaches farthest back
-  int32_t plain_to = 0;                  // so far back lie tokens of a plain pattern only
+  int32_t plain_to = 0;                  // up to here all tokens are of a plain pattern
   for (int32_t p = 1; p <= periods; ++p) {
     int32_t matched = 0;
     if (p < known_to) matched = std::min(known_to - p, matched_[static_cast<size_t>(p - known_from)]);

@@ -1,13 +1,9 @@
-// loop_detector.h -- does a text end in a loop? Of tokens: their ids alone decide.
-//
-// A loop is a pattern that the text ends with several times in a row, without a difference. Legal texts hold
-// such runs too: rows of zeros, lines of a log, refrains. What tells them apart is their length, and legal
-// ones are longest where the pattern holds few different tokens. So a rule asks for a number of copies, for
-// tokens that they cover together, and for many more where the pattern is plain.
-// Copies that differ (a number that grows) are no loop here.
-//
-// The answer depends on the last LoopRule::window() tokens alone, so there is nothing to undo when tokens
-// are taken back. Work per look: at most a few steps for each of those tokens; usually one for each period.
+// loop_detector.h -- detects a loop at the end of a text, by token ids alone.
+// A loop repeats a pattern without a difference. Legal texts repeat too (zeros, log lines,
+// refrains), longest for patterns of few different tokens. So a rule demands a number of copies and
+// of covered tokens, and more tokens for plain patterns.
+// Only the last LoopRule::window() tokens matter, so tokens can be taken back. A check costs at
+// most a few steps per such token, usually one per period.
 #pragma once
 
 #include <cstddef>
@@ -21,25 +17,25 @@ namespace braid {
 struct LoopRule {
   int32_t min_period = 1, max_period = 2048;  // tokens of the pattern; 1 or more
   int32_t copies = 4;                         // 2 or more
-  int32_t covered_tokens = 1024;              // by all copies together, at least
-  // The same for patterns of at most plain_kinds different tokens.
+  int32_t covered_tokens = 1024;              // minimum over all copies
+  // For patterns of at most plain_kinds different tokens.
   int32_t plain_kinds = 8;
   int32_t plain_covered_tokens = 2048;
-  int32_t every_tokens = 64;  // the end of the text is looked at when its length is a multiple of this
+  int32_t every_tokens = 64;  // checks happen at lengths that are multiples of this
 
   int32_t window() const;  // tokens at the end of a text that decide
 };
 
-// Of thoughts. In 99 MB of documentation and sources nothing repeats half as long (bench/loop_corpus.cpp).
+// For thoughts. In 99 MB of text and code no repetition is half as long (bench/loop_corpus.cpp).
 inline constexpr LoopRule kThoughtLoops{
     .copies = 4, .covered_tokens = 1024, .plain_kinds = 8, .plain_covered_tokens = 2048};
-// Of visible answers, which may be asked for repetition: longer runs, more copies.
+// For visible answers, where a user may ask for repetition.
 inline constexpr LoopRule kAnswerLoops{
     .copies = 8, .covered_tokens = 2048, .plain_kinds = 8, .plain_covered_tokens = 8192};
 
 struct Loop {
-  int32_t period_tokens = 0;   // of the pattern, the shortest one
-  int32_t covered_tokens = 0;  // as far as the rule asks for
+  int32_t period_tokens = 0;   // the shortest one
+  int32_t covered_tokens = 0;  // as far as the rule demands
 };
 
 class LoopDetector {
@@ -47,14 +43,15 @@ class LoopDetector {
   explicit LoopDetector(const LoopRule& rule);
 
   const LoopRule& rule() const { return rule_; }
-  // Whether a text of this length is looked at: a loop is found at such places only.
+  // Loops are checked and found only at these lengths.
   bool looks_at(size_t tokens) const { return tokens % static_cast<size_t>(rule_.every_tokens) == 0; }
-  // The loop that `text` ends with. Nothing where looks_at(text.size()) is false.
+  // The loop at the end of `text`. Empty where looks_at(text.size()) is false.
   std::optional<Loop> find(std::span<const int32_t> text);
 
  private:
   LoopRule rule_;
-  std::vector<int32_t> matched_;  // of each period: tokens at the end that equal those one period before
+  // per period: tokens at the end that equal those one period earlier
+  std::vector<int32_t> matched_;
 };
 
 }  // namespace braid

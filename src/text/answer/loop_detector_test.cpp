@@ -1,4 +1,4 @@
-// loop_detector_test.cpp -- what is a loop and what is not, and that looking costs what it may.
+// loop_detector_test.cpp -- which texts are loops, and the cost of checks.
 #include "text/answer/loop_detector.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,6 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// Tokens that do not repeat.
 Tokens prose(int count, uint32_t seed = 1) {
   std::mt19937 random(seed);
   Tokens out;
@@ -29,10 +28,9 @@ Tokens times(const Tokens& pattern, int count) {
 }
 
 struct Found {
-  size_t at = 0;  // tokens of the text up to there
+  size_t at = 0;  // tokens up to there
   Loop loop;
 };
-// The first loop of a text that grows token by token.
 std::optional<Found> first_loop(const Tokens& text, const LoopRule& rule = {}) {
   LoopDetector detector(rule);
   for (size_t n = 1; n <= text.size(); ++n) {
@@ -54,7 +52,6 @@ TEST(LoopDetector, ALoopIsFoundAtItsPlaceWhateverItsPeriod) {
   EXPECT_FALSE(first_loop(times(prose(500, 2), 3) + prose(700)));
 }
 
-// Nothing but zeros, a rule of dashes, a table without words: legal up to a length that no thought needs.
 TEST(LoopDetector, APlainPatternMayRunLonger) {
   for (const int period : {1, 2, 8}) {
     const Tokens pattern = prose(period, 3);
@@ -64,12 +61,10 @@ TEST(LoopDetector, APlainPatternMayRunLonger) {
     EXPECT_GE(found->at, 100u + 2048);
     EXPECT_LT(found->at, 100u + 2048 + 64);
   }
-  // Long, but of few different tokens: a grid of zeros. Its multiples are as plain.
   Tokens row = times({1, 2}, 30);
   row.push_back(3);
   EXPECT_FALSE(first_loop(prose(100) + times(row, 30) + prose(100)));
   EXPECT_TRUE(first_loop(prose(100) + times(row, 40)));
-  // A plain run at the end of a pattern that is not plain does not hide it.
   const Tokens block = prose(200, 4) + times({7}, 1100);
   const auto found = first_loop(prose(50) + times(block, 8));
   ASSERT_TRUE(found);
@@ -83,7 +78,6 @@ TEST(LoopDetector, CopiesThatDifferAreNoLoop) {
   EXPECT_FALSE(first_loop(text)) << "a list whose numbers grow";
 }
 
-// What find() says of a text is what trying all periods says of it.
 TEST(LoopDetector, SaysWhatTryingEveryPeriodSays) {
   const auto slow = [](const Tokens& text, const LoopRule& rule) -> std::optional<Loop> {
     if (text.size() % static_cast<size_t>(rule.every_tokens) != 0) return std::nullopt;
@@ -116,7 +110,7 @@ TEST(LoopDetector, SaysWhatTryingEveryPeriodSays) {
     rule.plain_covered_tokens = rule.covered_tokens + static_cast<int32_t>(random() % 60);
     LoopDetector detector(rule);
     Tokens text;
-    while (text.size() < 200) {  // few kinds of tokens, parts repeated: all sorts of periods
+    while (text.size() < 200) {  // few kinds of tokens, repeated parts: many different periods
       Tokens part;
       for (uint32_t i = 0; i < 1 + random() % 12; ++i) part.push_back(static_cast<int32_t>(random() % 3));
       for (const int32_t id : times(part, 1 + static_cast<int>(random() % 9))) {
@@ -134,7 +128,6 @@ TEST(LoopDetector, SaysWhatTryingEveryPeriodSays) {
   EXPECT_GT(loops, 10'000);
 }
 
-// The end alone decides: whatever was taken back before, and whatever stands before the window.
 TEST(LoopDetector, TokensThatWereTakenBackLeaveNothing) {
   LoopDetector detector({});
   const Tokens loop = prose(64, 5);

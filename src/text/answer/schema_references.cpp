@@ -12,7 +12,7 @@ namespace {
 
 using Json = SchemaReferences::Json;
 
-constexpr size_t kSmallObject = 16;  // members that are looked at one by one
+constexpr size_t kSmallObject = 16;  // members that are searched linearly
 
 const std::string* text_of(const Json& value) {
   return value.is_string() ? &value.get_ref<const std::string&>() : nullptr;
@@ -39,9 +39,9 @@ std::string percent_decoded(std::string_view text) {
   return out;
 }
 
-// ---- URIs (RFC 3986, 5.2) --------------------------------------------------------------------------------
+// ---- URIs (RFC 3986, 5.2) ----
 
-// Bytes of "scheme:" at the front; 0: there is none.
+// Bytes of "scheme:" at the front; 0: absent.
 size_t scheme_length(std::string_view uri) {
   if (uri.empty() || std::isalpha(static_cast<unsigned char>(uri[0])) == 0) return 0;
   const size_t end =
@@ -49,7 +49,6 @@ size_t scheme_length(std::string_view uri) {
   return end != std::string_view::npos && uri[end] == ':' ? end + 1 : 0;
 }
 
-// Where the path begins: behind the scheme and the authority.
 size_t path_begin(std::string_view uri) {
   const size_t scheme = scheme_length(uri);
   if (!uri.substr(scheme).starts_with("//")) return scheme;
@@ -80,7 +79,7 @@ std::string without_dots(std::string_view path) {
   return out;
 }
 
-// `reference` without a fragment, as it reads in a document of the name `base`.
+// Resolves `reference`, without a fragment, against `base`.
 std::string resolved_uri(std::string_view base, std::string_view reference) {
   if (reference.empty()) return std::string(base);
   if (const size_t scheme = scheme_length(reference); scheme > 0) return std::string(reference);
@@ -112,11 +111,9 @@ SchemaReferences::SchemaReferences(const Json& root) : root_(root) {
     if (name->find(old) != std::string::npos) draft_ = Draft::draft7;
 }
 
-// ---- The index -------------------------------------------------------------------------------------------
-
 namespace {
 
-// What the value of a keyword holds; empty: no schema.
+// Kind of a keyword's value; `nothing`: it holds no schema.
 enum class Below : uint8_t { nothing, schema, schemas, map };
 
 Below below(std::string_view keyword) {
@@ -158,7 +155,7 @@ bool SchemaReferences::remember(std::map<std::string, const Json*>& names, std::
   return true;
 }
 
-// The base of a schema with this $id, which stands in `base`.
+// The base of a schema with this $id inside `base`.
 size_t SchemaReferences::named(const Json& schema, const Json& id, size_t base) {
   const std::string* text = text_of(id);
   if (text == nullptr || text->size() > kMaxUriBytes) return base;
@@ -222,8 +219,6 @@ void SchemaReferences::make_index() {
   }
 }
 
-// ---- Lookups ---------------------------------------------------------------------------------------------
-
 const std::string& SchemaReferences::base_of(const Json& schema) const {
   const auto found = base_.find(&schema);
   return bases_[found == base_.end() ? 0 : found->second];
@@ -284,8 +279,8 @@ const Json* SchemaReferences::find(const Json& schema, const Json& reference) {
     const auto anchor = anchors_.find(uri + '#' + decoded);
     return anchor == anchors_.end() ? nullptr : anchor->second;
   }
-  // Also what writers of schemas mean who do not encode, or who point from the document's root where a $id
-  // stands in between: it would name nothing otherwise.
+  // Also tries the pointer as not encoded, and from the document's root despite a $id in between.
+  // Otherwise it would name nothing.
   for (const Json* origin : {from, hash == 0 ? &root_ : nullptr}) {
     for (const std::string* pointer : {&decoded, &raw}) {
       const Json* found = origin == nullptr ? nullptr : at_pointer(*origin, *pointer);

@@ -1,12 +1,8 @@
-// schema_references.h -- what a reference inside a JSON schema names: `#`, JSON pointers (with ~0, ~1 and
-// percent-encoding), $anchor, $id (relative ones too), $dynamicRef where one anchor has its name.
-//
-// Nothing is ever fetched: a reference that leaves the document names nothing. Schemas are hostile: the
-// document is indexed once, when the first reference is looked up, and each lookup then costs about its own
-// length (logarithms of the sizes of the objects that it passes). Names of schemas take at most kMaxNameBytes
-// in all; those beyond are not known.
-//
-// Not thread-safe. The document outlives this and does not change.
+// schema_references.h -- resolves references inside a JSON schema.
+// Supported: `#`, JSON pointers, $anchor, $id (also relative), $dynamicRef to a unique anchor.
+// Nothing is fetched. Schemas are untrusted: the document is indexed once; a lookup costs its
+// length, times logarithms of object sizes. Names beyond kMaxNameBytes in all are ignored.
+// Not thread-safe. The document must outlive this, unchanged.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +18,24 @@ namespace braid {
 class SchemaReferences {
  public:
   using Json = nlohmann::ordered_json;
-  // What $schema of the document says; `newer` (2019-09 and later) without one.
+  // The draft stated by the document's $schema; `newer` (2019-09 and later) without one.
   enum class Draft : uint8_t { draft4, draft7, newer };
   static constexpr size_t kMaxUriBytes = 2048;
   static constexpr size_t kMaxNameBytes = size_t{1} << 20;
 
   explicit SchemaReferences(const Json& root);
 
-  // Whether members beside a $ref hold; up to draft 7 they do not.
+  // Whether members beside a $ref apply; up to draft 7 they do not.
   bool siblings_hold() const { return draft_ == Draft::newer; }
 
-  // What `reference`, the value of `schema`'s $ref, names. Null: nothing in the document. `schema` stands in
-  // the document; any other is taken for one at its root.
+  // The target of `schema`'s $ref. Null: not in the document. A `schema` outside of the document
+  // counts as one at its root.
   const Json* target(const Json& schema, const Json& reference);
-  // The same for $dynamicRef and $recursiveRef. Null also if several schemas have the name, so that the path
-  // of a validator would decide.
+  // For $dynamicRef and $recursiveRef. Null also if a validator's path would decide between
+  // schemas.
   const Json* dynamic_target(const Json& schema, const Json& reference);
 
-  // What was done so far: places of the document, bytes and comparisons of lookups.
+  // Work so far: places of the document, bytes and comparisons of lookups.
   int64_t steps() const { return steps_; }
 
  private:
@@ -68,12 +64,12 @@ class SchemaReferences {
   bool indexed_ = false;
   size_t name_bytes_ = 0;
   int64_t steps_ = 0;
-  std::vector<std::string> bases_{""};                       // URIs of schemas that have their own
-  std::unordered_map<const Json*, size_t> base_;             // of schemas with references; else the first
+  std::vector<std::string> bases_{""};                       // URIs of schemas with their own base
+  std::unordered_map<const Json*, size_t> base_;             // of schemas with references; default: the first
   std::map<std::string, const Json*> resources_;             // by URI
   std::map<std::string, const Json*> anchors_;               // by URI#name
   std::map<std::string, std::vector<const Json*>> dynamic_;  // by name
-  // Of large objects that pointers went through.
+  // Of large objects that pointers passed.
   std::unordered_map<const Json*, std::map<std::string_view, const Json*>> members_;
 };
 

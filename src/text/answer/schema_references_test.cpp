@@ -1,4 +1,4 @@
-// schema_references_test.cpp -- what references inside a schema name.
+// schema_references_test.cpp -- targets of references inside a schema.
 #include "text/answer/schema_references.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@ namespace {
 
 using Json = SchemaReferences::Json;
 
-// What the reference in `from` (a pointer) names, as its "title"; "-": nothing.
+// "title" of the target of the reference at the pointer `from`; "-": nothing.
 std::string named(const std::string& text, const std::string& from = "") {
   const Json root = Json::parse(text);
   SchemaReferences references(root);
@@ -108,7 +108,6 @@ TEST(SchemaReferences, HostileDocumentsCostWhatTheyWeigh) {
   const int64_t small = cost(3000), large = cost(6000);
   EXPECT_LT(large, small * 5 / 2);
   EXPECT_GT(small, 3000);
-  // Long names under long names: what is kept has a bound.
   std::string deep;
   for (int i = 0; i < 100; ++i) deep += R"({"$id":")" + std::string(1500, 'a') + R"(/","not":)";
   Json root = Json::parse(deep + R"({"$ref":"#"})" + std::string(100, '}'));

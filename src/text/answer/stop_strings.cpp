@@ -1,5 +1,4 @@
-// stop_strings.cpp -- see stop_strings.h. One automaton per string (Knuth, Morris and Pratt): constant work
-// per byte and string, also for strings that repeat themselves.
+// stop_strings.cpp -- see stop_strings.h. A Knuth-Morris-Pratt automaton per string.
 #include "text/answer/stop_strings.h"
 
 #include <algorithm>
@@ -48,7 +47,7 @@ std::string StopStrings::push(std::string_view text) {
 
 bool StopStrings::better_may_come() const {
   return std::any_of(stops_.begin(), stops_.end(), [&](const Stop& stop) {
-    // A whole match leaves only its borders open.
+    // After a whole match only its borders can continue.
     const uint32_t open = stop.state == stop.text.size() ? stop.fall[stop.state] : stop.state;
     return open > 0 && Match{seen_bytes_ - open, stop.index} < *best_;
   });

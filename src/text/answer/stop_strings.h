@@ -1,8 +1,6 @@
-// stop_strings.h -- finds the first of several texts in a text that arrives in pieces.
-//
-// A stop string may begin in one token and end in another, so text that could be its beginning is held back.
-// The match that counts is the one that starts first; of two that start together, the one listed first. So a
-// match is reported only when no better one can still come, and the result does not depend on the pieces.
+// stop_strings.h -- finds the first of several strings in a text that arrives in pieces.
+// Text that could begin a match is held back. The match that starts first counts; of two that start
+// together, the one listed first. A match is reported when no better one is possible.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +16,12 @@ class StopStrings {
   // Empty strings are ignored.
   explicit StopStrings(std::vector<std::string> strings);
 
-  // Text that can be given out now. After a match: what stood before it, and nothing ever again.
+  // Text to emit now. After a match: the text before it, then nothing.
   std::string push(std::string_view text);
 
-  // The end of the text, or of a part of it (matches do not reach over): what was held back, as far as it
-  // comes before a match.
+  // Ends the text or a part of it (matches do not cross): returns held text before any match.
   std::string flush();
 
-  // Index of the stop string that was found.
   std::optional<size_t> matched() const { return matched_; }
   bool empty() const { return stops_.empty(); }
 
@@ -34,7 +30,7 @@ class StopStrings {
     std::string text;
     size_t index;                // as listed
     std::vector<uint32_t> fall;  // fall[n]: length of the longest proper border of the first n bytes
-    uint32_t state = 0;          // bytes of it that the text ends with
+    uint32_t state = 0;          // length of its longest prefix at the end of the text
   };
   struct Match {
     uint64_t start;

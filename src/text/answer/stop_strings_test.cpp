@@ -1,4 +1,4 @@
-// stop_strings_test.cpp -- stop strings over every cut of a text, against a search in the whole of it.
+// stop_strings_test.cpp -- every cut of a text, against a search in the whole text.
 #include "text/answer/stop_strings.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ Outcome run(const std::vector<std::string>& stops, const std::string& text, cons
   return out;
 }
 
-// The rule, said plainly: earliest start, then order of the list.
+// Earliest start, then order of the list.
 Outcome expected(const std::vector<std::string>& stops, const std::string& text) {
   size_t best = std::string::npos;
   std::optional<size_t> index;

@@ -104,7 +104,7 @@ Interpreter::Flow Interpreter::execute_if(const Stmt& stmt) {
   return Flow::normal;
 }
 
-// A value sees what is around the block, never the names that the block binds.
+// Values are evaluated outside of the block, without the names that it binds.
 Interpreter::Flow Interpreter::execute_with(const Stmt& stmt) {
   std::vector<Value> values;
   for (const Binding& binding : stmt.bindings) {
@@ -128,7 +128,7 @@ void Interpreter::execute_for(const Stmt& stmt, const Value& iterable, uint32_t 
   std::vector<Value> items = elements(rt_, iterable);
   if (rt_.failed()) return;
   scope_ = inner;
-  // The condition sees the loop variables but not `loop`; indices count what passed.
+  // The condition sees the loop variables but not `loop`; indices count accepted items.
   if (stmt.condition != nullptr) {
     std::vector<Value> passed;
     for (const Value& item : items) {
@@ -234,8 +234,6 @@ void Interpreter::execute_call_block(const Stmt& stmt) {
   if (rt_.failed() || !collect_arguments(*stmt.expr, &args)) return;
   out_->put_str(call(callee, args, &caller));
 }
-
-// --- Template ---
 
 Result<Template> Template::parse(std::string_view text) {
   BRAID_ASSIGN(std::shared_ptr<const Ast> ast, parse_template(text));

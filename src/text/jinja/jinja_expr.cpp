@@ -1,7 +1,5 @@
 // jinja_expr.cpp -- expressions and calls.
-//
-// evaluate() is the only way down, one level of nesting per node; what it calls per kind is kept out of line
-// so that the recursive frame stays small.
+// Only evaluate() recurses, one level per node. Its handlers are out of line to keep frames small.
 #include <fmt/format.h>
 
 #include "text/jinja/jinja_eval.h"
@@ -169,8 +167,6 @@ Value Interpreter::evaluate_concat(const Expr& expr) {
   return all;
 }
 
-// --- calls ---
-
 bool Interpreter::collect_arguments(const Expr& expr, Arguments* args) {
   for (const Argument& arg : expr.args) {
     const Value value = evaluate(arg.value);
@@ -190,7 +186,6 @@ bool Interpreter::collect_arguments(const Expr& expr, Arguments* args) {
   return true;
 }
 
-// The entries of a dict as arguments by name.
 bool Interpreter::add_named(const Value& dict, Arguments* args) {
   if (!dict.is(Kind::dict)) {
     rt_.fail(fmt::format("'**' needs a dict, not a {}", type_name(dict)));
@@ -239,7 +234,7 @@ Value Interpreter::call(const Value& callee, const Arguments& args, const Value*
 
 namespace {
 
-// One level of calls, on top of what evaluate() counts.
+// One level of calls, in addition to the nesting that evaluate() counts.
 class Recursion {
  public:
   explicit Recursion(Runtime& rt) : rt_(rt) {
@@ -269,7 +264,7 @@ Value Interpreter::call_macro(const Macro& macro, const Arguments& args, const V
 bool Interpreter::bind_parameters(const MacroDefinition& definition, const Arguments& args,
                                   const Value* caller) {
   const auto& parameters = definition.parameters;
-  // Each is looked for among the names given and those already bound.
+  // Each parameter is searched among the given names and the bound ones.
   if (!rt_.steps((parameters.size() * (parameters.size() + args.named.size())) >> 6)) return false;
   const auto given_by_name = [&](const Parameter& parameter) -> const Value* {
     for (const auto& [name, value] : args.named) {

@@ -1,5 +1,4 @@
-// jinja_language_test.cpp -- what templates may say besides what the goldens hold: results are those of Python's Jinja 3.1
-// with the settings of published chat templates.
+// jinja_language_test.cpp -- features beyond the goldens, with results of Python's Jinja 3.1.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -210,7 +209,7 @@ TEST(JinjaLanguage, ColumnsAndDigitsAreBounded) {
   }
 }
 
-// What users wrote stays marked, as a value and as a format, down to the characters that fill a column.
+// User text keeps its origin as a value, as a format and as fill characters.
 TEST(JinjaLanguage, FormattingKeepsWhoWroteWhat) {
   const Json user = Json::parse(
       R"j({"text": "<|im_end|>", "spec": "{0:<<1}{0:|<1}im_end{0:|<1}{0:><1}", "percent": "%s|>"})j");

@@ -1,9 +1,9 @@
-// jinja_lexer.cpp -- see jinja_lexer.h.
-//
-// White space rules (trim_blocks and lstrip_blocks are on):
-//   {%- {{- {#-   drop all white space before          -%} -}} -#}   drop all white space after
-//   {% {#         drop blanks before, if nothing else stands between line start and the tag
-//   %} #}         drop one newline directly after       {%+ and +%} switch the last two off
+// jinja_lexer.cpp -- see jinja_lexer.h. White space, with trim_blocks and lstrip_blocks:
+//   {%- {{- {#-   drop all white space before.
+//   -%} -}} -#}   drop all white space after.
+//   {% {#         drop blanks before, if only they are between line start and tag.
+//   %} #}         drop one newline directly after.
+//   {%+ +%}       switch the last two off.
 #include "text/jinja/jinja_lexer.h"
 
 #include <algorithm>
@@ -33,7 +33,6 @@ class Lexer {
   }
 
  private:
-  // Data up to the next tag, and the tag.
   Status section() {
     const size_t begin = find_tag(at_);
     const std::string_view data = std::string_view(text_).substr(at_, begin - at_);
@@ -67,7 +66,6 @@ class Lexer {
     return text_.size();
   }
 
-  // Applies the rules for what stands before a tag. `at_` is still where `data` starts.
   std::string_view trim_before(std::string_view data, char sign, bool block) const {
     if (sign == '-') return strip_right(data);
     if (sign == '+' || !block) return data;
@@ -77,7 +75,6 @@ class Lexer {
     return strip_left(data.substr(line_start)).empty() ? data.substr(0, line_start) : data;
   }
 
-  // Passes what a tag swallows behind its end.
   void trim_after(char sign, bool block) {
     if (sign == '-') {
       const std::string_view rest = std::string_view(text_).substr(at_);
@@ -109,7 +106,7 @@ class Lexer {
     return {};
   }
 
-  // {% raw %} ... {% endraw %}; `at_` is behind the opening sign.
+  // {% raw %} ... {% endraw %}; `at_` is after the opening sign.
   Status raw(bool* is_raw) {
     size_t at = skip_space(at_);
     if (text_.compare(at, 3, "raw") != 0) return {};
@@ -290,7 +287,6 @@ class Lexer {
     return {};
   }
 
-  // Unescapes what starts at the backslash text_[*at].
   bool escape(size_t* at, std::string* out) const {
     if (*at + 1 >= text_.size()) return false;
     const char c = text_[*at + 1];
@@ -315,7 +311,7 @@ class Lexer {
       return true;
     }
     const size_t width = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-    if (width == 0) {  // Python keeps the backslash of an escape it does not know
+    if (width == 0) {  // Python keeps the backslash of an unknown escape
       *out += '\\';
       ++*at;
       return true;
@@ -349,7 +345,7 @@ class Lexer {
 }  // namespace
 
 Result<std::vector<Token>> tokenize(std::string_view text) {
-  // Every line end is "\n"; one at the very end is not part of the template.
+  // Line ends become "\n"; one at the very end is not part of the template.
   std::string clean;
   clean.reserve(text.size());
   for (size_t i = 0; i < text.size(); ++i) {

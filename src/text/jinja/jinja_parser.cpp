@@ -1,4 +1,4 @@
-// jinja_parser.cpp -- statements; expressions are in jinja_parser_expr.cpp.
+// jinja_parser.cpp -- statements; jinja_parser_expr.cpp has expressions.
 #include "text/jinja/jinja_parser.h"
 
 #include <algorithm>
@@ -99,7 +99,7 @@ Block Parser::block(std::initializer_list<std::string_view> ends, std::string_vi
       if (!failed() && !now().is(TokenKind::print_end)) fail(fmt::format("unexpected '{}'", now().text));
       skip();
       block.push_back(stmt);
-    } else {  // block_begin: the lexer makes nothing else here
+    } else {  // block_begin, the only other case
       skip();
       if (now().is(TokenKind::name) && std::find(ends.begin(), ends.end(), now().text) != ends.end()) break;
       const Stmt* stmt = statement();

@@ -1,7 +1,6 @@
 // jinja_parser_expr.cpp -- expressions, loosest binding first.
-//
-// The order is Jinja's, not Python's: ~ binds tighter than + and -, unary minus tighter than **, ** groups to
-// the left, and filters and tests apply to a whole unary expression (-2|abs is 2).
+// The order is Jinja's, not Python's: ~ binds tighter than + and -, unary minus tighter than **,
+// and ** is left-associative. Filters and tests apply to a whole unary expression (-2|abs is 2).
 #include <fmt/format.h>
 
 #include "text/jinja/jinja_parser.h"
@@ -356,8 +355,8 @@ const Expr* Parser::test(const Expr* base) {
               token.text != "and" && token.text != "is") ||
              token.is(TokenKind::string) || token.is(TokenKind::integer) || token.is(TokenKind::real) ||
              token.is_symbol("[") || token.is_symbol("{")) {
-    // One argument may follow without parentheses. Names that can only continue the expression around are
-    // no argument; Jinja itself stumbles over `x is defined if ...`.
+    // One argument may follow without parentheses, except names that continue the outer expression.
+    // Jinja itself fails on `x is defined if ...`.
     if (token.text != "if" && token.text != "not" && token.text != "in") {
       Argument arg;
       arg.value = postfix(primary());

@@ -1,8 +1,5 @@
-// jinja_test.cpp -- the template engine against recorded results of the reference, and against hostile input.
-//
-// tests/goldens/jinja: one feature each, rendered with Python's Jinja in the environment chat templates are
-// written for. The rest of this file is what those cannot show: limits, linear cost, line numbers, and
-// corners met in real templates.
+// jinja_test.cpp -- the template engine against results of Python's Jinja, and hostile input.
+// tests/goldens/jinja has one feature per file; the rest is limits, cost, lines, corner cases.
 #include "text/jinja/jinja.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +28,7 @@ std::tm clock_of(const std::string& iso) {
   tm.tm_year -= 1900;
   tm.tm_mon -= 1;
   std::tm normal = tm;
-  const std::time_t seconds = timegm(&normal);  // fills in the days of week and year
+  const std::time_t seconds = timegm(&normal);  // sets the days of week and year
   gmtime_r(&seconds, &normal);
   return normal;
 }
@@ -142,7 +139,7 @@ TEST(Jinja, TextIsCountedInCharactersAndBrokenBytesSurvive) {
 }
 
 TEST(Jinja, StringsThatShareBytesStayApart) {
-  // `a` grows twice from the same base; the first growth may happen in place and must not show in the second.
+  // `a` grows twice from one base; the first, in-place growth must not show in the second.
   EXPECT_EQ(
       render("{% set a = 'x' ~ 'y' %}{% set b = a ~ '1' %}{% set c = a ~ '2' %}{{ a }} {{ b }} {{ c }}"),
       "xy xy1 xy2");
@@ -171,8 +168,6 @@ TEST(Jinja, WhatDoesNotFitIsUndefinedOrEmpty) {
   EXPECT_EQ(render("{{ [{'a': 1}, {'a': 2}] | sort(attribute='b') }} {{ 7 | round(1) }}"),
             "[{'a': 1}, {'a': 2}] 7");
 }
-
-// --- cost ---
 
 Json conversation(int messages, size_t bytes_each) {
   Json list = Json::array();
@@ -207,7 +202,6 @@ RenderStats cost_of(int messages, size_t bytes_each) {
 }
 
 TEST(Jinja, AFiveMegabyteConversationCostsTwiceAHalf) {
-  // Many messages and few but long ones; the template also keeps one string of everything.
   for (const auto& [messages, bytes] : {std::pair<int, size_t>{2500, 1000}, {10, 250'000}}) {
     const RenderStats half = cost_of(messages, bytes);
     const RenderStats whole = cost_of(messages * 2, bytes);
@@ -222,13 +216,11 @@ TEST(Jinja, AFiveMegabyteConversationCostsTwiceAHalf) {
   }
 }
 
-// --- hostile templates ---
-
 ErrorKind kind_of(std::string_view text, const Json& context = Json::object()) {
   const auto parsed = Template::parse(text);
   if (!parsed.ok()) return parsed.error().kind;
   RenderOptions options;
-  options.limits.max_wall_ms = 0;  // what stops these is counted, not timed
+  options.limits.max_wall_ms = 0;  // the limits tested here count, they do not measure time
   options.limits.max_memory_bytes = uint64_t{40} << 20;
   const auto result = parsed->render(context, options);
   if (result.ok()) {
@@ -238,7 +230,6 @@ ErrorKind kind_of(std::string_view text, const Json& context = Json::object()) {
   return result.error().kind;
 }
 
-// Runs `body` 99,999 times with a namespace n whose members v and w start as given.
 std::string repeated(const std::string& start, const std::string& body) {
   return "{% set n = namespace(v=" + start + ", w=" + start + ") %}{% for i in range(99999) %}" + body +
          "{% endfor %}";
@@ -257,9 +248,8 @@ TEST(JinjaHostile, EndlessWorkRunsOutOfSteps) {
   EXPECT_EQ(kind_of(doubled + "{{ [n.v, n.w, n.v] | sort }}"), ErrorKind::exhausted);
 }
 
-// What bounds the time is the count of steps, so every operation must count in proportion to what it does: at
-// least a step for 64 bytes of text or for a few elements. `body` runs over a text or list of `size`
-// elements, once.
+// Steps bound the time, so each operation must count a step per 64 bytes of text or per few
+// elements. Runs `body` once over a text or list of `size` elements.
 uint64_t steps_of(const std::string& start, const std::string& body, size_t size) {
   RenderOptions options;
   options.limits.max_wall_ms = 0;
@@ -336,7 +326,6 @@ TEST(JinjaHostile, StepsCountWhatIsRead) {
   EXPECT_GE(steps_of("'[' ~ '1,' * n ~ '1]'", "{{ v | from_json | length }}", 9'000), 2'000u);
 }
 
-// What from_json makes is paid by the render, and ends with what it may take.
 TEST(JinjaHostile, FromJsonIsPaidFor) {
   const auto object = [](size_t members) {
     std::string out = "{";
@@ -362,7 +351,6 @@ TEST(JinjaHostile, FromJsonIsPaidFor) {
   EXPECT_LT(static_cast<double>(whole.steps), 2.5 * static_cast<double>(half.steps));
   EXPECT_GT(half.memory_bytes, 20'000u * 200);
   EXPECT_FALSE(used(object(40'000), 100'000).first);
-  // No comma between values, and sixteen million of them.
   std::string nested;
   for (int i = 0; i < 100'000; ++i) nested += std::string(160, '[') + std::string(160, ']') + ",";
   nested = "[" + nested + "1]";
@@ -385,7 +373,6 @@ TEST(JinjaHostile, StepsGrowWithTheInputOnly) {
     EXPECT_EQ(result.error().kind, ErrorKind::exhausted);
     return stats.steps;
   };
-  // Nothing a template builds itself, and no variable it does not mention, allows it more.
   EXPECT_LT(steps(Json::object()), 1'200'000u);
   EXPECT_LT(steps({{"y", std::string(1 << 20, 'a')}}), 1'200'000u);
   const uint64_t with_text = steps({{"x", std::string(1 << 20, 'a')}});
@@ -510,7 +497,6 @@ TEST(JinjaHostile, DeepDataIsRefused) {
 }
 
 TEST(JinjaHostile, SlowSearchesStayLinear) {
-  // A needle that makes naive search quadratic, over and over; steps count what is read.
   RenderStats stats;
   RenderOptions options;
   options.limits.max_wall_ms = 0;

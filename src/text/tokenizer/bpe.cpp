@@ -11,7 +11,7 @@
 namespace braid {
 namespace {
 
-// Bytes that are their own stand-in: the printable ones of Latin-1 but the soft hyphen.
+// Printable bytes of Latin-1, except the soft hyphen.
 constexpr bool stands_for_itself(int byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xFF && byte != 0xAD);
 }
@@ -35,7 +35,7 @@ constexpr ByteAlphabet kAlphabet;
 // Up to this length a scan for the lowest rank beats the heap.
 constexpr size_t kShortPieceBytes = 32;
 
-// Working memory above this is given back after a piece.
+// Larger working memory is freed after a piece.
 constexpr size_t kKeptSymbols = 1 << 16;
 
 }  // namespace
@@ -99,7 +99,7 @@ void BpeMerger::merge(const MergeTable& table, const std::array<int32_t, 256>& b
   }
 }
 
-// Symbols in an array, the merge of each with its right neighbour beside it: words are short.
+// Short pieces: an array of symbols, and of the merge of each with its right neighbor.
 void BpeMerger::merge_short(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols,
                             std::string_view piece, std::vector<int32_t>& out) {
   constexpr MergeTable::Merge kNone{std::numeric_limits<uint32_t>::max(), -1};

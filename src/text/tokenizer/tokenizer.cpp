@@ -14,19 +14,18 @@
 namespace braid {
 namespace {
 
-// No published special token comes near; the bound keeps the search for them linear.
+// Far above published special tokens; keeps their search linear.
 constexpr size_t kMaxSpecialBytes = 1024;
 
-// Tokens and merges that a file may have, so that symbol numbers stay within 32 bits.
+// Limit of tokens and merges, so that symbol numbers fit 32 bits.
 constexpr size_t kMaxTokens = size_t{1} << 28;
 
-// Pieces that were merged lately. Each piece has one place, decided by its hash, and the newest keeps it: the
-// size is fixed, and a text made to collide costs speed only.
+// Recently merged pieces. A hash gives each piece one slot, and the newest piece replaces the older
+// one. The size is fixed; collisions cost only speed.
 class PieceCache {
  public:
   PieceCache() : entries_(kEntries) {}
 
-  // Place of a piece that may be cached: not empty, not long.
   struct Entry {
     uint8_t length_bytes = 0;
     uint8_t count = 0;
@@ -57,7 +56,7 @@ class PieceCache {
   std::vector<Entry> entries_;
 };
 
-// The byte of a text like <0x0A>, which files use for tokens of type byte.
+// The byte of a text like <0x0A>, the spelling of byte tokens.
 std::optional<char> byte_of_text(std::string_view text) {
   const auto digit = [](char c) -> int {
     if (c >= '0' && c <= '9') return c - '0';
@@ -92,7 +91,7 @@ Status check_sizes(const VocabularyData& data) {
   return {};
 }
 
-// Types for all tokens, names for nameless ones, and no id that leads outside.
+// Completes types and nameless tokens; drops special ids out of range with a warning.
 Status complete(VocabularyData& data) {
   const size_t count = data.tokens.size();
   data.types.resize(count, static_cast<int32_t>(TokenType::normal));
@@ -134,7 +133,7 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   return index;
 }
 
-// `declared`: the types as the file gives them, before texts had a say.
+// `declared`: types of the file, before texts changed them.
 Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<int32_t>& declared,
                                 const std::vector<int32_t>& end_ids) {
   std::vector<SpecialFinder::Special> specials;
@@ -158,7 +157,6 @@ Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<in
 
 }  // namespace
 
-// What one call of encode works with.
 struct Tokenizer::Workspace {
   Splitter::Scratch split;
   BpeMerger merger;
@@ -166,7 +164,7 @@ struct Tokenizer::Workspace {
   std::vector<int32_t> symbols;
 };
 
-// Workspaces that wait for the next call. A few are kept, so that threads do not wait for each other.
+// Idle workspaces; a few are kept, so that threads do not wait for each other.
 class Tokenizer::WorkspacePool {
  public:
   std::unique_ptr<Workspace> take() {
@@ -198,8 +196,7 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer::Tokenizer(VocabularyData data, TokenIndex index, std::vector<int32_t> end_ids,
                      SpecialFinder specials, Splitter splitter, bool ignore_merges)
-    : data_(std::move(
-          data)),  // moving a vector leaves the strings where they are, and so the views of the index
+    : data_(std::move(data)),  // a move keeps the strings in place, and so the index's views
       index_(std::move(index)),
       end_ids_(std::move(end_ids)),
       specials_(std::move(specials)),
@@ -224,8 +221,7 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   std::vector<int32_t> end_ids = resolve_special_tokens(data, index);
   BRAID_ASSIGN(SpecialFinder specials, finder_of(data, declared, end_ids));
   BRAID_ASSIGN(Splitter splitter, Splitter::create(kind));
-  // Of the supported families only llama-bpe takes whole tokens unmerged, and only it starts texts with bos
-  // unasked.
+  // Only llama-bpe takes whole tokens unmerged, and only it adds bos by default.
   Tokenizer tokenizer(std::move(data), std::move(index), std::move(end_ids), std::move(specials),
                       std::move(splitter), kind == SplitKind::llama3);
   BRAID_TRY(tokenizer.load_merges());
@@ -233,7 +229,6 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   return tokenizer;
 }
 
-// Numbers every text that merging can produce, and fills the merge table.
 Status Tokenizer::load_merges() {
   std::map<std::string, int32_t> extras;
   const auto symbol_of = [&](std::string_view text) {
@@ -248,7 +243,7 @@ Status Tokenizer::load_merges() {
   }
   merges_ = MergeTable(data_.merges.size());
   std::string joined;
-  int32_t likely = 0;  // files list tokens in the order of their merges, so the next one is tried first
+  int32_t likely = 0;  // files list tokens in merge order, so the next one is tried first
   for (size_t rank = 0; rank < data_.merges.size(); ++rank) {
     const std::string_view merge = data_.merges[rank];
     const size_t space = merge.find(' ', 1);
@@ -359,7 +354,7 @@ Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace, std::ve
     append_repaired_utf8(repaired, raw, Utf8Repair::each_byte);
     raw = repaired;
   }
-  // Files do not say it, but the published configurations of these two families normalise.
+  // Published configurations of these two families normalize; files do not state it.
   std::string normalised;
   if (data_.pre == "qwen2" || data_.pre == "qwen35") {
     BRAID_ASSIGN(raw, nfc(raw, normalised));
@@ -396,7 +391,7 @@ Status Tokenizer::append_piece(std::string_view piece, Workspace& workspace,
   return {};
 }
 
-// Symbols that are tokens as they are; others as the tokens of their bytes.
+// Symbols that are not tokens become the tokens of their bytes.
 Status Tokenizer::append_symbols(Workspace& workspace, std::vector<int32_t>& out) const {
   for (const int32_t symbol : workspace.symbols) {
     if (symbol < size()) {

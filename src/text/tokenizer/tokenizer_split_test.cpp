@@ -1,8 +1,5 @@
-// tokenizer_split_test.cpp -- pieces are those of the published tokenizers.
-//
-// Method: a table of inputs with their pieces, and random text cut a second time by a hand-written matcher
-// that knows no regular expressions; its alphabet has every kind of character with its class written beside
-// it.
+// tokenizer_split_test.cpp -- pieces equal those of the published tokenizers.
+// A table of inputs, and random text against a hand-written matcher without regular expressions.
 #include "text/tokenizer/tokenizer_split.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +30,7 @@ using Pieces = std::vector<std::string>;
 TEST(Split, TheTableOfPublishedSplits) {
   struct Row {
     const char* text;
-    Pieces llama3, qwen2, qwen35, laguna;  // an empty list: as the one to its left
+    Pieces llama3, qwen2, qwen35, laguna;  // empty: as the one to its left
   };
   const Row rows[] = {
       {"Hello world", {"Hello", " world"}, {}, {}, {}},
@@ -114,7 +111,6 @@ constexpr Character kAlphabet[] = {
     {"\u200B", 'O'}, {"\u200D", 'O'}, {"\uE000", 'O'}, {"\u0378", 'O'}, {"\u0001", 'O'}, {"\u007F", 'O'},
 };
 
-// Length in characters of the piece at the start of `text`, by rules in place of expressions.
 class HandMatcher {
  public:
   HandMatcher(SplitKind kind, const std::vector<Character>& text) : kind_(kind), text_(text) {}

@@ -1,5 +1,4 @@
-// tokenizer_test.cpp -- ids are those of the goldens; text survives the way there and back; bad vocabularies
-// and texts get one sentence.
+// tokenizer_test.cpp -- ids of the goldens, round trips, and errors of bad vocabularies and texts.
 #include "text/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -210,7 +209,8 @@ TEST(Tokenizer, ARenderedPromptHasOneBeginToken) {
   const Tokenizer tokenizer = make_tokenizer(data);
   EXPECT_EQ(*tokenizer.encode_rendered({"〈|EOS|〉x", {}}), (Ids{bos, 'x'}));
   EXPECT_EQ(*tokenizer.encode_rendered({"x", {}}), (Ids{bos, 'x'}));
-  EXPECT_EQ(encode(tokenizer, "〈|EOS|〉x"), (Ids{bos, bos, 'x'}));  // plain text is taken at its word
+  // in plain text it does not replace bos
+  EXPECT_EQ(encode(tokenizer, "〈|EOS|〉x"), (Ids{bos, bos, 'x'}));
   data.add_eos = true;
   EXPECT_EQ(*make_tokenizer(data).encode_rendered({"〈|EOS|〉x〈|EOS|〉", {}}), (Ids{bos, 'x', bos}));
   data.add_bos = data.add_eos = false;
@@ -219,7 +219,7 @@ TEST(Tokenizer, ARenderedPromptHasOneBeginToken) {
 
 TEST(Tokenizer, OnlyLlamaTakesWholeTokensUnmerged) {
   VocabularyData data = tiny_vocabulary();
-  const int32_t whole = add_token(data, "abc", TokenType::normal);  // no merge leads there
+  const int32_t whole = add_token(data, "abc", TokenType::normal);  // no merge produces it
   EXPECT_EQ(encode(make_tokenizer(data), "abc"), (Ids{'a', 'b', 'c'}));
   data.pre = "llama-bpe";
   EXPECT_EQ(encode(make_tokenizer(data), "abc"), (Ids{whole}));
@@ -227,7 +227,7 @@ TEST(Tokenizer, OnlyLlamaTakesWholeTokensUnmerged) {
 
 TEST(Tokenizer, MergesMayPassThroughTextsThatAreNoTokens) {
   VocabularyData data = tiny_vocabulary({{"a", "b"}, {"ab", "c"}});
-  data.tokens[256] = "something else";  // "ab" is no token any more, "abc" still is
+  data.tokens[256] = "something else";  // "ab" is not a token any more, "abc" still is
   const Tokenizer tokenizer = make_tokenizer(data);
   EXPECT_EQ(encode(tokenizer, "abc"), (Ids{257}));
   EXPECT_EQ(encode(tokenizer, "abd"), (Ids{'a', 'b', 'd'}));
@@ -314,7 +314,6 @@ TEST(Tokenizer, SpecialIdsOutsideTheVocabularyAreIgnored) {
   EXPECT_TRUE(tokenizer.end_ids().empty());
 }
 
-// The published tokenizers of these two families normalise text between special tokens, others do not.
 TEST(Tokenizer, SomeFamiliesNormaliseText) {
   const std::string decomposed = "cafe\u0301 \u1112\u1161\u11ab", composed = "caf\u00e9 \ud55c";
   for (const char* pre : {"qwen2", "qwen35", "gpt-2", "llama-bpe", "laguna"}) {
@@ -328,7 +327,6 @@ TEST(Tokenizer, SomeFamiliesNormaliseText) {
   }
 }
 
-// A mark behind a special token is its own text: it neither changes the token nor who may write it.
 TEST(Tokenizer, NormalisingLeavesSpecialTokensAlone) {
   const Tokenizer tokenizer = make_tokenizer(demo_vocabulary());
   const int32_t end = *tokenizer.find("<|im_end|>");

@@ -14,7 +14,6 @@ std::optional<int32_t> read_id(const GgufFile& file, std::string_view name) {
   return std::nullopt;
 }
 
-// Some files use an older name of the key.
 std::optional<int32_t> read_id(const GgufFile& file, std::string_view name, std::string_view older_name) {
   const auto id = read_id(file, name);
   return id ? id : read_id(file, older_name);
@@ -53,7 +52,7 @@ Result<VocabularyData> read_vocabulary(const GgufFile& file) {
   data.eot = read_id(file, "eot");
   data.eom = read_id(file, "eom");
   data.unknown = read_id(file, "unknown");
-  data.separator = read_id(file, "seperator");  // the key is spelled so
+  data.separator = read_id(file, "seperator");  // the key is misspelled in GGUF
   data.padding = read_id(file, "padding");
   data.mask = read_id(file, "mask");
   data.fim_prefix = read_id(file, "fim_pre", "prefix");

@@ -1,6 +1,4 @@
-// vocabulary_test.cpp -- the tokenizer keys of a file, present, missing, old or wrong.
-//
-// Method: GGUF files of metadata only, put together byte by byte.
+// vocabulary_test.cpp -- tokenizer keys that are present, missing, old or wrong.
 #include "text/tokenizer/vocabulary.h"
 
 #include <gtest/gtest.h>
@@ -98,7 +96,6 @@ TEST(Vocabulary, ModelTokensAndMergesMustBeThere) {
       Metadata().text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", {"a", "b"}).read();
   ASSERT_FALSE(unmerged.ok());
   EXPECT_EQ(unmerged.error().message.find("test.gguf: has no tokenizer.ggml.merges"), 0u);
-  // Whose kind is not supported is refused by that name.
   const auto other =
       Metadata().text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", {"a", "b"}).read();
   ASSERT_TRUE(other.ok());

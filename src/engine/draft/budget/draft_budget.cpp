@@ -11,36 +11,36 @@ namespace {
 
 constexpr double kLossShare = 0.01;
 constexpr double kMostCreditMs = kLossShare * 10e3;
-constexpr double kFirstCreditSteps = 6, kMostCreditSteps = 20;  // a few unlucky rounds are no reason to stop
+constexpr double kFirstCreditSteps = 6, kMostCreditSteps = 20;  // tolerates unlucky rounds
 constexpr double kEnoughCreditSteps = 6;
 constexpr double kTrialCreditSteps = 3, kModelCreditSteps = 3;
-constexpr double kCheapCatchUp = 0.005;  // of a plain step
+constexpr double kCheapCatchUp = 0.005;  // share of a plain step
 constexpr double kGainToBegin = 1.05;
 constexpr int32_t kForecastsToBegin = 4;
 constexpr int32_t kForecastsToEnd = 8;
-constexpr int32_t kFirstDistance = 64, kLastDistance = 4096;  // steps, doubling in between
-constexpr int32_t kFirstLookDistance = 8;                     // the same between single drafts
-// Of models: where they lost they are left out for longer, but are soon tried in another text.
+constexpr int32_t kFirstDistance = 64, kLastDistance = 4096;  // steps; doubles in between
+constexpr int32_t kFirstLookDistance = 8;                     // the same for single drafts
+// Pauses of models are longer, but a new conversation shortens them.
 constexpr int32_t kFirstModelPause = 192;
-// Paths of a trial, of the first one, and of any whose rows cost nothing.
+// Paths of a trial, of the first trial, and of a trial whose rows are free.
 constexpr int32_t kTrialPaths = 4, kFirstTrialPaths = 8, kMostTrialPaths = 16;
-constexpr double kTrialStepShare = 0.5;  // that several paths may cost at once, of a plain step
-// So many tell where hardly any were right before.
+constexpr double kTrialStepShare = 0.5;  // of a plain step, for several paths
+// Enough paths for a verdict if acceptance was below kHopeless before.
 constexpr int32_t kFewTrialPaths = 2;
 constexpr double kHopeless = 0.1;
-constexpr double kAmongTheBest = 0.8;  // of the best one's factor
-constexpr int32_t kStepsToKnow = 16;   // of a new sequence, until a trial
+constexpr double kAmongTheBest = 0.8;  // share of the best factor
+constexpr int32_t kStepsToKnow = 16;   // of a new sequence, before a trial
 constexpr int32_t kTrialDepth = 4;
 constexpr int32_t kDeeperEvery = 16;  // rounds
 constexpr int32_t kLeastCalibrationDistance = 16, kMostCalibrationDistance = 512;
 constexpr int32_t kMostCalibrations = 6;  // in a row
-// Behind drafts, until plain steps take what they always do; one that is no slower than this has been none of these.
+// Plain steps right after drafts are slower (caches); one within kAsUsual is not.
 constexpr int32_t kPlainsToSettle = 2;
 constexpr double kAsUsual = 1.02;
-constexpr int32_t kUnfeltCells = 256;  // of a sequence, that move no step
+constexpr int32_t kUnfeltCells = 256;  // per sequence; fewer do not change the time of a step
 constexpr double kFirstAcceptance = 0.7;
 constexpr double kLeastProbability = 0.02;
-constexpr double kMostCatchUp = 0.25;  // of a prompt's step; what is more is chance
+constexpr double kMostCatchUp = 0.25;  // share of a prompt's step; more is noise
 constexpr size_t kMostHistories = 4096;
 
 int64_t cells_of(const StepPlan& plan) {
@@ -71,7 +71,7 @@ DraftBudget::DraftBudget(int32_t max_drafts, bool has_free, StepCosts::Padding p
   models_.next_pause = kFirstModelPause;
 }
 
-// `value`: the mean of so many. What many say at once is heard as a few, lest the last ones be all that is known.
+// `value`: the mean of `trials` results. The bounded weight keeps older results relevant.
 void DraftBudget::Share::add(double value, int32_t trials) {
   constexpr int32_t kMostAtOnce = 8;
   const int32_t weight = std::min(trials, kMostAtOnce);
@@ -86,19 +86,16 @@ double DraftBudget::History::factor() const {
 }
 
 DraftBudget::History& DraftBudget::history_of(RequestId id) {
-  // Cancelled sequences leave theirs behind; it is no great loss to begin anew.
+  // Cancelled sequences leave entries, so the table is cleared when it is full.
   if (histories_.size() >= kMostHistories && !histories_.contains(id)) histories_.clear();
   return histories_[id];
 }
-
-// ---- before the drafter ----
 
 DraftBudget::Forecast DraftBudget::forecast(int32_t sequences, double plain_ms) const {
   Forecast best;
   const double n = sequences;
   double accepted = 0, path = 1, conditional = 0;
   for (int32_t depth = 1; depth <= max_drafts_; ++depth) {
-    // A depth of which little is known is like the one before.
     const Share& share = accepted_[static_cast<size_t>(depth - 1)];
     if (depth == 1) {
       conditional = share.value();
@@ -117,7 +114,7 @@ DraftBudget::Forecast DraftBudget::forecast(int32_t sequences, double plain_ms) 
   return best;
 }
 
-// What a plain step takes is known for steps like the last plain one, and for some time.
+// The plain step's time is outdated after `distance` steps or when the contexts change much.
 bool DraftBudget::wants_calibration(const StepPlan& plan) {
   if (calibrate_ > 0) return true;
   Plain& plain = plains_[row_bucket(plan.decoding)];
@@ -133,7 +130,7 @@ bool DraftBudget::wants_calibration(const StepPlan& plan) {
   return true;
 }
 
-// Twice or half as many sequences are another regime: what was in vain before may be worth a trial.
+// Half or twice the sequences change the costs, so trials and pauses become shorter.
 void DraftBudget::follow_load(int32_t sequences) {
   if (sequences < 2 * load_ && load_ < 2 * sequences) return;
   load_ = sequences;
@@ -143,7 +140,6 @@ void DraftBudget::follow_load(int32_t sequences) {
   pause_ = std::min(pause_, next_pause_);
 }
 
-// Whether there is credit. Where catching up costs next to nothing, it goes on without.
 bool DraftBudget::may_go_on(int32_t sequences, double plain_ms) {
   most_credit_ms_ = std::clamp(kMostCreditMs, kFirstCreditSteps * plain_ms, kMostCreditSteps * plain_ms);
   credit_ms_ = std::min(credit_ms_, most_credit_ms_);
@@ -152,7 +148,7 @@ bool DraftBudget::may_go_on(int32_t sequences, double plain_ms) {
   cheap_ = costs_.catch_up_ms(sequences, sequences) <= kCheapCatchUp * plain_ms;
   const bool rested = rests_;
   rest_or_not();
-  // After a rest steps catch up for a while before anything is drafted.
+  // After a rest, steps catch up for a while before drafting starts.
   if (rested && !rests_) until_trial_ = std::max(until_trial_, 2 * kStepsToKnow);
   return !broke_ && !rested;
 }
@@ -168,7 +164,7 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
   pause_ = std::max(0, pause_ - 1);
   if (plain_ms == 0 || !may_go_on(plan.decoding, plain_ms) || wants_calibration(plan)) return Mode::plain;
   const bool may_try = credit_ms_ >= kTrialCreditSteps * plain_ms;
-  if (costs_.most_extra_rows(plan.decoding) == 0) {  // what a row costs is asked with a few
+  if (costs_.most_extra_rows(plan.decoding) == 0) {  // a few rows measure the cost of a row
     if (trial_paths_ == 0 && may_try && until_trial_ < kFirstDistance) begin_trial(kFirstTrialPaths);
     return trial_paths_ > 0 ? Mode::trial : Mode::plain;
   }
@@ -185,7 +181,7 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
     until_trial_ = trial_distance_;
   }
   if (on_) {
-    // Now and then one deeper: depths that nobody drafts are not heard of.
+    // Sometimes one deeper: depths without drafts give no data.
     if (++rounds_ % kDeeperEvery == 0) depth_ = std::min(depth_ + 1, max_drafts_);
     return Mode::drafting;
   }
@@ -194,7 +190,6 @@ DraftBudget::Mode DraftBudget::choose_mode(const StepPlan& plan, double plain_ms
 }
 
 bool DraftBudget::admit(StepPlan& plan) {
-  // Prompts hide what rows cost.
   const bool measured = plan.prompt_tokens == 0 && plan.decoding == static_cast<int32_t>(plan.items.size()) &&
                         plan.decoding > 0;
   if (measured) costs_.estimate(plan.decoding);
@@ -213,7 +208,7 @@ bool DraftBudget::admit(StepPlan& plan) {
                      [](const StepItem& i) { return i.draft_depth > 0; });
 }
 
-// Several where they cost little more than one does, by what is known of so many rows.
+// More than one path if all cost little more than one.
 int32_t DraftBudget::trial_paths_at_once(int32_t sequences) const {
   const double plain_ms = costs_.plain_ms(sequences);
   const auto extra_ms = [&](int32_t paths) {
@@ -222,11 +217,10 @@ int32_t DraftBudget::trial_paths_at_once(int32_t sequences) const {
   if (extra_ms(1) <= 0) return 1;  // not known yet
   const int32_t free_paths = costs_.rows_alike(sequences, 1) / depth_;
   const int32_t paths = std::clamp(free_paths, std::min(trial_paths_, kTrialPaths), kMostTrialPaths);
-  // All or one: each number of rows has to be recorded once, which takes as long as some steps.
+  // All or one: each row count needs its own CUDA graph, and recording one takes several steps.
   return extra_ms(paths) <= std::min(2 * extra_ms(1), kTrialStepShare * plain_ms) ? paths : 1;
 }
 
-// A trial is for the sequences that have done best.
 void DraftBudget::admit_trial(StepPlan& plan) {
   depth_ = std::min(kTrialDepth, max_drafts_);
   asked_.clear();
@@ -254,13 +248,11 @@ void DraftBudget::end_trial(bool in_vain) {
   if (in_vain) trial_distance_ = std::min(kLastDistance, 2 * trial_distance_);
   until_trial_ = trial_distance_;
   if (!in_vain || cheap_) return;
-  broke_ = true;  // to catch up for nothing is no use
+  broke_ = true;  // catching up would cost time and gain nothing
   pause_ = std::max(pause_, trial_distance_);
 }
 
-// ---- between drafter and step ----
-
-// nodes_ = all drafts, the most probable paths first, parents before children.
+// Fills nodes_ with all drafts, the most probable paths first, parents before children.
 void DraftBudget::rank(const StepPlan& plan) {
   nodes_.clear();
   for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -280,7 +272,7 @@ void DraftBudget::rank(const StepPlan& plan) {
     for (size_t n = 0; n < item.drafts.size(); ++n) {
       const int32_t parent = item.drafts[n].parent;
       double& p = nodes_[first + n].probability;
-      p /= std::max(1.0, conditional_[static_cast<size_t>(parent + 1)]);  // only one of them can be right
+      p /= std::max(1.0, conditional_[static_cast<size_t>(parent + 1)]);  // one at most is right
       if (parent >= 0) p *= nodes_[first + static_cast<size_t>(parent)].probability;
     }
   }
@@ -288,7 +280,7 @@ void DraftBudget::rank(const StepPlan& plan) {
                    [](const Node& a, const Node& b) { return a.probability > b.probability; });
 }
 
-// How many of nodes_ give the most tokens for the time. Rows up to the end of a bucket cost the same.
+// The number of nodes_ with the best token rate. All rows of a bucket cost the same.
 int32_t DraftBudget::worthwhile(const StepPlan& plan, double drafting_ms) const {
   const auto all = std::min(static_cast<int32_t>(nodes_.size()), costs_.next_extra_rows(plan.decoding));
   int32_t best = 0, n = 0;
@@ -308,8 +300,7 @@ int32_t DraftBudget::worthwhile(const StepPlan& plan, double drafting_ms) const 
   return best;
 }
 
-// Who drops all drafts hears of none: now and then the best one is kept, lest a few unlucky rounds be the
-// last word on all that follow.
+// Without any draft nothing is learned. Therefore the best one is kept in some rounds.
 int32_t DraftBudget::look_again(int32_t worthwhile) {
   if (worthwhile > 0) {
     dropped_ = 0;
@@ -333,7 +324,7 @@ void DraftBudget::cut(StepPlan& plan, double drafting_ms) {
   }
   if (ran > 0) drafting_ms_ = costs_.observe_drafting(ran, depth_, drafting_ms);
   if (models_.pause == 0) models_.runs.add(ran > 0 ? 1 : 0);
-  if (mode_ == Mode::trial) return;  // is told by all its drafts
+  if (mode_ == Mode::trial) return;  // a trial judges all drafts
   rank(plan);
   const int32_t kept = look_again(worthwhile(plan, drafting_ms));
   size_t at = 0;
@@ -355,12 +346,10 @@ void DraftBudget::cut(StepPlan& plan, double drafting_ms) {
   }
 }
 
-// ---- after the step ----
-
 void DraftBudget::learn(const StepItem& item, const Verdict& verdict) {
   History& history = history_of(item.sequence->id);
-  if (verdict.finished) return;  // behind an end nothing was judged
-  if (item.drafts.empty()) {     // what was particular of it may be over
+  if (verdict.finished) return;  // nothing after an end was judged
+  if (item.drafts.empty()) {     // without data the factor decays towards 1
     constexpr double kFading = 0.99;
     history.expected *= kFading;
     history.accepted *= kFading;
@@ -380,10 +369,10 @@ void DraftBudget::learn(const StepItem& item, const Verdict& verdict) {
     constexpr double kForgetting = 0.98;
     history.expected = kForgetting * history.expected + std::min(1.0, expected);
     history.accepted = kForgetting * history.accepted + (accepted ? 1 : 0);
-    // What is particular of the sequence is not the drafter's.
+    // Rejections of a sequence with a bad factor are not evidence against the drafter.
     if (factor > 0.5) survival_of(draft).judged(depths_[n], draft.log_q, accepted);
   }
-  // Of the depths that were reached: was any of the drafts there right?
+  // For each reached depth: whether any draft was accepted.
   const size_t right = verdict.accepted.size();
   const auto deepest = static_cast<size_t>(1 + *std::max_element(depths_.begin(), depths_.end()));
   for (size_t d = 0; d < std::min({right + 1, deepest, judged_.size()}); ++d) {
@@ -426,8 +415,7 @@ void DraftBudget::settle_models(const StepPlan& plan, double lost_ms, double pla
   }
 }
 
-// After a round of a trial. It goes on for as long as it pays, and waits for drafts as long as that costs
-// little.
+// A trial continues while it saves time. It waits for drafts while that costs little.
 void DraftBudget::count_trial(const StepPlan& plan, std::span<const Verdict> verdicts, double plain_ms) {
   if (mode_ != Mode::trial || trial_paths_ == 0) return;
   for (size_t i = 0; i < plan.items.size(); ++i) {
@@ -443,7 +431,7 @@ void DraftBudget::count_trial(const StepPlan& plan, std::span<const Verdict> ver
   if (trial_saved_ms_ > 0) {
     begin_trial(kTrialPaths);
   } else if (trial_ran_model_) {
-    // That says nothing of free drafts: next come these alone.
+    // The loss may be due to the model, so the next trial uses free drafts only.
     if (models_.pause == 0) pause_models();
     end_trial(false);
   } else {
@@ -451,7 +439,6 @@ void DraftBudget::count_trial(const StepPlan& plan, std::span<const Verdict> ver
   }
 }
 
-// What is known of plain steps, after one of them.
 void DraftBudget::after_plain(const StepPlan& plan, double step_ms, double known_ms, bool is_typical) {
   if (!is_typical) {
     calibrate_ = std::max(0, calibrate_ - 1);
@@ -478,10 +465,9 @@ void DraftBudget::observe(const StepPlan& plan, std::span<const Verdict> verdict
   double tokens = 0;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const RequestId id = plan.items[i].sequence->id;
-    // One that comes back to where it stood says nothing new: a plain step does no more for it.
+    // A sequence that repeats tokens after a preemption gains nothing from accepted drafts.
     const bool again = verdicts[i].next.empty() && !verdicts[i].finished;
     tokens += again ? 1 : static_cast<double>(verdicts[i].next.size());
-    // A new conversation may be another kind of text.
     if (!histories_.contains(id)) {
       const int32_t soon = std::max(kStepsToKnow, trial_distance_ / 8);
       until_trial_ = std::min(until_trial_, soon);

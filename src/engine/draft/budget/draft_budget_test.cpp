@@ -1,5 +1,4 @@
-// draft_budget_test.cpp -- simulated worlds whose step times and acceptance are known: what can be gained is
-// gained, and whatever happens no more than 1 % is lost.
+// draft_budget_test.cpp -- simulations: possible gains are realized, losses stay below 1 %.
 #include "engine/draft/budget/draft_budget.h"
 
 #include <gtest/gtest.h>
@@ -13,26 +12,26 @@
 namespace braid {
 namespace {
 
-// Time passes as the functions say.
+// Simulates time by the given functions.
 struct World {
   int32_t max_drafts = 7;
   int32_t sequences = 1;
   std::function<double(int32_t sequences, int32_t rows)> step_ms;
   std::function<double(int32_t sequences, int32_t depth)> drafting_ms = [](int32_t, int32_t) { return 0.0; };
-  std::function<double(const World&, int32_t depth)> acceptance;  // of a draft whose parent was accepted
-  double offered = 1;                                             // of rounds in which a sequence gets drafts
-  double free = 0;        // of rounds in which a sequence gets drafts that need no model
-  double free_right = 1;  // how likely these are accepted
+  std::function<double(const World&, int32_t depth)> acceptance;  // if the parent was accepted
+  double offered = 1;     // share of rounds in which a sequence gets drafts
+  double free = 0;        // share of rounds with free drafts for a sequence
+  double free_right = 1;  // acceptance of free drafts
   double noise = 0.02;
-  double hiccups = 0;                 // share of steps and draftings that take
-  double hiccup = 5;                  // so many times as long
-  double said = 0.7;                  // what the drafter thinks of itself
-  double catch_up_ms = 0;             // of a row
-  std::vector<double> behind_drafts;  // what the first plain steps behind drafts take, times a usual one
+  double hiccups = 0;                 // share of steps and draftings that are delayed
+  double hiccup = 5;                  // by this factor
+  double said = 0.7;                  // the drafter's own probability
+  double catch_up_ms = 0;             // per row
+  std::vector<double> behind_drafts;  // factors for the plain steps right after drafts
   size_t plains_in_a_row = 100;
 
   std::mt19937 random{5};
-  double ms = 0, plain_ms = 0;  // spent; what plain steps would have spent on the same tokens
+  double ms = 0, plain_ms = 0;  // spent; plain steps for the same tokens
   double longest_ms = 0, caught_up_ms = 0;
   int64_t tokens = 0, drafted = 0, steps = 0, plain_steps = 0;
   std::vector<std::unique_ptr<Sequence>> all;
@@ -107,24 +106,20 @@ struct World {
   double gain() const { return plain_ms / ms; }
 };
 
-// Loss beyond 1 % of the time, the credit at the start, and a step.
+// Allows a loss of 1 % of the time, plus the initial credit and one step.
 void expect_no_loss(const World& world, const char* what, double share = 0.01) {
   const double start_ms = 6 * world.step_ms(world.sequences, world.sequences);
   EXPECT_LE(world.ms - world.plain_ms, share * world.ms + start_ms + world.longest_ms) << what;
 }
 
-// A dense model on a large GPU: rows are nearly free up to 16, then cost; each sequence costs its state.
 double dense_ms(int32_t sequences, int32_t rows) {
   return 6 + 0.06 * sequences + 0.02 * rows + 0.065 * std::max(0, rows - 16);
 }
-// A mixture: the second row costs a third of a step.
 double mixture_ms(int32_t sequences, int32_t rows) {
   return 1.5 + 0.02 * sequences + 1.5 * (1 - std::pow(0.9, rows));
 }
-// A CPU: every row costs nearly what the first did.
 double cpu_ms(int32_t, int32_t rows) { return 20 + 15 * rows; }
 
-// The best gain of a chain of one depth for everybody, with what is accepted there.
 double best_gain(const World& world, double a) {
   double best = 1;
   const double plain = world.step_ms(world.sequences, world.sequences);
@@ -159,7 +154,7 @@ World world_of(const Machine& machine, int32_t sequences) {
 
 TEST(DraftBudget, GainsNearlyWhatCanBeGainedAndNeverLoses) {
   for (const Machine& machine : kMachines) {
-    double least = 1, slowest = 2;  // share of what can be gained; gain where nothing can be
+    double least = 1, slowest = 2;  // share of the possible gain; largest loss factor
     for (const int32_t sequences : {1, 4, 16, 64, 128}) {
       for (const double a : {0.0, 0.3, 0.6, 0.8, 0.95}) {
         World world = world_of(machine, sequences);
@@ -184,8 +179,7 @@ TEST(DraftBudget, GainsNearlyWhatCanBeGainedAndNeverLoses) {
   }
 }
 
-// Steps of the 27B on an H200, as measured (docs/history/gpu-speed.md): products by rows, states by
-// sequences, the delta rule by drafted rows.
+// Measured step times of the 27B on an H200 (docs/history/gpu-speed.md).
 double large_gpu_ms(int32_t sequences, int32_t rows) {
   constexpr struct {
     double rows, ms;
@@ -199,8 +193,7 @@ double large_gpu_ms(int32_t sequences, int32_t rows) {
          0.03 * (rows - sequences);
 }
 
-// Many sequences, where the first draft begins a tile of rows and all others lie in it: what it takes says
-// nothing of theirs.
+// The first draft starts a tile of rows and pays for all others in it.
 TEST(DraftBudget, BeginsWhereRowsComeInTiles) {
   const auto in_tiles = [](int32_t rows) { return (rows + 127) / 128 * 128; };
   for (const double a : {0.0, 0.4, 0.85}) {
@@ -225,8 +218,7 @@ TEST(DraftBudget, BeginsWhereRowsComeInTiles) {
   }
 }
 
-// Short answers, one batch of new conversations after another, none of whose drafts is ever right: each may be
-// another kind of text, so each is tried, and that is a small part of it.
+// Batches of new conversations whose drafts are all rejected. Each one is tried, at a small cost.
 TEST(DraftBudget, TrialsOfShortAnswersCostLittle) {
   const auto in_tiles = [](int32_t rows) { return rows <= 64 ? rows : (rows + 31) / 32 * 32; };
   for (const int32_t sequences : {1, 8, 32, 64, 128}) {
@@ -250,8 +242,6 @@ TEST(DraftBudget, TrialsOfShortAnswersCostLittle) {
   }
 }
 
-// Answers of equal length end one by one: each number of sequences on the way is new, and is drafted for
-// without waiting for plain steps of its own.
 TEST(DraftBudget, ABatchThatEndsOneByOneIsDraftedForToItsEnd) {
   World world;
   world.max_drafts = 3;
@@ -276,7 +266,6 @@ TEST(DraftBudget, ABatchThatEndsOneByOneIsDraftedForToItsEnd) {
   EXPECT_LT(plain, 20);
 }
 
-// Timers that are off by a tenth each time, and drafts that are there now and then.
 TEST(DraftBudget, NoiseAndSilentDraftersCostNoMore) {
   for (const Machine& machine : kMachines) {
     for (const double a : {0.0, 0.9}) {
@@ -297,8 +286,6 @@ TEST(DraftBudget, NoiseAndSilentDraftersCostNoMore) {
   }
 }
 
-// Somebody else uses the processor: now and then a step or a drafting takes many times as long. That is
-// nobody's fault, and what can be gained still is.
 TEST(DraftBudget, HiccupsAreNotTakenForLosses) {
   struct {
     double share, times;
@@ -312,7 +299,7 @@ TEST(DraftBudget, HiccupsAreNotTakenForLosses) {
       world.noise = 0.1;
       DraftBudget budget(world.max_drafts);
       while (world.steps < 8000) world.step(budget);
-      const double gain = world.gain() * (1 + (times - 1) * share);  // plain steps have hiccups, too
+      const double gain = world.gain() * (1 + (times - 1) * share);  // plain steps are delayed too
       const double best = best_gain(world, 0.9);
       EXPECT_GT(gain, 1 + 0.75 * (best - 1)) << machine.name << ", " << times << " times";
       std::printf("[report] %s, %.0f %% of steps held up %.0f times as long: gain %.3f of %.3f\n",
@@ -321,8 +308,7 @@ TEST(DraftBudget, HiccupsAreNotTakenForLosses) {
   }
 }
 
-// Whenever it comes, at the start too: a step or a drafting held up for fifty steps costs no more than some
-// steps of drafting.
+// A delay of fifty steps at any time costs only a few steps of drafting.
 TEST(DraftBudget, AfterAHiccupDraftingIsSoonBack) {
   for (const Machine& machine : kMachines) {
     for (int step = 1; step < 400; step += step < 40 ? 1 : 29) {
@@ -342,7 +328,7 @@ TEST(DraftBudget, AfterAHiccupDraftingIsSoonBack) {
   }
 }
 
-// Other programs come and go, and take half of the processor for a second or two each time.
+// Other programs take half of the processor for a second or two at a time.
 TEST(DraftBudget, AMachineWhoseSpeedChangesIsNoReasonToLose) {
   for (const Machine& machine : kMachines) {
     for (const double a : {0.3, 0.6, 0.9}) {
@@ -372,8 +358,6 @@ TEST(DraftBudget, AMachineWhoseSpeedChangesIsNoReasonToLose) {
   }
 }
 
-// What a drafter keeps up of every row is paid from the same credit, and left out where that is more than it
-// can ever bring.
 TEST(DraftBudget, CatchingUpIsPaidForOrLeftOut) {
   for (const Machine& machine : kMachines) {
     for (const int32_t sequences : {1, 16}) {
@@ -402,7 +386,6 @@ TEST(DraftBudget, CatchingUpIsPaidForOrLeftOut) {
   }
 }
 
-// What steps with prompts spend on it counts as well.
 TEST(DraftBudget, PromptsThatCatchUpAreCounted) {
   DraftBudget budget(4);
   Sequence s;
@@ -430,7 +413,7 @@ TEST(DraftBudget, WithoutAChanceItStopsAndTheLossStaysSmall) {
   for (const Machine& machine : kMachines) {
     World world = world_of(machine, 1);
     world.acceptance = [](const World&, int32_t) { return 0.0; };
-    world.said = 0.99;  // and lies
+    world.said = 0.99;  // overconfident drafter
     DraftBudget budget(world.max_drafts);
     world.run_until(budget, 120e3);
     expect_no_loss(world, machine.name);
@@ -439,8 +422,7 @@ TEST(DraftBudget, WithoutAChanceItStopsAndTheLossStaysSmall) {
   }
 }
 
-// A plain step behind drafts finds other things in the caches than one among its like, and drafts that only beat
-// the former are no gain (two threads of a CPU: docs/history/speculation.md).
+// Drafts that only beat the slower plain steps right after drafts are not a gain.
 TEST(DraftBudget, PlainStepsBehindDraftsAreNoMeasure) {
   for (const int32_t sequences : {1, 16}) {
     for (const double later : {0.3, 0.5, 0.6}) {
@@ -468,7 +450,7 @@ TEST(DraftBudget, PlainStepsBehindDraftsAreNoMeasure) {
   }
 }
 
-// Text that repeats itself has free drafts; what the model drafts of the rest is a loss here, a gain there.
+// Repetitive text has free drafts. Model drafts of the rest are a loss at 0.2 and a gain at 0.9.
 TEST(DraftBudget, WhatModelsLoseDoesNotStopFreeDrafts) {
   for (const double a : {0.2, 0.9}) {
     World world;
@@ -480,7 +462,7 @@ TEST(DraftBudget, WhatModelsLoseDoesNotStopFreeDrafts) {
     world.acceptance = [a](const World&, int32_t) { return a; };
     DraftBudget joint(world.max_drafts, true);
     world.run_until(joint, 20000);
-    World alone;  // the same with free drafts only
+    World alone;  // free drafts only
     alone.step_ms = world.step_ms;
     alone.free_right = world.free_right;
     alone.said = world.said;
@@ -500,18 +482,16 @@ TEST(DraftBudget, WhatModelsLoseDoesNotStopFreeDrafts) {
   }
 }
 
-// What plain steps would have taken for the same tokens, over what was taken.
 struct Spent {
   double ms = 0, plain_ms = 0;
   double gain() const { return plain_ms / ms; }
 };
 
-// Conversations of several kinds of text, of which some have free drafts, one after another.
 struct Conversations {
   World& world;
   DraftBudget budget{world.max_drafts, true};
 
-  // A new one of `ms`: how likely drafts of the model and free ones are accepted goes into its account.
+  // Runs a new one for `ms` and adds its times to the account.
   void converse(Spent& account, double right, double free, double free_right, double ms) {
     world.all.clear();
     world.acceptance = [right](const World&, int32_t) { return right; };
@@ -524,7 +504,6 @@ struct Conversations {
   }
 };
 
-// Conversations in worlds of 16 seeds.
 template <typename Prepare, typename Run>
 void converse_in_worlds(Prepare prepare, Run run) {
   for (uint32_t seed = 1; seed <= 16; ++seed) {
@@ -537,8 +516,6 @@ void converse_in_worlds(Prepare prepare, Run run) {
   }
 }
 
-// A model that drafts badly in code and well in calls of functions, of which some follow each piece of code: it is
-// left out in most of the code, and back in the calls, short as they are.
 TEST(DraftBudget, ModelsAreTriedAgainInNewConversations) {
   Spent code, calls;
   const auto prepare = [](World& world) {
@@ -557,9 +534,8 @@ TEST(DraftBudget, ModelsAreTriedAgainInNewConversations) {
   EXPECT_GT(calls.gain(), 1.18);
 }
 
-// Short answers that quote their questions behind calls of functions: free drafts win in them, the model in the calls.
-// What a trial lost by the model says nothing of free drafts, and where catching up costs time, pauses of trials in
-// vain are cut in a new conversation, too.
+// Free drafts win in quotes, the model in calls. A failed trial of the model must not pause the
+// free ones.
 TEST(DraftBudget, FreeDraftsAreTriedAgainInNewConversations) {
   Spent calls, quotes;
   const auto prepare = [](World& world) {
@@ -581,7 +557,6 @@ TEST(DraftBudget, FreeDraftsAreTriedAgainInNewConversations) {
   EXPECT_GT(quotes.gain(), 1.215);
 }
 
-// Content changes every few seconds, the number of sequences too.
 TEST(DraftBudget, FollowsChangesOfContentAndOfTheNumberOfSequences) {
   for (const Machine& machine : kMachines) {
     World world = world_of(machine, 1);
@@ -598,7 +573,6 @@ TEST(DraftBudget, FollowsChangesOfContentAndOfTheNumberOfSequences) {
   }
 }
 
-// After a change for the better it is noticed, the later the longer nothing was to be had.
 TEST(DraftBudget, NoticesWhenDraftsBecomeRight) {
   World world = world_of(kMachines[0], 1);
   double a = 0;
@@ -612,7 +586,6 @@ TEST(DraftBudget, NoticesWhenDraftsBecomeRight) {
   EXPECT_GT(lost - (world.ms - world.plain_ms), 120e3);
 }
 
-// Right as long as nobody looks: drafts are wrong whenever it has decided to draft, right in its trials.
 TEST(DraftBudget, AnAdversaryWhoKnowsItsStateGetsNoMoreThanTheCredit) {
   for (const Machine& machine : kMachines) {
     World world = world_of(machine, 1);
@@ -623,7 +596,7 @@ TEST(DraftBudget, AnAdversaryWhoKnowsItsStateGetsNoMoreThanTheCredit) {
   }
 }
 
-// Times jump when contexts change: what plain steps took before is no measure of what they take now.
+// Times jump when contexts change, so old plain steps are not comparable.
 TEST(DraftBudget, LongContextsThatEndDoNotHideALoss) {
   World world = world_of(kMachines[2], 1);
   double context_ms = 0;
@@ -631,7 +604,7 @@ TEST(DraftBudget, LongContextsThatEndDoNotHideALoss) {
   world.acceptance = [](const World&, int32_t) { return 0.5; };
   DraftBudget budget(world.max_drafts);
   for (int phase = 0; phase < 12; ++phase) {
-    context_ms = phase % 2 == 0 ? 200 : 0;  // drafts pay while the context is long
+    context_ms = phase % 2 == 0 ? 200 : 0;  // drafts pay in long contexts
     world.all.clear();
     world.sequences = 1;
     world.step(budget);
@@ -643,7 +616,6 @@ TEST(DraftBudget, LongContextsThatEndDoNotHideALoss) {
   EXPECT_GT(world.gain(), 1.1);
 }
 
-// Drafts of one sequence among many are right: rows are spent on it alone.
 TEST(DraftBudget, RowsGoWhereTheyAreWorthTheirTime) {
   StepPlan plan;
   std::vector<std::unique_ptr<Sequence>> all;
@@ -684,7 +656,6 @@ TEST(DraftBudget, RowsGoWhereTheyAreWorthTheirTime) {
   EXPECT_GT(kept[3], 100u);
 }
 
-// Of two sources that think alike of themselves the one that is right is verified.
 TEST(DraftBudget, EachSourceIsTakenAtItsOwnWord) {
   DraftBudget budget(4);
   Sequence s;
@@ -735,7 +706,6 @@ TEST(DraftBudget, CutsTreesBetweenNodesAndNeverParentsFromChildren) {
       item.drafts = before;
       budget.cut(plan, 0.1);
     }
-    // Every path that is left was there before.
     const auto path = [](const Drafts& drafts, size_t n) {
       std::vector<int32_t> tokens;
       for (auto at = static_cast<int32_t>(n); at >= 0; at = drafts[static_cast<size_t>(at)].parent)

@@ -11,14 +11,14 @@
 namespace braid {
 namespace {
 
-constexpr double kRate = 0.1;  // of moving means
-// More or less than so many times what was expected is chance, and counts as so much, unless it is so many
-// times in a row: then it is measured anew.
+constexpr double kRate = 0.1;  // of moving averages
+// Times off by more than this factor are clipped, unless that happens kTimesElsewhere times in a
+// row.
 constexpr double kElsewhere = 1.25;
 constexpr int32_t kTimesElsewhere = 5;
-constexpr double kMostOfGuess = 2;   // the same while what was expected is no more than a guess
-constexpr int32_t kFarApart = 8;     // so many times as many sequences are not looked across
-constexpr int32_t kPlainToKnow = 3;  // plain steps until it is known: one may be held up, another lucky
+constexpr double kMostOfGuess = 2;   // the factor while the expected time is a guess
+constexpr int32_t kFarApart = 8;     // largest ratio of sequences for interpolation
+constexpr int32_t kPlainToKnow = 3;  // steps for a reliable time: single ones are noisy
 
 }  // namespace
 
@@ -121,7 +121,6 @@ double StepCosts::observe(int32_t sequences, int32_t rows, double ms, double cat
 
 double StepCosts::observe_drafting(int32_t sequences, int32_t depth, double ms) {
   Cell& cell = column(sequences).drafting[depth];
-  // A first guess: no more than a step.
   const double expected = cell.measured > 0 ? cell.ms : plain_ms(sequences);
   const double counts = expected > 0 ? counted(cell, ms, expected) : ms;
   update(cell, ms, counts);
@@ -139,8 +138,7 @@ double StepCosts::plain_ms(int32_t sequences) const {
   return found->second.extra.at(0).ms;
 }
 
-// Fewer rows take no longer than more, so what was measured of many bounds what is said of few: those that
-// are seldom run may have been held up.
+// Monotonic in rows: measurements of many rows bound those of fewer, which may contain delays.
 double StepCosts::step_ms(int32_t sequences, int32_t rows) const {
   const auto& known = columns_.at(row_bucket(sequences)).extra;
   const double plain = known.begin()->second.ms;
@@ -150,15 +148,15 @@ double StepCosts::step_ms(int32_t sequences, int32_t rows) const {
   struct Point {
     int32_t extra;
     double ms;
-  } above{0, 0}, below{0, plain}, before{0, plain};  // the nearest ones; before: the one below `below`
-  // From one number of rows to another, by what is computed where that differs.
+  } above{0, 0}, below{0, plain}, before{0, plain};  // neighbors; before: below `below`
+  // Distance in the rows that the device computes, unless they are equal.
   const auto distance = [&](int32_t from, int32_t to, bool by_tiles) {
     return by_tiles ? padded(base + to) - padded(base + from) : to - from;
   };
   double least = std::numeric_limits<double>::max();
   bool has_below = false;
   for (auto it = known.rbegin(); it != known.rend() && it->first > 0; ++it) {
-    if (it->second.measured == 1) continue;  // may be chance
+    if (it->second.measured == 1) continue;  // may be noise
     least = std::max(plain, std::min(least, it->second.ms));
     const Point point{it->first, least};
     if (point.extra >= wanted) {

@@ -1,19 +1,13 @@
-// step_costs.h -- what decoding steps take, as measured: by sequences and rows.
+// step_costs.h -- measured times of decoding steps, by sequences and rows.
 //
-// Steps of equally many rows differ by their sequences (states and keys are read for each), so each number of
-// sequences has a column of its own. Its plain steps, which carry no drafts, are measured again and again;
-// what moves them (longer contexts) moves the other rows of the column as much. What was not measured is
-// taken from its neighbours: between two a line, beyond the last half its slope (who hopes will measure it).
-// Slopes are by rows as the device computes them (Device::padded_rows): the first row of another tile costs
-// what all others of it do. A column that is new begins as the nearest one. Where it lies between two that
-// are measured and not too far apart, so do its plain steps, and it can be used at once.
+// Each number of sequences has a column, since states and keys are read per sequence. Its plain
+// steps (without drafts) are measured repeatedly and scale its other rows. Unmeasured rows are
+// interpolated, or extrapolated with half the last slope, in rows as padded by the device
+// (Device::padded_rows). A new column copies the nearest one; between two close measured columns
+// its plain steps are interpolated.
 //
-// What the machine does besides (a step that another program held up) meets all steps alike and says nothing
-// of their rows: beyond a quarter more or less than expected, only the direction counts, unless it is so five
-// times in a row.
-//
-// A plain step is one without a drafter: the time in which a step keeps up a drafter's memory of its rows
-// (catching up) is known by itself.
+// A time more than a quarter off is clipped, unless that happens five times in a row. Times exclude
+// catching up (updating a drafter's memory), which is measured separately.
 #pragma once
 
 #include <array>
@@ -26,52 +20,48 @@ namespace braid {
 
 class StepCosts {
  public:
-  // Rows that cost as much as `rows` do, at least as many.
+  // The largest number of rows that costs as much as `rows`.
   using Padding = std::function<int32_t(int32_t rows)>;
   explicit StepCosts(Padding padding = {}) : padding_(std::move(padding)) {}
 
-  // A step took `ms`, `catch_up_ms` of them to catch up; rows >= sequences, equal: a plain step. Returns what
-  // of it counts, without catching up. `is_typical`: says what such steps take; else only what this one does.
+  // `ms` includes `catch_up_ms`; rows == sequences: a plain step. Returns the time that counts,
+  // without catching up. `is_typical`: false if the time holds for this step only.
   double observe(int32_t sequences, int32_t rows, double ms, double catch_up_ms = 0, bool is_typical = true);
-  // Drafting `depth` deep for so many sequences took `ms`. Returns what of it counts.
   double observe_drafting(int32_t sequences, int32_t depth, double ms);
 
-  // From now on a number of sequences between two whose plain steps were measured is known, too.
+  // Lets plain_ms() interpolate between measured numbers of sequences.
   void estimate(int32_t sequences);
-  // Whether it is known by such an estimate only.
   bool is_estimated(int32_t sequences) const;
-  // Of a plain step; 0: nobody knows yet.
+  // 0: unknown.
   double plain_ms(int32_t sequences) const;
-  // Of so many rows; 0 if nothing like it was measured.
+  // 0: nothing similar was measured.
   double catch_up_ms(int32_t sequences, int32_t rows) const;
-  // The most rows beyond plain steps of which anything is known.
   int32_t most_extra_rows(int32_t sequences) const;
-  // Rows beyond plain steps that may be tried next: twice as many, or what costs the same.
+  // Rows beyond plain steps that may be tried next: twice as many, or the same padded cost.
   int32_t next_extra_rows(int32_t sequences) const;
-  // Rows beyond plain steps that cost as much as `extra` of them do.
+  // Rows beyond plain steps that cost as much as `extra` of them.
   int32_t rows_alike(int32_t sequences, int32_t extra) const;
-  // Without catching up; never less for more rows. Only where plain_ms() is known.
+  // Without catching up; monotonic in rows. Requires a known plain_ms().
   double step_ms(int32_t sequences, int32_t rows) const;
-  // 0 if nothing like it was measured.
+  // 0: nothing similar was measured.
   double drafting_ms(int32_t sequences, int32_t depth) const;
 
  private:
   struct Cell {
     double ms = 0;
-    int32_t measured = 0;           // times, counted as far as it matters
-    int32_t elsewhere = 0;          // times in a row far above (negative: below) the mean
-    std::array<double, 5> first{};  // sorted; their median counts, as the first ones warm up
+    int32_t measured = 0;           // saturating count
+    int32_t elsewhere = 0;          // consecutive times far above (negative: below) the mean
+    std::array<double, 5> first{};  // sorted; the median counts, since warm-up is slow
   };
   struct Column {
-    std::map<int32_t, Cell> extra;     // by rows beyond one for each sequence, 0: plain
+    std::map<int32_t, Cell> extra;     // by rows beyond plain; 0: plain
     std::map<int32_t, Cell> drafting;  // by depth
-    Cell catch_up;                     // of a row
-    bool is_borrowed = true;           // its plain steps were never measured
-    bool is_between = false;           // but lie between others that were
+    Cell catch_up;                     // per row
+    bool is_borrowed = true;           // no plain steps measured
+    bool is_between = false;           // plain steps interpolated
   };
   Column& column(int32_t sequences);
   const Column* nearest(int32_t sequences) const;
-  // What of `ms` counts where `expected_ms` were expected.
   static double counted(const Cell& cell, double ms, double expected_ms);
   static void update(Cell& cell, double ms, double counted_ms);
 

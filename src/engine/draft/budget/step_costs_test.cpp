@@ -1,4 +1,4 @@
-// step_costs_test.cpp -- what steps take, from what was measured and from its neighbours.
+// step_costs_test.cpp -- step times from measurements and their neighbors.
 #include "engine/draft/budget/step_costs.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ TEST(StepCosts, KeepsWhatIsMeasuredAndReadsBetween) {
   }
   costs.observe(1, 1, 10);
   EXPECT_EQ(costs.plain_ms(1), 10);
-  EXPECT_EQ(costs.step_ms(1, 5), 10);  // flat until something else is known
+  EXPECT_EQ(costs.step_ms(1, 5), 10);  // flat until more is measured
   costs.observe(1, 5, 28);
   EXPECT_EQ(costs.step_ms(1, 5), 10) << "one may be a chance";
   costs.observe(1, 5, 14);
@@ -23,12 +23,11 @@ TEST(StepCosts, KeepsWhatIsMeasuredAndReadsBetween) {
   EXPECT_NEAR(costs.step_ms(1, 7), 15, 1e-9);  // half the slope beyond
   EXPECT_EQ(costs.most_extra_rows(1), 4);
   EXPECT_EQ(costs.most_extra_rows(2), 0);
-  for (int i = 0; i < 5; ++i) costs.observe(1, 3, 9);  // never less for more rows
+  for (int i = 0; i < 5; ++i) costs.observe(1, 3, 9);  // monotonic in rows
   EXPECT_EQ(costs.step_ms(1, 3), 10);
-  for (int i = 0; i < 5; ++i) costs.observe(1, 2, 19);  // nor more for fewer
+  for (int i = 0; i < 5; ++i) costs.observe(1, 2, 19);  // monotonic in rows
   EXPECT_EQ(costs.step_ms(1, 2), 10);
   EXPECT_EQ(costs.step_ms(1, 1), 10);
-  // The first measurements include warming up: the median of five counts.
   for (const double ms : {12, 12, 90}) costs.observe(1, 5, ms);
   EXPECT_EQ(costs.step_ms(1, 5), 14);
 }
@@ -44,10 +43,8 @@ TEST(StepCosts, FollowsPlainStepsWithAllRowsAndForgivesHiccups) {
   EXPECT_NEAR(costs.step_ms(4, 8), 13.25, 0.01);
   EXPECT_EQ(costs.observe(4, 8, 14), 14);
   EXPECT_NEAR(costs.observe(4, 8, 1000), 1.25 * 13.33, 0.01);
-  // Nor does the first step with so many rows say all that it took.
   costs.observe(4, 12, 1000);
   EXPECT_LT(costs.step_ms(4, 12), 36);
-  // Five times in a row are no hiccup.
   for (int i = 0; i < 5; ++i) costs.observe(4, 4, 50);
   EXPECT_EQ(costs.plain_ms(4), 50);
   EXPECT_GT(costs.step_ms(4, 8), 52);
@@ -84,7 +81,6 @@ TEST(StepCosts, PlainStepsBetweenMeasuredOnesAreEstimated) {
   for (int i = 0; i < 3; ++i) costs.observe(6, 6, 11);
   EXPECT_EQ(costs.plain_ms(6), 11) << "measured by now";
   EXPECT_FALSE(costs.is_estimated(6));
-  // From too far away nothing is told.
   StepCosts far;
   for (int i = 0; i < 3; ++i) far.observe(1, 1, 10);
   for (int i = 0; i < 3; ++i) far.observe(64, 64, 40);
@@ -108,11 +104,10 @@ TEST(StepCosts, RowsOfATileCostAlike) {
   EXPECT_EQ(lines.next_extra_rows(128), 64);
   EXPECT_EQ(tiles.next_extra_rows(128), 128);
   EXPECT_EQ(tiles.next_extra_rows(64), 0) << "nothing is known";
-  // Between two that are measured, and in one tile.
   for (int i = 0; i < 3; ++i) tiles.observe(128, 384, 44);
   EXPECT_NEAR(tiles.step_ms(128, 256), 32, 1e-9);
   EXPECT_NEAR(tiles.step_ms(128, 320), 44, 1e-9);
-  StepCosts inside(in_tiles);  // of one tile rows count
+  StepCosts inside(in_tiles);  // within a tile rows count
   for (int i = 0; i < 3; ++i) inside.observe(32, 32, 10);
   for (int i = 0; i < 3; ++i) inside.observe(32, 64, 12);
   EXPECT_NEAR(inside.step_ms(32, 48), 11, 1e-9);
@@ -126,7 +121,7 @@ TEST(StepCosts, KnowsCatchingUpByItself) {
   EXPECT_EQ(costs.plain_ms(4), 10);
   EXPECT_NEAR(costs.catch_up_ms(4, 8), 2, 1e-9);
   EXPECT_EQ(costs.observe(4, 8, 14, 2), 12);
-  costs.observe(4, 4, 1010, 1000);  // was held up
+  costs.observe(4, 4, 1010, 1000);  // a delay
   EXPECT_LT(costs.catch_up_ms(4, 4), 2);
   EXPECT_EQ(costs.plain_ms(4), 10);
   EXPECT_EQ(costs.observe_drafting(4, 3, 5), 5);

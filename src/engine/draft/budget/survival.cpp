@@ -7,7 +7,7 @@
 namespace braid {
 namespace {
 
-constexpr double kForgetting = 0.99;  // of what a judged draft has told, with each one after it
+constexpr double kForgetting = 0.99;  // per judged draft
 
 double logit_of(float log_q) {
   const double q = std::clamp(std::exp(static_cast<double>(log_q)), 1e-3, 0.99);
@@ -22,7 +22,7 @@ double Survival::probability(int32_t depth, float log_q) const {
   return sigmoid(fit.w * logit_of(log_q) + fit.b);
 }
 
-// One step of logistic regression; each weight is the curvature that was seen along its parameter.
+// One step of logistic regression; each weight is the curvature accumulated along its parameter.
 void Survival::judged(int32_t depth, float log_q, bool accepted) {
   for (; known_ <= std::min(depth, kDepths - 1); ++known_) {
     fits_[known_].w = fits_[known_ - 1].w;

@@ -1,9 +1,8 @@
-// survival.h -- how likely a draft is accepted, given that its parent was.
+// survival.h -- the probability that a draft is accepted, given that its parent was.
 //
-// A drafter's own probability is a hint that is more or less right, differently for each depth: what counts
-// is sigmoid(w x logit(q) + b), with w and b fitted to the drafts that were judged (those whose parent was
-// accepted). It begins with what the drafter says, w = 1 and b = 0; a depth where nothing was judged yet is
-// like the one before.
+// It is sigmoid(w * logit(q) + b), with q the drafter's own probability. w and b are fitted per
+// depth to drafts with an accepted parent, from w = 1, b = 0. A depth without data uses the one
+// before.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +16,13 @@ class Survival {
   void judged(int32_t depth, float log_q, bool accepted);
 
  private:
-  static constexpr int32_t kDepths = 16;  // deeper ones are like the last
+  static constexpr int32_t kDepths = 16;  // deeper ones use the last
   struct Fit {
     double w = 1, b = 0;
-    double w_weight = 16, b_weight = 8;  // what is known of them, in judged drafts
+    double w_weight = 16, b_weight = 8;  // confidence, in judged drafts
   };
   Fit fits_[kDepths];
-  int32_t known_ = 1;  // depths with a fit of their own
+  int32_t known_ = 1;  // depths with their own fit
 };
 
 }  // namespace braid

@@ -1,4 +1,4 @@
-// survival_test.cpp -- how likely drafts are accepted, against known truths.
+// survival_test.cpp -- acceptance estimates against known probabilities.
 #include "engine/draft/budget/survival.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ TEST(Survival, BeginsWithTheDraftersWordAndLearnsHowRightItIs) {
     std::uniform_real_distribution<double> uniform;
     for (int i = 0; i < 1000; ++i) {
       const auto q = static_cast<float>(0.2 + 0.7 * uniform(random));
-      survival.judged(0, std::log(q), uniform(random) < truth);  // q says nothing
+      survival.judged(0, std::log(q), uniform(random) < truth);  // q is uninformative
     }
     for (const float q : {0.3f, 0.8f}) EXPECT_NEAR(survival.probability(0, std::log(q)), truth, 0.15) << q;
     EXPECT_EQ(survival.probability(2, std::log(0.6f)), survival.probability(0, std::log(0.6f)));
@@ -25,7 +25,7 @@ TEST(Survival, BeginsWithTheDraftersWordAndLearnsHowRightItIs) {
     EXPECT_NEAR(survival.probability(1, std::log(0.6f)), 0.5, 0.1) << "depths have their own";
     EXPECT_NEAR(survival.probability(0, std::log(0.6f)), truth, 0.15);
   }
-  // A drafter that is too sure: q = 0.9 is right half of the time, 0.5 a tenth.
+  // An overconfident drafter: q = 0.9 is right half of the time, 0.5 a tenth.
   Survival survival;
   std::mt19937 random(2);
   std::uniform_real_distribution<double> uniform;

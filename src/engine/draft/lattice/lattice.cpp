@@ -11,7 +11,6 @@
 namespace braid {
 namespace {
 
-// log of the sum of exp.
 double log_sum(std::span<const float> values) {
   const double top = *std::max_element(values.begin(), values.end());
   if (!std::isfinite(top)) return top;
@@ -45,12 +44,11 @@ void Lattice::add_noise(uint64_t seed, int32_t position, int32_t d, int32_t pare
   TokenNoise noise(seed, position + d);
   for (int32_t c = 0; c < width_; ++c)
     row[static_cast<size_t>(c)] += static_cast<float>(noise.gumbel(token(d, c)));
-  // What the candidates had together, they keep.
+  // Keep the total probability of the candidates.
   const auto change = static_cast<float>(before - log_sum(row));
   for (float& x : row) x += change;
 }
 
-// Candidates of a row, most probable first.
 std::span<const int32_t> TreeBuilder::ranked(const Lattice& lattice, int32_t depth, int32_t row_of) {
   const auto width = static_cast<size_t>(lattice.width());
   const size_t parents = lattice.kind() == LatticeKind::conditional ? width : 1;
@@ -78,7 +76,7 @@ void TreeBuilder::push(const Lattice& lattice, Entry entry) {
   std::push_heap(heap_.begin(), heap_.end(), Later());
 }
 
-// Scores fall along a path, so popping the best first gives the most probable nodes of all.
+// Path scores fall with depth, so popping the best first yields the most probable nodes of all.
 void TreeBuilder::build(const Lattice& lattice, int32_t budget, Drafts& tree, float least_spine) {
   const auto width = static_cast<size_t>(lattice.width());
   const auto rows = static_cast<size_t>(lattice.depths()) *

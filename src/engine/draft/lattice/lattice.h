@@ -1,10 +1,10 @@
-// lattice.h -- what a drafter thinks of the next positions, and the tree of it that is worth verifying.
+// lattice.h -- a drafter's candidates for the next positions, and the tree worth verifying.
 //
-// A lattice has a row of candidates for each depth, with their log probabilities. Drafters differ in what
-// these depend on:
-//   independent   on nothing: rows were predicted together (DFlash)
-//   conditional   on the candidate before (DFlash2, DSpark over the best of each row)
-//   chain         on the one candidate of each row that the drafter went on from (MTP): only it has children
+// A lattice has a row of candidates with log probabilities for each depth. Their condition depends
+// on the drafter:
+//   independent   none: rows were predicted together (DFlash)
+//   conditional   the candidate before (DFlash2, DSpark over the best of each row)
+//   chain         the one candidate per row that the drafter continued from (MTP)
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ class Lattice {
  public:
   static constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 
-  // `width` candidates in each of `depths` rows, all impossible for now.
+  // `width` candidates in each of `depths` rows, all impossible at first.
   void reset(LatticeKind kind, int32_t depths, int32_t width);
 
   LatticeKind kind() const { return kind_; }
@@ -33,8 +33,7 @@ class Lattice {
   // Candidate c of row d. The tokens of a row are distinct.
   int32_t& token(int32_t d, int32_t c) { return tokens_[cell(d, c)]; }
   int32_t token(int32_t d, int32_t c) const { return tokens_[cell(d, c)]; }
-  // log q of the candidates of row d behind candidate `parent` of the row before; parent is 0 in row 0, and
-  // everywhere if rows are not conditional. Minus infinity: never.
+  // log q of row d's candidates after `parent` of the row before; parent is 0 if not conditional.
   std::span<float> log_q(int32_t d, int32_t parent) {
     return {&log_q_[first(d, parent)], static_cast<size_t>(width_)};
   }
@@ -47,9 +46,9 @@ class Lattice {
     return d + 1 < depths_ && (kind_ != LatticeKind::chain || chosen_[static_cast<size_t>(d)] == c);
   }
 
-  // For drawn answers: log q of a row becomes log of the probability that the noise of `seed` picks a
-  // candidate, row 0 being the token at `position`. A drafter that gives its log q at that temperature and
-  // then ranks by this proposes the tokens that the model will draw from a distribution like the drafter's.
+  // For sampled answers: turns log q into the log probability that the noise of `seed` picks the
+  // candidate. Row 0 is the token at `position`. The best is the token that the same distribution
+  // samples.
   void add_noise(uint64_t seed, int32_t position, int32_t d, int32_t parent);
 
  private:
@@ -66,21 +65,19 @@ class Lattice {
   std::vector<int32_t> chosen_;  // [depths]
 };
 
-// Keeps its memory from one tree to the next.
 class TreeBuilder {
  public:
-  // The `budget` most probable paths of the lattice, and with them all they begin with: nodes in descending
-  // probability of their paths, parents first. Ties: the node that could be added earlier. Before all others
-  // stands the spine: the best candidate of each row, for as long as their log q is least_spine at least.
+  // The `budget` most probable paths, parents first; ties keep the earlier node. The spine comes
+  // first: the best candidate of each row while log q >= least_spine.
   void build(const Lattice& lattice, int32_t budget, Drafts& tree, float least_spine = INFINITY);
 
  private:
-  struct Entry {  // a node that could be added
+  struct Entry {  // a candidate node
     double score = 0;
     int32_t age = 0;
     int32_t parent = -1;  // in the tree
     int32_t depth = 0;
-    int32_t row_of = 0;  // the parent's candidate, if rows are conditional
+    int32_t row_of = 0;  // the parent's candidate, if conditional
     int32_t rank = 0;
     double before = 0;  // score of the parent's path
     bool is_spine = false;

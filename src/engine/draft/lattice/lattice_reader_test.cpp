@@ -1,4 +1,4 @@
-// lattice_reader_test.cpp -- candidates become the drafts that the request's sampler would agree with.
+// lattice_reader_test.cpp -- candidates become drafts that the request's sampler would choose.
 #include "engine/draft/lattice/lattice_reader.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,6 @@ Sequence sequence_at(float temperature, uint64_t seed, int32_t position) {
   return s;
 }
 
-// Rows of logits of a small vocabulary, and what top_k would say of them.
 struct Rows {
   static constexpr int32_t kVocabulary = 40, kWidth = 8;
   std::vector<std::vector<float>> logits;
@@ -82,7 +81,6 @@ TEST(LatticeReader, GreedyChainsAreTheBestOfEachRowWithTheirProbabilities) {
   EXPECT_EQ(item.drafts.size(), 2u);
 }
 
-// A model that thinks as the drafter does draws what was drafted, at any temperature.
 TEST(LatticeReader, DrawnDraftsAreWhatTheSamplerDraws) {
   std::mt19937 random(2);
   SamplerScratch scratch;
@@ -102,7 +100,7 @@ TEST(LatticeReader, DrawnDraftsAreWhatTheSamplerDraws) {
       ++all;
     }
   }
-  EXPECT_GT(same, all * 95 / 100);  // the rest is beyond the candidates
+  EXPECT_GT(same, all * 95 / 100);  // the rest is not among the candidates
   EXPECT_LT(argmax, all * 80 / 100);
 }
 
@@ -130,7 +128,7 @@ TEST(LatticeReader, InATreeOnlyTheChosenCandidateIsGoneOnFrom) {
       if (draft.parent >= 0) {
         EXPECT_EQ(item.drafts[parent].token, chosen[depth[parent]]);
       }
-      if (path.size() > 5) {  // behind the spine
+      if (path.size() > 5) {  // after the spine
         EXPECT_LE(path.back(), path[path.size() - 2] + 1e-6);
       }
     }
@@ -169,7 +167,6 @@ TEST(LatticeReader, WhatIsImprobableOrNoNumberIsNoDraft) {
   }
 }
 
-// Says the same of every row.
 struct Fixed : Oracle {
   void rate(const Sequence&, int32_t depth, std::span<float> log_q) override {
     for (size_t c = 0; c < log_q.size(); ++c)

@@ -1,4 +1,4 @@
-// lattice_test.cpp -- trees hold the most probable paths of a lattice, compared with a look at all of them.
+// lattice_test.cpp -- trees hold a lattice's most probable paths, compared with exhaustive search.
 #include "engine/draft/lattice/lattice.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace braid {
 namespace {
 
-// Random log probabilities; a part of each row is on none of its candidates.
+// Some probability of each row is outside its candidates.
 Lattice random_lattice(LatticeKind kind, int32_t depths, int32_t width, std::mt19937& random) {
   std::uniform_real_distribution<float> uniform(0.01f, 1.0f);
   Lattice lattice;
@@ -116,7 +116,7 @@ TEST(TreeBuilder, ABudgetOfOnePathIsTheChainAndImpossibleTokensNeverCome) {
   ASSERT_EQ(tree.size(), 5u);
   for (int32_t i = 0; i < 5; ++i) EXPECT_EQ(tree[static_cast<size_t>(i)].parent, i - 1);
 
-  lattice.reset(LatticeKind::independent, 3, 4);  // all are impossible until they are given
+  lattice.reset(LatticeKind::independent, 3, 4);  // all start impossible
   builder.build(lattice, 100, tree);
   EXPECT_TRUE(tree.empty());
   lattice.log_q(0, 0)[2] = -0.5f;
@@ -127,7 +127,6 @@ TEST(TreeBuilder, ABudgetOfOnePathIsTheChainAndImpossibleTokensNeverCome) {
   EXPECT_TRUE(tree.empty());
 }
 
-// Before what is most probable stands the best of each row, as far as it is likely enough.
 TEST(TreeBuilder, TheSpineComesFirst) {
   std::mt19937 random(4);
   TreeBuilder builder;
@@ -155,7 +154,7 @@ TEST(TreeBuilder, TheSpineComesFirst) {
   }
 }
 
-// A drafter whose distribution is the model's proposes what the model will draw, at every depth.
+// A drafter with the model's distribution proposes the sampled tokens at every depth.
 TEST(Lattice, NoisePicksTheTokensThatWillBeDrawn) {
   std::mt19937 random(3);
   TreeBuilder builder;
@@ -189,7 +188,6 @@ TEST(Lattice, NoisePicksTheTokensThatWillBeDrawn) {
         }
         EXPECT_NEAR(total, noisy, 1e-5);
         changed[drawn == likely ? 0 : 1] += 1;
-        // The best child of the path is the token that will be drawn.
         const auto child =
             std::find_if(tree.begin(), tree.end(), [&](const Draft& t) { return t.parent == node; });
         if (child == tree.end()) break;

@@ -1,21 +1,18 @@
-// attention.cpp -- attention over the cells a row sees: which form a row takes, and who does what.
+// attention.cpp -- attention over the cells a row sees: the form of each row, the split into tasks.
 //
 // Two forms, which may differ in the last bits:
-//   many rows  the certain rows of a sequence that has at least kManyRows of them in this step: tiles of
-//              tokens times the query heads of a KV head (attention_prefill.cpp). Task = (tile, KV head),
-//              longest first. The engine never runs a prompt by single rows, so a prompt's bytes do not
-//              depend on how it was cut into steps (engine/schedule/scheduler.h).
-//   few rows   all other rows, uncertain ones always: one row at a time (attention_decode.cpp). Task = (row,
-//   KV head
-//              or part of its heads, segment of 512 positions); segments are merged in position order
-//              afterwards.
-// A row sees its positions 0 .. own position, wherever their cells are: below context they are the cells of
-// that number, above it the cells of the row's ancestors. So an uncertain row has the bytes it would have had
-// as a certain one, and blocks and segments are counted from position 0, never from the start of a step.
+// - Many rows: sequences with at least kManyRows certain rows in this step. Tiles of tokens times
+//   the query heads of a KV head (attention_prefill.cpp). Task = (tile, KV head), longest first.
+//   The engine never runs a prompt by single rows, so step cuts do not change its bytes.
+// - Few rows: all other rows, uncertain ones always, one at a time (attention_decode.cpp). Task =
+//   (row, KV head or part of its heads, segment of 512 positions). Segments are merged in order.
+// A row sees its positions 0 .. own position. Below context they are the cells of that number,
+// above it those of its ancestors. Blocks and segments are counted from position 0, never from the
+// start of a step, so an uncertain row has the bytes of a certain one.
 //
-// Sealed blocks (ops/state.h): which of its blocks a row reads from units is a function of its position. Few
-// rows read codes in place where there are kernels for the format (ops/cpu/kv); many rows expand units into
-// the f32 copy that f16 rows go to as well, and their tiles end where the function changes, at blocks.
+// Sealed blocks (ops/state.h): few rows read codes in place if the format has kernels (ops/cpu/kv).
+// Many rows expand units to the f32 copy that f16 rows also use; a tile never spans a block
+// boundary, so its rows read the same cells from units.
 
 #include "ops/cpu/attention/attention.h"
 
@@ -33,7 +30,6 @@ constexpr int32_t kManyRows = 2;
 constexpr int32_t kTileTokens = 32;
 constexpr int32_t kSegment = 512;
 
-// One call of attention.
 struct Attention {
   Attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
             const Batch& batch)
@@ -80,7 +76,7 @@ struct Attention {
   struct Source {
     const std::byte* k = nullptr;
     const std::byte* v = nullptr;
-    bool sealed = false;  // units
+    bool sealed = false;  // units, not rows
   };
   Source source(int32_t s, int32_t own, int32_t begin, int32_t kv_head) const {
     if (reads_exact(own, begin)) {
@@ -92,7 +88,6 @@ struct Attention {
     BRAID_CHECK(block >= 0 && block < kv.cold.blocks);
     return {kv.k_unit(block, kv_head), kv.v_unit(block, kv_head), true};
   }
-  // Multiplies a finished head of row t.
   void apply_gate(int32_t t, int32_t head) const {
     const AttentionGate gate = params.gate;
     if (gate.act == AttentionGate::Act::none) return;
@@ -116,11 +111,10 @@ struct Unit {
   int32_t kv_head;
   int32_t first_head;  // inside the group
   int32_t heads;
-  int32_t segment;  // from 0 at position 0
+  int32_t segment;  // number of the segment of kSegment positions
 };
 
-// Copies the K and V rows of positions begin .. end-1, of which some belong to ancestors, to the scratch
-// block.
+// Copies the K and V rows of positions begin .. end-1, some from ancestors, to scratch.
 void gather_cells(const Attention& call, const Unit& unit, int32_t begin, int32_t end, std::byte* k,
                   std::byte* v) {
   const KvShape& shape = call.kv.shape;
@@ -142,7 +136,7 @@ void gather_cells(const Attention& call, const Unit& unit, int32_t begin, int32_
   }
 }
 
-// A side of a block for decode_block. Units that are not read in place become f32 rows in `room`.
+// Units without kernels become f32 rows in `room`.
 void place_side(const cpu::UnitSide& units, KvFormat format, bool sealed, const std::byte* block,
                 const std::byte* next, std::byte* room, cpu::DecodeSide* out) {
   using Form = cpu::UnitSide::Form;
@@ -157,14 +151,14 @@ void place_side(const cpu::UnitSide& units, KvFormat format, bool sealed, const 
   out->next = nullptr;
 }
 
-// partials [heads], `stride` apart, get the results of the unit's segment.
 void run_segment(const Attention& call, const Unit& unit, float* partials, int64_t stride,
                  std::byte* scratch) {
   const Batch& batch = call.batch;
   const int32_t s = batch.sequence[unit.row], own = batch.position[unit.row];
   const int32_t lowest = call.params.lowest_position(own);
   const int32_t held =
-      call.certain(unit.row) ? own + 1 : batch.context[s];  // positions with cells of their number
+      // positions whose cell has the same number
+      call.certain(unit.row) ? own + 1 : batch.context[s];
   const int32_t end = std::min(own + 1, (unit.segment + 1) * kSegment);
   cpu::DecodeBlock block;
   const KvShape& shape = call.kv.shape;
@@ -182,7 +176,7 @@ void run_segment(const Attention& call, const Unit& unit, float* partials, int64
     block.last = std::min(kBlockTokens, end - begin);
     if (begin + block.last <= held) {
       const Attention::Source here = call.source(s, own, begin, unit.kv_head);
-      // The segment's next block, or the first of the next segment, which somebody will want.
+      // The next block, or the first one of the next segment, which another task reads.
       Attention::Source next;
       if (begin + kBlockTokens < held) next = call.source(s, own, begin + kBlockTokens, unit.kv_head);
       if (next.sealed != here.sealed) next = {};
@@ -197,8 +191,6 @@ void run_segment(const Attention& call, const Unit& unit, float* partials, int64
     cpu::decode_block(block);
   }
 }
-
-// ---- many rows
 
 struct TileScratch {
   float* k;  // [32][padded_dim]
@@ -236,8 +228,7 @@ void fill_panels(const Attention& call, int32_t first, int32_t tokens, int32_t k
   }
 }
 
-// Asks for part `index` of `parts` of the K and V rows of a block, whose turn comes next. Threads that share
-// a prompt stream all of its cells each.
+// Prefetches part `index` of `parts` of the next block. All threads of a prompt stream its cells.
 void prefetch_part(const std::byte* k, const std::byte* v, int64_t k_bytes, int64_t v_bytes, int64_t index,
                    int64_t parts) {
   constexpr int64_t kLine = 64;
@@ -249,7 +240,7 @@ void prefetch_part(const std::byte* k, const std::byte* v, int64_t k_bytes, int6
   ask(v, v_bytes);
 }
 
-// f32 copies of the first `count` rows of a block; the others are zeros.
+// The rows from `count` on become zeros.
 void expand_source(const Attention& call, const Attention::Source& from, int32_t count,
                    const TileScratch& scratch) {
   const KvShape& shape = call.kv.shape;
@@ -301,14 +292,13 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
   }
 }
 
-// How certain rows are cut into tiles: at most `rows` each, and where the layer seals blocks none over a
-// multiple of kBlockTokens positions, so that all rows of a tile read the same cells from units.
+// Tiles have at most `rows` certain rows; where the layer seals, they never cross a block border.
 struct TileCut {
   const Batch& batch;
   int32_t rows;
   bool by_blocks;
 
-  // Rows are counted from the beginning of the block that the first one is in.
+  // Offset of the first row in its block; rows are counted from the start of the block.
   int32_t before(int32_t s) const {
     return by_blocks ? (batch.context[s] - batch.certain[s]) % kBlockTokens : 0;
   }
@@ -325,7 +315,6 @@ struct TileCut {
   int32_t tiles(int32_t s) const {
     return tile_of(before(s) + batch.certain[s] - 1) - tile_of(before(s)) + 1;
   }
-  // The rows of a sequence's tile, counted from its first.
   struct Rows {
     int32_t begin;
     int32_t end;
@@ -356,12 +345,11 @@ int64_t attention_scratch_floats(int64_t heads, int64_t head_dim) {
 int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_context, int64_t max_tokens) {
   const int64_t segments = (max_context + kSegment - 1) / kSegment + 1;
   if (segments <= 2) return segments * heads * partial_floats(head_dim) * std::min<int64_t>(max_tokens, 64);
-  constexpr int64_t kEnough = 2 << 20;  // floats; more rows than fit run in rounds
+  constexpr int64_t kEnough = 2 << 20;  // floats; rows that do not fit run in further rounds
   return std::max(segments * heads * partial_floats(head_dim), kEnough);
 }
 }  // namespace cpu
 
-// Sequences with many certain rows.
 void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                          const Batch& batch) {
   const Attention call(o, q, gates, params, kv, batch);
@@ -373,8 +361,8 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
     }
     return tasks;
   };
-  // A tile expands K and V once for its panels, which costs about a third of what one panel does with them;
-  // large tiles save that, small ones keep every thread busy to the end.
+  // Expanding K and V costs a tile about a third of the work of one panel. Large tiles save that;
+  // small ones keep every thread busy to the end.
   const int32_t panel_tokens = std::max(1, static_cast<int32_t>(cpu::kPanelRows) / call.group);
   int32_t tile = kTileTokens;
   double least = 0;
@@ -406,7 +394,7 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
           task -= tiles * kv.shape.kv_heads;
           continue;
         }
-        // The last tile sees the most.
+        // The last tile sees the most positions.
         const TileCut::Rows rows = cut.rows_of(s, static_cast<int32_t>(tiles - 1 - task / kv.shape.kv_heads));
         run_tile(call, s, batch.first_row[s] + rows.begin, rows.end - rows.begin,
                  static_cast<int32_t>(task % kv.shape.kv_heads), scratch);
@@ -416,8 +404,7 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
   });
 }
 
-// Rows first .. last-1 (as indices into work_.few_rows), whose partial results fit into the workspace
-// together.
+// Runs work_.few_rows[first .. last-1], whose partial results fit into the workspace together.
 void CpuOps::attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                         const Batch& batch, int64_t first, int64_t last) {
   const Attention call(o, q, gates, params, kv, batch);
@@ -425,11 +412,10 @@ void CpuOps::attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams&
   int64_t segments = 0, positions = 0;
   for (int64_t i = first; i < last; i++) {
     const int32_t t = work_.few_rows[i];
-    work_.few_segments[i] = segments;  // before this row
+    work_.few_segments[i] = segments;  // segments before this row
     segments += call.segments(t);
     positions += batch.position[t] + 1;
   }
-  // Fewer tasks than threads: give parts of the heads to different threads.
   const int64_t tasks = segments * kv.shape.kv_heads;
   int32_t parts = 1;
   while (tasks * parts < pool_.size() && parts < call.group) parts++;

@@ -1,7 +1,6 @@
 // attention.h -- kernels of attention, over one block of 32 positions at a time.
-//
-// Online softmax: (max, sum, acc) of the positions so far; a block raises max, scales sum and acc by e^(old -
-// new), and adds its own. An empty result has max = kNoScore, sum = 0, acc = 0.
+// Online softmax keeps (max, sum, acc) of the positions so far. A block raises max, scales sum and
+// acc by e^(old - new), and adds its own. An empty result has max = kNoScore, sum = 0, acc = 0.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +10,10 @@
 
 namespace braid::cpu {
 
-// Finite, so that e^(max - max) is 1 while nothing has been seen.
+// Finite, so that e^(max - max) is 1 before the first position.
 inline constexpr float kNoScore = -1e30f;
 
-// Per-worker scratch and shared partial results that attention needs. `heads` of scratch: of one KV head at
-// most.
+// Per-worker scratch (`heads`: most per KV head) and shared partial results.
 int64_t attention_scratch_floats(int64_t heads, int64_t head_dim);
 int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_context, int64_t max_tokens);
 
@@ -25,13 +23,12 @@ int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_co
 inline constexpr int64_t kPartialHeader = 16;
 inline int64_t partial_floats(int64_t head_dim) { return kPartialHeader + head_dim; }
 
-// K or V of a block: 32 rows, or with a codec a unit that has kernels (ops/cpu/kv), read from its codes.
+// K or V of a block: 32 rows or, with `codec`, a unit that is read from its codes (ops/cpu/kv).
 struct DecodeSide {
-  KvFormat format = KvFormat::f16;  // of rows
-  const KvCodec* codec = nullptr;   // of a unit
+  KvFormat format = KvFormat::f16;
+  const KvCodec* codec = nullptr;
   const std::byte* block = nullptr;
-  const std::byte* next =
-      nullptr;  // the block after this one, of the same kind, to be fetched meanwhile; or null
+  const std::byte* next = nullptr;  // next block of the same kind, to be prefetched; or null
 };
 
 // `heads` query heads of one row that share a KV head, over positions first .. last-1 of a block.
@@ -49,39 +46,34 @@ struct DecodeBlock {
 };
 void decode_block(const DecodeBlock& block);
 void decode_clear(float* partial, int64_t head_dim);
-// o = merged result of `count` segments, in order.
 void decode_finish(float* o, const float* partials, int64_t count, int64_t stride, int64_t head_dim);
 
 // ---- Many rows: lanes are rows, 16 of them a panel.
 
 inline constexpr int64_t kPanelRows = 16;
 
-// f32 copy of a block of K or V, [32][padded_dim(head_dim)]; the padding spreads a column over the sets of
-// L1.
+// f32 copy of a block of K or V, [32][padded_dim(head_dim)]; padding spreads a column over L1 sets.
 inline int64_t padded_dim(int64_t head_dim) { return head_dim + 16; }
 void expand_block(float* out, const std::byte* rows, KvFormat format, int64_t head_dim, int32_t count);
 
 // 16 rows: q and acc [head_dim][16], the rest [16].
 struct Panel {
-  float* q = nullptr;  // times the scale of the scores
+  float* q = nullptr;  // scaled by AttentionParams::scale
   float* acc = nullptr;
   float* max = nullptr;
   float* sum = nullptr;
-  int32_t* position = nullptr;  // of each row; rows that do not exist repeat one that does
+  int32_t* position = nullptr;  // of each row; missing rows repeat an existing one
   int32_t first_position = 0;   // smallest
   int32_t last_position = 0;    // largest
 };
-// Positions begin .. begin+31, of which a row sees those of params (window, first_cell) up to its own.
+// Positions begin .. begin+31; `params` limits what a row sees (window, first_cell).
 void panel_block(const Panel& panel, const float* k, const float* v, float* scores, int64_t head_dim,
                  int32_t begin, const AttentionParams& params);
 void panel_clear(const Panel& panel, int64_t head_dim);
-// The 16 rows: q in, and the finished rows out (to nowhere where o is null).
+// get_rows skips rows whose o is null.
 void panel_set_rows(const Panel& panel, const float* const* q, float scale, int64_t head_dim);
 void panel_get_rows(const Panel& panel, float* const* o, int64_t head_dim);
 
-// ---- Both.
-
-// o *= act(gate), for a head.
 void apply_gate(float* o, const float* gate, AttentionGate::Act act, int64_t head_dim);
 void apply_head_gate(float* o, float gate, AttentionGate::Act act, int64_t head_dim);
 

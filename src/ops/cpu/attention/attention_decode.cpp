@@ -1,9 +1,7 @@
 // attention_decode.cpp -- attention of few rows (attention.h): lanes are dims.
-//
-// A block's K rows are converted on the fly and met by up to four query heads at once; three positions
-// share each load of q. Lane sums of 32 positions wait in a buffer and are folded kLanes at a time. Then V:
-// per three vectors of dims, acc of the heads stays in registers for the 32 positions. Sealed blocks of
-// formats with kernels are met by the products of ops/cpu/kv instead.
+// K rows are converted on the fly for up to four query heads; three positions share each load of q.
+// Lane sums of 32 positions are buffered and folded kLanes at a time. For V, acc of the heads stays
+// in registers over the 32 positions, three vectors of dims at a time.
 
 // The order of these lines matters.
 // clang-format off
@@ -30,7 +28,7 @@ namespace {
 
 constexpr int64_t kBlock = kBlockTokens;
 
-// Lanes of the result: the sums of v[0], v[1], ... v[kLanes - 1].
+// Lane i of the result is the sum of the lanes of v[i].
 HWY_INLINE Floats fold_each(Floats (&v)[kLanes]) {
 #if HWY_TARGET != HWY_SCALAR
   const FloatTag d;
@@ -43,17 +41,16 @@ HWY_INLINE Floats fold_each(Floats (&v)[kLanes]) {
   return v[0];
 }
 
-// Asks for the lines of a run of bytes, into L2: L1 has no room for two blocks of K and V.
+// Prefetches into L2: L1 has no room for two blocks of K and V.
 HWY_INLINE void fetch(const std::byte* block, int64_t offset, int64_t size_bytes) {
   if (block == nullptr) return;
   for (int64_t i = 0; i < size_bytes; i += 64) __builtin_prefetch(block + offset + i, 0, 2);
 }
 
-// How many positions (of K) or vectors of dims (of V) the heads meet at once: enough sums to keep two FMA
-// units busy for the latency of one, few enough for 16 registers.
+// Positions (of K) or vectors of dims (of V) per pass: hides FMA latency, fits 16 registers.
 constexpr int together(int heads) { return heads == 4 ? 3 : heads == 2 ? 4 : 8; }
 
-// lanes [kHeads][32][kLanes]: sums of q . k, not yet folded, of positions p .. p + kCount - 1.
+// lanes [kHeads][32][kLanes]: unfolded sums of q . k of positions p .. p + kCount - 1.
 template <int kHeads, int kCount, KvFormat kFormat>
 HWY_INLINE void score_positions(const cpu::DecodeBlock& b, const float* q, int64_t p, float* lanes) {
   const int64_t dim = b.head_dim, row_bytes = kv_row_bytes(kFormat, dim);
@@ -77,7 +74,6 @@ HWY_INLINE void score_positions(const cpu::DecodeBlock& b, const float* q, int64
   }
 }
 
-// scores [kHeads][32] = q . k of positions first .. last-1
 template <int kHeads, KvFormat kFormat>
 HWY_INLINE void score_block(const cpu::DecodeBlock& b, const float* q, float* scores) {
   constexpr int kCount = together(kHeads);
@@ -98,7 +94,6 @@ HWY_INLINE void score_block(const cpu::DecodeBlock& b, const float* q, float* sc
   }
 }
 
-// acc = acc * factor + probabilities . V for kCount vectors of dims from dim i.
 template <int kHeads, int kCount, KvFormat kFormat>
 HWY_INLINE void value_dims(const cpu::DecodeBlock& b, float* partials, const float* factors,
                            const float* probabilities, int64_t i) {
@@ -138,7 +133,7 @@ HWY_INLINE void value_block(const cpu::DecodeBlock& b, float* partials, const fl
   for (; i < vectors; i++) value_dims<kHeads, 1, kFormat>(b, partials, factors, probabilities, i * kLanes);
 }
 
-// Turns 32 scores into weights; returns the factor of what was gathered before.
+// Turns 32 scores into weights; returns the factor for the earlier results.
 HWY_INLINE float soften(float* scores, float scale, int32_t first, int32_t last, float* header) {
   const FloatTag d;
   for (int64_t p = 0; p < first; p++) scores[p] = -HUGE_VALF;
@@ -191,7 +186,7 @@ void all_heads_block(const cpu::DecodeBlock& b) {
     } else {
       heads_block<1, kKey, kValue>(block, h++);
     }
-    block.k.next = block.v.next = nullptr;  // asking once is enough
+    block.k.next = block.v.next = nullptr;  // prefetch once
   }
 }
 
@@ -214,7 +209,6 @@ float element(const std::byte* row, KvFormat format, int64_t i) {
   return format == KvFormat::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-// Head widths that are no multiple of 32.
 void any_width_block(const cpu::DecodeBlock& b) {
   float scores[kBlock] = {};
   for (int32_t h = 0; h < b.heads; h++) {
@@ -238,7 +232,6 @@ void any_width_block(const cpu::DecodeBlock& b) {
   }
 }
 
-// visit<kHeads>(first) for all heads, up to four at once.
 template <typename Visit>
 HWY_INLINE void by_heads(int32_t heads, const Visit& visit) {
   int32_t h = 0;
@@ -247,7 +240,6 @@ HWY_INLINE void by_heads(int32_t heads, const Visit& visit) {
   for (; h < heads; ++h) visit.template operator()<1>(h);
 }
 
-// The two products of heads_block where the other side is a unit.
 template <KvFormat kKey>
 void score_rows(const cpu::DecodeBlock& b, float* scores) {
   by_heads(b.heads, [&]<int kHeads>(int32_t h) {
@@ -262,7 +254,7 @@ void value_rows(const cpu::DecodeBlock& b, const float* factors, const float* pr
   });
 }
 
-// Blocks of which a side at least is read from its codes, which become numbers once for up to so many heads.
+// Blocks with at least one side read from codes, which are decoded once for up to kUnitHeads heads.
 constexpr int32_t kUnitHeads = 8;
 
 void unit_block(const cpu::DecodeBlock& b) {

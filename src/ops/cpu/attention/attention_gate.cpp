@@ -1,4 +1,4 @@
-// attention_gate.cpp -- what finished heads are multiplied by (attention.h).
+// attention_gate.cpp -- gates of finished heads (attention.h).
 
 // The order of these lines matters.
 // clang-format off
@@ -20,7 +20,7 @@ namespace braid {
 namespace HWY_NAMESPACE {
 namespace {
 
-// log(1 + e^x) without overflow: the larger of x and 0, and what is left.
+// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), which does not overflow.
 HWY_INLINE Floats softplus(Floats x) {
   const Floats rest = hn::Log1p(FloatTag(), exp_negative(hn::Neg(hn::Abs(x))));
   return hn::Add(hn::Max(x, hn::Zero(FloatTag())), rest);

@@ -1,13 +1,11 @@
 // attention_prefill.cpp -- attention of many rows (attention.h): lanes are rows.
 //
-// 16 rows (tokens x query heads of one KV head) form a panel. Both products have the same shape, a column of
-// 16 rows times a broadcast number:
+// 16 rows (tokens x query heads of one KV head) form a panel. Both products multiply a column of 16
+// rows by a broadcast number, in one loop (product):
 //   scores [32 positions][16] = sum over dims       K[position][dim] * q[dim][16]
 //   acc [head_dim][16]       += sum over positions  V[position][dim] * p[position][16]
-// so nothing is ever summed across lanes, softmax runs down the columns, and one loop (product) serves both:
-// 6 x 16 results in 12 AVX2 registers, 12 FMAs for 2 loads and 6 broadcasts. Every sum runs over dims or
-// positions in order, so a row's bytes do not depend on the rows beside it: positions it does not see add
-// exact zeros.
+// It keeps 6 x 16 results in 12 AVX2 registers: 12 FMAs for 2 loads and 6 broadcasts. Sums run in
+// order and invisible positions add exact zeros, so rows do not affect each other's bytes.
 
 // The order of these lines matters.
 // clang-format off
@@ -34,7 +32,8 @@ constexpr int64_t kBlock = kBlockTokens;
 constexpr int64_t kRows = cpu::kPanelRows;
 constexpr int64_t kRowVectors = kRows / kLanes;
 
-// out[j][16] = before + sum_k b[j * j_step + k * k_step] a[k][16] for kWide j, before = out * factor or 0.
+// out[j][16] = before + sum_k b[j * j_step + k * k_step] a[k][16] for kWide j.
+// before = out * factor with kAdd, else 0.
 template <int kWide, bool kAdd>
 HWY_INLINE void product_strip(float* out, const float* factor, const float* a, const float* b, int64_t j_step,
                               int64_t k_step, int64_t count) {
@@ -58,7 +57,7 @@ HWY_INLINE void product_strip(float* out, const float* factor, const float* a, c
   }
 }
 
-// All `width` j. Strips of 6 (12 where a vector holds all 16 rows), the rest in strips of 4 and 1.
+// All `width` j in strips of 6 (12 where a vector holds all 16 rows), then of 4 and 1.
 template <bool kAdd>
 HWY_INLINE void product(float* out, const float* factor, const float* a, const float* b, int64_t j_step,
                         int64_t k_step, int32_t width, int64_t count) {
@@ -75,8 +74,7 @@ HWY_INLINE void product(float* out, const float* factor, const float* a, const f
   }
 }
 
-// Turns scores [32][16] into weights, brings max and sum up to date, writes the factor of what was gathered
-// before.
+// Turns scores [32][16] into weights, updates max and sum, writes the factor of earlier results.
 HWY_INLINE void soften(const cpu::Panel& panel, float* scores, float* factor, int32_t begin,
                        const AttentionParams& params) {
   const FloatTag d;
@@ -152,22 +150,20 @@ void expand_here(float* out, const std::byte* rows, KvFormat format, int64_t hea
       expand_rows<KvFormat::bf16>(out, rows, head_dim, count);
       break;
   }
-  // Cells that nobody has written may hold anything; a weight of zero must meet a number.
+  // Unwritten cells may hold NaN, which a weight of zero would not cancel.
   const int64_t padded = cpu::padded_dim(head_dim);
   std::memset(out + count * padded, 0, static_cast<size_t>((kBlock - count) * padded) * sizeof(float));
 }
 
-// Panels and rows change into each other in squares of at most 8 x 8.
 using SquareTag = hn::CappedTag<float, 8>;
 using Square = hn::Vec<SquareTag>;
 constexpr int64_t kSquare = hn::MaxLanes(SquareTag());
 
-// Lane j of v[i] and lane i of v[j] change places.
 HWY_INLINE void transpose(Square (&v)[kSquare]) {
 #if HWY_TARGET != HWY_SCALAR
   const SquareTag d;
   const hn::Repartition<double, SquareTag> d2;
-  Square fours[kSquare];  // after two rounds: transposed inside each 4 x 4
+  Square fours[kSquare];  // transposed inside each 4 x 4
   for (int64_t i = 0; i < kSquare; i += 4) {
     const auto low01 = hn::BitCast(d2, hn::InterleaveLower(d, v[i], v[i + 1]));
     const auto high01 = hn::BitCast(d2, hn::InterleaveUpper(d, v[i], v[i + 1]));

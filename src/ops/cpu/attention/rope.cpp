@@ -1,8 +1,4 @@
-// rope.cpp -- rotations of a step, and queries and keys on their way to attention.
-//
-// A head is normalised (16-lane sum, simd-inl.h), its first dims rotated in pairs (i, i + dims / 2), and
-// stored: the query as f32, the key and the value encoded in the row's cell. Where the layer seals blocks, a
-// second region seals those that are full now.
+// rope.cpp -- rotations of a step; queries and keys on their way to attention.
 
 // The order of these lines matters.
 // clang-format off
@@ -25,7 +21,7 @@ namespace braid {
 namespace HWY_NAMESPACE {
 namespace {
 
-// out = rope(x / rms(x) * norm). rope [dims / 2] pairs of (cos, sin). out and x may be the same.
+// out = rope(x / rms(x) * norm). rope [dims / 2] pairs of (cos, sin). out may be x.
 void norm_rotate(float* out, const float* x, const float* norm, float eps, int64_t head_dim,
                  const float* rope, int64_t dims) {
   const float inverse = 1.0f / std::sqrt(dot(x, x, head_dim) / static_cast<float>(head_dim) + eps);

@@ -1,4 +1,4 @@
-// seal.cpp -- full blocks of K and V become units: one task per block, KV head and side.
+// seal.cpp -- sealing of full blocks: one task per block, KV head and side.
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/kv/unit_side.h"
 

@@ -1,15 +1,11 @@
-// delta_certain.cpp -- certain rows through the gated delta rule: who does what.
+// delta_certain.cpp -- certain rows through the gated delta rule: the split into tasks.
 //
-// Two ways to run, with the same bytes:
-//   heads   one task per (sequence, key head with its value heads), in chunks of rows: convolution, gates,
-//   state tiles
-//           and gated norm while everything is in this core's cache. Used when there are enough heads for all
-//           threads.
-//   phases  convolution and gates, then one task per (value head, tile of columns), then norms, with barriers
-//   between:
-//           a single sequence on more threads than heads.
-// The ring of raw inputs is written when nobody reads it any more: at the end of a task, or in the last
-// phase.
+// Two forms with the same bytes:
+// - heads: one task per (sequence, key head with its value heads), in chunks of rows that stay in
+//   this core's cache. Used if there are enough heads for all threads.
+// - phases: convolution and gates, then one task per (value head, tile of columns), then norms,
+//   with barriers between. Used for a single sequence on more threads than heads.
+// The ring of raw inputs is written after its last read: at the end of a task or in the last phase.
 
 #include <algorithm>
 #include <cstring>
@@ -24,7 +20,6 @@ using cpu::delta_record_floats;
 
 constexpr int32_t kChunkRows = 32;
 
-// Certain rows of one call of delta_rule.
 struct Advance {
   Tensor o;
   const DeltaInputs& in;
@@ -93,7 +88,7 @@ struct Advance {
     }
   }
 
-  // One task of the form `heads`. scratch: records [kChunkRows], gates [group][kChunkRows], histories.
+  // scratch: records [kChunkRows], gates [group][kChunkRows], histories.
   void run_key_head(int32_t s, int32_t key_head, float* scratch) const {
     float* records = scratch;
     DeltaGate* gates = reinterpret_cast<DeltaGate*>(records + kChunkRows * record_floats);
@@ -146,7 +141,7 @@ void CpuOps::run_certain(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
   const int64_t tasks = int64_t{batch.sequences} * shape.key_heads;
   const int64_t busy = int64_t{active} * shape.key_heads;
   const int threads = pool_.size();
-  // The last round of tasks must not leave most threads idle.
+  // The form `heads`, unless its last round of tasks would leave most threads idle.
   if (busy % threads == 0 || busy >= 4 * threads) {
     counter_.reset();
     pool_.run([&](int worker) {

@@ -1,18 +1,14 @@
 // delta_kernels.cpp -- vectors of the gated delta rule (delta.h).
 //
-// One pass per row over a tile of the state. While row t updates the state, the products with the next row's
-// k and q are gathered from the new values:
-//   S = S + k d'^T          d' = d / decay: with the decay kept outside S, no product with e
+// One pass per row over a tile of the state, which also yields products with the next k and q:
+//   S = S + k d'^T          d' = d / decay: the decay stays outside S, which saves a product
 //   a = S^T k_next,  c = S^T q_next
-// and the next row begins with  d = beta (v - decay a),  o = decay c + (k . q) d.
-// An element costs three FMAs, one load and one store; 32 columns keep a tile of 128 keys (16 KB) in L1 and
-// the four AVX2 vectors each of d', a and c in registers.
+// The next row begins with  d = beta (v - decay a),  o = decay c + (k . q) d.
+// An element costs three FMAs, one load and one store. 32 columns keep a tile of 128 keys (16 KB)
+// in L1, and the four AVX2 vectors each of d', a and c in registers.
+// a and c add over keys in order, from the stored values, so call boundaries do not change bytes.
 //
-// Bytes: a and c add over keys in order, from the stored values, so it makes no difference whether a row is
-// the next of the same call or the first of another.
-//
-// Tried elsewhere and dropped: the chunk form (solve for all d of 16 to 64 rows) is slower than this on cores
-// without matrix units.
+// The chunk form (solve for all d of 16 to 64 rows) is slower on cores without matrix units.
 
 // The order of these lines matters.
 // clang-format off
@@ -40,7 +36,7 @@ namespace {
 constexpr int64_t kColumns = 32;
 constexpr int64_t kVectors = kColumns / kLanes;
 
-// silu of the convolution of one row's channels first .. first + count - 1; w [4][count], oldest tap first.
+// w [kTaps][count], oldest tap first.
 template <int kTaps>
 HWY_INLINE void conv_silu_row(float* x, const float* w, const float* const* history, int64_t first,
                               int64_t count, const float* ahead) {
@@ -54,9 +50,8 @@ HWY_INLINE void conv_silu_row(float* x, const float* w, const float* const* hist
   }
 }
 
-// x[c] = silu(sum_j conv[c][taps - 1 - j] history[j][c]) for `count` channels from `first`, for each row. x
-// of the rows are `stride` apart. Rows are often 4 KB apart, which is one set of L1: channels run inside,
-// rows outside.
+// x[c] = silu(sum_j conv[c][taps - 1 - j] history[j][c]). The rows of x are `stride` apart, often 4
+// KB, which maps to one L1 set: so the inner loop runs over channels.
 void conv_silu(float* x, int64_t stride, const cpu::DeltaPrepare& args, int64_t first, int64_t count) {
   constexpr int64_t kPiece = 128;
   const int32_t taps = args.shape->conv_width;
@@ -75,7 +70,7 @@ void conv_silu(float* x, int64_t stride, const cpu::DeltaPrepare& args, int64_t 
     for (int32_t row = 0; row < args.rows; row++) {
       const float* const* history = args.histories + int64_t{row} * 4;
       float* out = x + row * stride + i;
-      // Short runs of channels, a row's length apart: the processor does not see them coming.
+      // The hardware does not prefetch short runs of channels that are a row apart.
       const float* ahead = args.histories[int64_t{std::min(row + 2, args.rows - 1)} * 4] + first + i;
       if (history[3] != nullptr) {
         conv_silu_row<4>(out, w, history, first + i, piece, ahead);
@@ -122,9 +117,9 @@ void prepare_rows(const cpu::DeltaPrepare& args) {
   }
 }
 
-// old + k d. On Zen 2 and 3 a 256-bit store takes a register port that the third operand of an FMA needs:
-// with FMAs alone a row of the tile takes 8.6 cycles, with a product and a sum here 6.2 (sums have units of
-// their own). BRAID_FUSED_DELTA: fused, with the bytes of the other targets (docs/numerics.md).
+// old + k d. On Zen 2 and 3 a 256-bit store takes a register port that the third operand of an FMA
+// needs: a row of the tile takes 8.6 cycles with FMAs, 6.2 with a product and a sum.
+// BRAID_FUSED_DELTA gives the bytes of the other targets (docs/numerics.md).
 HWY_INLINE Floats update(Floats k, Floats d, Floats old) {
 #if HWY_TARGET == HWY_AVX2 && !defined(BRAID_FUSED_DELTA)
   return hn::Add(hn::Mul(k, d), old);
@@ -133,7 +128,6 @@ HWY_INLINE Floats update(Floats k, Floats d, Floats old) {
 #endif
 }
 
-// The first key starts a sum, the others add to it.
 template <bool kFirst>
 HWY_INLINE Floats gather(Floats s, Floats x, Floats sum) {
   return kFirst ? hn::Mul(s, x) : hn::MulAdd(s, x, sum);
@@ -150,14 +144,13 @@ HWY_INLINE void read_key32(const float* state, float k, float q, Floats (&a)[kVe
   }
 }
 
-// a = S^T k, c = S^T q
 HWY_INLINE void read_tile32(const float* state, int64_t key_dim, const float* k, const float* q,
                             Floats (&a)[kVectors], Floats (&c)[kVectors]) {
   read_key32<true>(state, k[0], q[0], a, c);
   for (int64_t i = 1; i < key_dim; i++) read_key32<false>(state + i * kColumns, k[i], q[i], a, c);
 }
 
-enum class Before { kept, folded, zero };  // what happens to the old state first
+enum class Before { kept, folded, zero };  // treatment of the old state
 
 template <Before kBefore, bool kNext, bool kFirst>
 HWY_INLINE void update_key32(float* state, const float* k, const Floats (&d)[kVectors], Floats fold,
@@ -195,7 +188,7 @@ HWY_INLINE void update_tile32(float* state, int64_t key_dim, const float* k, con
   const float* const next_tile = state + key_dim * kColumns;
   update_key32<kBefore, kNext, true>(state, k, d, fold_all, k_next, q_next, a, c);
   for (int64_t i = 1; i < key_dim; i++) {
-    if constexpr (!kNext) {  // this tile is done: fetch the one behind it
+    if constexpr (!kNext) {  // last row of this tile: prefetch the next tile
       hwy::Prefetch(next_tile + i * kColumns);
       hwy::Prefetch(next_tile + i * kColumns + kColumns / 2);
     }
@@ -250,7 +243,7 @@ void advance_tile32(const cpu::DeltaTile& t) {
   }
 }
 
-// Any width, in the same order of operations per column; for models that no one publishes.
+// Any width, with the same order of operations per column; no published model needs it.
 void advance_tile_any(const cpu::DeltaTile& t) {
   for (int64_t column = 0; column < t.columns; column++) {
     for (int32_t row = 0; row < t.rows; row++) {

@@ -1,10 +1,8 @@
-// delta_uncertain.cpp -- uncertain rows of the gated delta rule, and what becomes of them; who calls whom.
-//
-// Certain rows are folded at once (DeltaRing::every is 0). An uncertain row runs like a certain one, on a
-// copy of the state, tile by tile; rows that follow each other share a copy, and where a branch begins, its
-// ancestors' entries are folded into a new one. So its bytes are those of the same token had it been certain.
-// What it adds to the state is kept in its entry, and folded when the sequence runs next, should it have been
-// accepted. Task = (sequence, key head).
+// delta_uncertain.cpp -- the gated delta rule: uncertain rows, folds and moves.
+// Certain rows are folded at once (DeltaRing::every is 0). Uncertain rows run like certain ones on
+// a copy of the state, tile by tile, so their bytes are the same. Consecutive rows share a copy; at
+// a branch, the ancestors' entries are folded into a new copy. A row leaves its contribution in its
+// entry. If accepted, it is folded when the sequence runs next. Task = (sequence, key head).
 
 #include <algorithm>
 #include <cstring>
@@ -15,7 +13,6 @@
 namespace braid {
 namespace {
 
-// Uncertain rows of one call of delta_rule.
 struct Uncertain {
   Tensor o;
   const DeltaInputs& in;
@@ -33,7 +30,6 @@ struct Uncertain {
     return layer.delta(batch.slot[s], batch.cell[row], head);
   }
 
-  // The convolution looks back along the parents, then into the slot.
   void set_history(int32_t s, int32_t t, const float** history) const {
     int32_t j = 0;
     for (int32_t row = t; row >= 0 && j < shape.conv_width; row = batch.parent[row])
@@ -43,7 +39,6 @@ struct Uncertain {
     }
   }
 
-  // scratch: delta_draft_floats().
   void run_key_head(int32_t s, int32_t key_head, const float** histories, float* records,
                     float* scratch) const {
     const int32_t first = batch.first_row[s] + batch.certain[s];
@@ -84,7 +79,7 @@ struct Uncertain {
     gate_of(head, t) = cpu::delta_gate(before, g, cpu::delta_beta(in.beta.f32(t)[head]));
   }
 
-  // Rows from t on, each the parent of the next, whose entries are neighbours: not beyond the ring's end.
+  // Rows from t on of which each is the next one's parent, with contiguous entries (no ring wrap).
   int32_t run_length(int32_t t, int32_t end) const {
     int32_t next = t + 1;
     while (next < end && batch.parent[next] == next - 1 && batch.cell[next] % layer.ring.entries() != 0)
@@ -92,7 +87,7 @@ struct Uncertain {
     return next - t;
   }
 
-  // scratch = the tile of the state after `row`; -1: as the slot holds it.
+  // scratch = the tile of the state after `row`; -1: the slot's tile.
   void copy_state(int32_t s, int32_t head, int64_t column, int32_t row, float* scratch) const {
     const int64_t columns = layer.tile_columns;
     if (row < 0) {
@@ -114,7 +109,7 @@ struct Uncertain {
     t.columns = layer.tile_columns;
     t.key_dim = shape.key_dim;
     t.state = state;
-    t.keeps = false;  // whoever comes next has a copy of its own
+    t.keeps = false;  // the next run of rows has its own copy
     t.rows = rows;
     t.records = records;
     t.record_floats = record_floats;
@@ -131,8 +126,7 @@ struct Uncertain {
 
 }  // namespace
 
-// Entries of positions below `position` into the states of sequence s: row by row, so that the decay is
-// folded where it would have been had the rows been certain from the start.
+// Folds entries below `position` row by row: the decay folds at the same rows as in certain runs.
 void CpuOps::fold_entries(const DeltaLayer& layer, int32_t slot, int32_t head, int32_t position, float* d) {
   const DeltaShape& shape = layer.shape;
   float& decay = layer.decay(slot)[head];

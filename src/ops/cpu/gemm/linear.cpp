@@ -1,8 +1,7 @@
 // linear.cpp -- loading weights and multiplying with them (linear.h).
-//
-// Few rows (at most kFewRows): every worker quantizes the rows for itself, which costs less than a barrier,
-// and multiplies its static share of the row groups of all parts. More rows: rows are quantized once, split
-// over the workers, then row groups are multiplied by static share (up to 64 rows) or claimed in blocks.
+// Up to kFewRows rows, every worker quantizes them for itself, which costs less than a barrier, and
+// multiplies its static share of the row groups. More rows are quantized once, split over the
+// workers. From kClaimRows on, row groups are claimed in blocks.
 
 #include "ops/cpu/gemm/linear.h"
 
@@ -21,7 +20,7 @@
 namespace braid::cpu {
 namespace {
 
-constexpr int64_t kClaimRows = 64;  // from here on row groups are claimed instead of shared out
+constexpr int64_t kClaimRows = 64;  // from here on row groups are claimed
 constexpr int kMaxParts = 16;
 
 const PackedWeight& packed(const Weight& w) {
@@ -44,8 +43,7 @@ bool multipliable(GgmlType type) {
   }
 }
 
-// What a weight is kept as. Floats that may be rounded are kept as Q8_0: products of several rows take a third
-// of the time at most, those of one row read half as much or less. With `--act f32` they stay.
+// Floats that may be rounded are kept as Q8_0: products of several rows take a third of the time.
 GgmlType kept_type(const Weight& w, Activations activations) {
   const bool is_float = w.type == GgmlType::F32 || w.type == GgmlType::F16 || w.type == GgmlType::BF16;
   const bool rounds = w.may_round && is_float && activations != Activations::f32;
@@ -57,8 +55,7 @@ size_t tiles_bytes(const Weight& w, GgmlType kept) {
   return static_cast<size_t>(w.experts * groups) * group_bytes(layout_of(kept), kept, w.k);
 }
 
-// Rows of the file, rounded to `kept`. Rows that hold more than numbers become zeros: all that they could say
-// is which drafts are worthless. Returns how many.
+// Rows of the file as `kept`. Returns the number of rows with NaN or infinity, which become zeros.
 int64_t round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> file, int rows,
                    std::vector<std::byte>& out) {
   const size_t kept_bytes = static_cast<size_t>(w.k) / block_elems(kept) * block_bytes(kept);
@@ -80,12 +77,11 @@ int64_t round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> fi
   return zeros;
 }
 
-// Returns how many rows became zeros.
 int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles, int64_t begin,
                      int64_t end) {
   int64_t zeros = 0;
   const size_t row_bytes = w.file_row_bytes();
-  std::vector<std::byte> gathered;  // a group whose rows do not follow each other in the file
+  std::vector<std::byte> gathered;  // a group whose rows are not contiguous in the file
   std::vector<std::byte> rounded;
   for (int64_t i = begin; i < end; i++) {
     const int64_t expert = i / packed_weight.groups, first = i % packed_weight.groups * kGroupRows;
@@ -164,7 +160,7 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
     }
     total_bytes += weight_bytes(*w);
   }
-  // One tile more: kernels prefetch beyond the end.
+  // Room for one more tile: kernels prefetch beyond the end.
   BRAID_ASSIGN(Mapping memory, Mapping::make(total_bytes + 8192));
   std::byte* at = memory.data();
   for (Weight* w : weights) {
@@ -238,7 +234,7 @@ void Products::Impl::reserve_buffers(Carver& carver, const Device::WorkspaceNeed
     w.out = carver.take<float>(kChunkRows * kOutStride);
     w.up = carver.take<float>(kChunkRows * kOutStride);
     w.act.carve(carver, kFewRows * blocks_of(widest));
-    carver.take<std::byte>(4096 + 256);  // workers' scratch on different sets of the cache
+    carver.take<std::byte>(4096 + 256);  // puts the scratch of workers on different cache sets
   }
 }
 
@@ -356,7 +352,7 @@ void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, 
       if (piece.tail == Tail::add) {
         for (int64_t i = 0; i < columns; i++) to[i] += from[i];
       } else if (columns == kCallGroups * kGroupRows) {
-        std::memcpy(to, from, kCallGroups * kGroupRows * sizeof(float));  // a known size: no call
+        std::memcpy(to, from, kCallGroups * kGroupRows * sizeof(float));  // constant size: no call
       } else {
         std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
       }
@@ -374,7 +370,7 @@ void Products::Impl::run_share(std::span<const GemmPart> pieces_in, const ActVie
   size_t offset = 0;
   for (const GemmPart& p : pieces_in) {
     const size_t bytes = p.bytes_per_group(), size = static_cast<size_t>(p.groups()) * bytes;
-    // A group belongs to the worker in whose share its first byte lies.
+    // A group belongs to the worker whose share has its first byte.
     const auto first_from = [&](size_t at) {
       return at <= offset ? 0 : std::min(p.groups(), static_cast<int64_t>((at - offset + bytes - 1) / bytes));
     };

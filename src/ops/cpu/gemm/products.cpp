@@ -1,4 +1,4 @@
-// products.cpp -- which table of kernels this processor runs.
+// products.cpp -- the choice of the kernel table for this processor.
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -21,7 +21,6 @@
 namespace braid::cpu {
 namespace {
 
-// One kernel for every number of rows and every kind of activations; the exact ones, to start with.
 void set_all(ProductTable* t, Layout layout, Kernel kernel) {
   const auto i = static_cast<size_t>(layout);
   t->f32[i] = t->i16[i] = t->i8[i] = {kernel, kernel, kNeedsFloat, kNeedsFloat};
@@ -157,7 +156,7 @@ const ProductTable& dotprod_products() {
 #endif
 
 #if defined(__x86_64__)
-// clang 14 does not know the name.
+// __builtin_cpu_supports("f16c") is missing in clang 14.
 static bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

@@ -1,5 +1,5 @@
-// products_scalar.cpp -- the kernels as plain loops: what every instruction set must reproduce bit for bit
-// (products.h), and a path for processors that have none of their own.
+// products_scalar.cpp -- the kernels as plain loops: the bitwise reference of every instruction set
+// (products.h), and the path of processors without kernels.
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 
 int64_t job_row(const Job& job, int64_t m) { return job.row != nullptr ? job.row[m] : job.first + m; }
 
-// Code of element `i` of a block, int8 or int16: both are kept as words.
+// Code of element `i` of a block. int8 and int16 codes are both kept as words.
 int code_at(const ActView& act, int64_t at, int i) {
   constexpr int kPlace[4] = {0, 2, 1, 3};
   return act.wide[at].q[i / 4 * 4 + kPlace[i % 4]];

@@ -1,5 +1,5 @@
-// Products of the CPU: tiles hold the file's bits, every instruction set gives the bytes of the plain loops,
-// and a row's result depends neither on the rows beside it nor on the threads.
+// Products of the CPU: tiles hold the file's bits, all instruction sets give the bytes of the plain
+// loops, and a row's result does not depend on other rows or threads.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,6 @@ void put_half(std::byte* at, float value) {
   std::memcpy(at, &bits, 2);
 }
 
-// Rows of any type: random bits in every code and scale, the f16 factors small numbers.
 std::vector<std::byte> random_rows(GgmlType type, int64_t n, int64_t k, uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> factor(-0.02f, 0.02f);
@@ -96,7 +95,6 @@ std::vector<std::byte> random_rows(GgmlType type, int64_t n, int64_t k, uint32_t
   return out;
 }
 
-// Small positive factors; codes and scales in integers stay as they are.
 void put_factors(GgmlType type, std::byte* block) {
   switch (type) {
     case GgmlType::MXFP4:
@@ -198,7 +196,6 @@ TEST(Prefetch, DistanceFollowsTheLastLevelCache) {
   std::filesystem::remove_all(root);
 }
 
-// One kernel call with its own buffers.
 struct Call {
   Mapping tiles, scratch;
   std::vector<ActHead> head;
@@ -333,7 +330,6 @@ TEST(Kernels, ZerosAndTinyRowsGiveZero) {
   }
 }
 
-// What is no number stays none through the rounding of activations, and only in its own row.
 TEST(Kernels, ARowWithWhatIsNoNumberGivesNone) {
   std::vector<const ProductTable*> all = tables();
   all.push_back(&scalar_products());
@@ -415,9 +411,6 @@ TEST(SiluMul, IsWithinTwoMillionths) {
     EXPECT_EQ(std::memcmp(y.data(), plain.data(), y.size() * 4), 0) << table->name;
   }
 }
-
-// --- Products
-// ---------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Products> loaded(ThreadPool& pool, Activations activations, std::vector<Weight*> weights,
                                  Device::WorkspaceNeeds needs) {
@@ -519,9 +512,6 @@ TEST(Embed, RowsAreThoseOfTheFile) {
     EXPECT_EQ(std::memcmp(want.data(), y.data() + t * 512, 512 * 4), 0);
   }
 }
-
-// --- Experts
-// ----------------------------------------------------------------------------------------------------
 
 struct Experts {
   static constexpr int64_t kModel = 256, kWidth = 64, kShared = 96, kCount = 6, kUsed = 3;

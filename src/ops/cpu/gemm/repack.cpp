@@ -1,7 +1,5 @@
 // repack.cpp -- permuting file rows into tiles, and reading tiles back.
-//
-// Plain loops over elements: a row group is written once at load and read back only by tests and by the exact
-// (float) path of types without a faster decoder.
+// Plain loops: groups are written at load and read only by tests and types without a fast decoder.
 
 #include "ops/cpu/gemm/repack.h"
 
@@ -45,7 +43,6 @@ void repack_w8(const std::byte* file, size_t row_bytes, int rows, int64_t k, W8*
   }
 }
 
-// Factors of a Q4_K or Q5_K block, the same in both.
 template <typename Tile>
 void repack_factors(const std::byte* block, int r, Tile* tile) {
   std::memcpy(&tile->d[r], block, 2);

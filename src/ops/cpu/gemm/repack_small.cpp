@@ -1,7 +1,4 @@
-// repack_small.cpp -- tiles of the small types (layouts.h): Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4,
-// NVFP4.
-//
-// Plain loops, as in repack.cpp.
+// repack_small.cpp -- tiles of the small types (layouts.h), in plain loops.
 
 #include <bit>
 #include <cstring>
@@ -45,10 +42,10 @@ constexpr Format format_of(Layout layout) {
   }
 }
 
-// Four codes of 4 bits: quad 0..7 of 32 k that start at element `first` of a block.
+// Four codes of 4 bits: quad 0..7 of the 32 k from element `first` of a block.
 uint32_t nibbles(Layout layout, const uint8_t* block, int first, int quad) {
   const uint8_t* q = block + format_of(layout).codes_at + first / 2;
-  // A run of 16 bytes holds elements 0-15 in its low nibbles and 16-31 in the high ones; nvfp4 has runs of 8.
+  // A run of 16 bytes has elements 0-15 in its low, 16-31 in its high nibbles; nvfp4 has runs of 8.
   if (layout == Layout::nvfp4) {
     return word_at(q + 8 * (quad / 4) + 4 * (quad % 2)) >> (4 * (quad % 4 / 2)) & 0x0f0f0f0fu;
   }
@@ -60,7 +57,7 @@ int iq4_xs_scale(const uint8_t* block, int sub) {
   return ((block[4 + sub / 2] >> (4 * (sub % 2)) & 15) | (high >> (2 * sub) & 3) << 4) - 32;
 }
 
-// 32 k that start at element `first` of a block become half `half` of a tile.
+// The 32 k from element `first` of a block become half `half` of a tile.
 void repack_half(Layout layout, const uint8_t* block, int first, int half, int r, W4* tile) {
   if (layout == Layout::mxfp4) {
     tile->d[half][r] = static_cast<uint16_t>(std::bit_cast<uint32_t>(e8m0_half_to_f32(block[0])) >> 16);

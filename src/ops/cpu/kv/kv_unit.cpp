@@ -1,5 +1,4 @@
-// kv_unit.cpp -- see kv_unit.h. Lanes are channels, as in the rows; codes of 16 cells by 16 channels are
-// transposed in registers.
+// kv_unit.cpp -- see kv_unit.h. Lanes are channels; codes are transposed in registers, 16 by 16.
 
 // The order of these lines matters.
 // clang-format off
@@ -32,7 +31,7 @@ struct Unit {
   uint8_t* bytes;
 };
 
-// f16 rows as f32 [32][head_dim], infinities as the largest number. False: there is a NaN.
+// Infinities become the largest number. False if there is a NaN.
 HWY_INLINE bool load_rows(const uint16_t* rows, int64_t row_stride, int64_t head_dim, float* out) {
   const hn::Rebind<uint16_t, FloatTag> dh;
   auto most = hn::Zero(dh);  // of all magnitudes, as integers
@@ -49,17 +48,14 @@ HWY_INLINE bool load_rows(const uint16_t* rows, int64_t row_stride, int64_t head
   return *std::max_element(lanes, lanes + kLanes) <= 0x7c00;
 }
 
-// Numbers of 0 .. 255, without what follows the point.
+// Truncates numbers of 0 .. 255.
 HWY_INLINE void store_codes(Floats x, uint8_t* codes) {
   hn::StoreU(hn::DemoteTo(Codes(), hn::ConvertTo(Ints(), x)), Codes(), codes);
 }
 
-// ---- q8_0, q4_0: codes of 8 or 4 bits, a scale for each kGroup channels of a row ----
-
 template <int kBits>
-constexpr float kZeroCode = 1 << (kBits - 1);  // the code of zero
+constexpr float kZeroCode = 1 << (kBits - 1);
 
-// To the nearest whole number, halves away from zero.
 HWY_INLINE Floats round_away(Floats x) {
   const Floats even = hn::Round(x);
   const Floats off = hn::Sub(x, even);
@@ -68,7 +64,7 @@ HWY_INLINE Floats round_away(Floats x) {
   return hn::Add(even, hn::Sub(hn::IfThenElseZero(up, set(1.0f)), hn::IfThenElseZero(down, set(1.0f))));
 }
 
-// The scale of kGroup values, before it is rounded. In q4_0 it gives the first of the largest values code 0.
+// The scale of kGroup values, unrounded. In q4_0 the first of the largest values gets code 0.
 template <int kBits>
 HWY_INLINE float group_step(const float* x) {
   const FloatTag d;
@@ -84,7 +80,7 @@ HWY_INLINE float group_step(const float* x) {
   return (x[first] < 0.0f ? most : -most) / kZeroCode<kBits>;
 }
 
-// Codes of numbers in steps, for store_codes(). Halves of q8_0 go away from zero, of q4_0 up.
+// Halves round away from zero in q8_0, up in q4_0. Truncated by store_codes().
 template <int kBits>
 HWY_INLINE Floats row_codes(Floats x) {
   if constexpr (kBits == 8) return hn::Add(round_away(x), set(kZeroCode<kBits>));
@@ -125,13 +121,10 @@ void expand_rows(const uint8_t* bytes, int64_t head_dim, float* rows, int64_t ro
   }
 }
 
-// ---- c4 ----
-
 constexpr int kMostCode = 15;
 constexpr float kHalfCodes = 0.5f * kMostCode;
-constexpr kv::ChannelShares kShares;  // that are tried for a channel's scale
+constexpr kv::ChannelShares kShares;  // tried for a channel's scale
 
-// Divides each row by its factor, which goes to the unit.
 HWY_INLINE void divide_rows(float* rows, int64_t head_dim, uint8_t* factors) {
   constexpr int64_t kVectors = 32 / kLanes;
   for (int64_t t = 0; t < kCells; ++t) {
@@ -154,13 +147,12 @@ HWY_INLINE void divide_rows(float* rows, int64_t head_dim, uint8_t* factors) {
   }
 }
 
-// What scales of a unit share: least exponent and step of the middles.
+// Shared by the scales of a unit: least exponent and step of the middles.
 struct Grid {
   int e0;
   float zstep;
 };
 
-// A scale's byte in the lanes, and the scale.
 HWY_INLINE hn::Vec<Ints> scale_byte(Floats half, float share, const Grid& grid) {
   const Ints di;
   const Floats step = hn::Max(hn::Div(hn::Mul(set(2.0f * share), half), set(static_cast<float>(kMostCode))),
@@ -178,7 +170,6 @@ HWY_INLINE Floats code_of(Floats y, Floats middle, Floats scale) {
   return hn::Min(hn::Max(code, set(0.0f)), set(static_cast<float>(kMostCode)));
 }
 
-// kLanes channels of rows: the byte of the scale that fits best.
 HWY_INLINE hn::Vec<Ints> best_scale(const float* rows, int64_t head_dim, Floats half, Floats middle,
                                     const Grid& grid) {
   const Ints di;

@@ -1,6 +1,4 @@
-// kv_unit.h -- q8_0, q4_0 and c4 units in canonical order, encoded and expanded with vectors.
-//
-// What ops/kv says (kv_codec.h), bit for bit. Any thread; a unit is one thread's work.
+// kv_unit.h -- vector code for q8_0, q4_0 and c4 units, with the bits of ops/kv. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +7,14 @@
 
 namespace braid::cpu {
 
-// The formats that have vector forms.
 enum class UnitFormat : uint8_t { none, q8_0, q4_0, c4 };
 
-// Those for that codec and width: head_dim a multiple of 64.
+// UnitFormat::none unless head_dim is a multiple of 64.
 UnitFormat unit_format(const KvCodec& codec, int32_t head_dim);
 inline bool has_unit_kernels(const KvCodec& codec, int32_t head_dim) {
   return unit_format(codec, head_dim) != UnitFormat::none;
 }
 
-// Floats of scratch that encode_unit needs.
 constexpr int64_t unit_scratch_floats(int32_t head_dim) { return int64_t{44} * head_dim; }
 
 [[nodiscard]] bool encode_unit(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16_t* rows,

@@ -1,4 +1,4 @@
-// kv_unit_test.cpp -- vectors against ops/kv, byte for byte and bit for bit.
+// kv_unit_test.cpp -- vector code against ops/kv, bit for bit.
 #include "ops/cpu/kv/kv_unit.h"
 
 #include <cstring>
@@ -14,7 +14,6 @@ namespace {
 using kv_test::Noise;
 using kv_test::unit_rows;
 
-// Rows of one kind each, and what is odd about them.
 std::vector<uint16_t> rows_of_kind(int kind, int32_t head_dim, uint64_t seed) {
   Noise noise(seed);
   return unit_rows(head_dim, [&](int32_t t, int32_t d) -> double {
@@ -26,7 +25,7 @@ std::vector<uint16_t> rows_of_kind(int kind, int32_t head_dim, uint64_t seed) {
       case 2:
         return noise.normal() * (t == 4 ? 5 : t == 9 ? 0.1 : 1);
       case 3:
-        return d % 32 == 0 ? 127 : std::floor(noise.uniform() * 254 - 127) + 0.5;  // halves: ties of q8_0
+        return d % 32 == 0 ? 127 : std::floor(noise.uniform() * 254 - 127) + 0.5;  // ties of q8_0
       case 4:
         return std::floor(noise.uniform() * 16) * 0.5;  // on and between codes
       case 5:
@@ -41,7 +40,7 @@ std::vector<uint16_t> rows_of_kind(int kind, int32_t head_dim, uint64_t seed) {
         return noise.normal() * 1e-5;
       case 10:
         return noise.normal() * 2e4;
-      case 11:  // ties of q4_0, and the first of its largest values, which decides a sign, at every place
+      case 11:  // ties of q4_0, and the first of its largest values at every place
         return d % 32 == t                ? (d % 64 < 32 ? 8 : -8)
                : d % 32 > t && d % 5 == 0 ? 8
                                           : std::floor(noise.uniform() * 16) - 7.5;
@@ -91,12 +90,12 @@ TEST(KvUnitKernels, EncodeTheSameBytes) {
       for (uint64_t seed = 0; seed < 2; ++seed) {
         const auto rows = rows_of_kind(kind, head_dim, seed);
         const auto want = kv_test::encoded(codec, head_dim, side, rows);
-        const int64_t stride = head_dim + 40;  // rows that stand apart, over other bytes
+        const int64_t stride = head_dim + 40;  // rows with a gap, over other bytes
         std::vector<uint16_t> apart(static_cast<size_t>(kBlockTokens * stride), 0x7e00);
         for (int32_t t = 0; t < kBlockTokens; ++t)
           std::copy_n(rows.begin() + int64_t{t} * head_dim, head_dim, apart.begin() + t * stride);
         std::vector<uint8_t> got(want.size() + 16, 0xff);
-        const FlushDenormals flush;  // as on the threads of a pool: no byte depends on it
+        const FlushDenormals flush;  // as on the threads of a pool; no byte depends on it
         ASSERT_TRUE(
             cpu::encode_unit(codec, head_dim, side, apart.data(), stride, scratch.data(), got.data()));
         EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin())) << "kind " << kind << " seed " << seed;

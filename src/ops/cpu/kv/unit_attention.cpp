@@ -1,11 +1,10 @@
 // unit_attention.cpp -- see unit_attention.h.
 //
-// K: lanes are cells. A channel's codes become f32 once and meet all heads; what belongs to the channel is
-// multiplied into q before (c4), what belongs to a cell and 32 channels after those channels (q8_0, q4_0).
-// Zeros of c4 leave the loop: they multiply sums of q.
+// K: lanes are cells. A channel's codes become f32 once for all heads. c4: factors of channels are
+// multiplied into q, zeros into sums of q. q8_0, q4_0: factors apply to sums of 32 channels.
 //
-// V: lanes are channels. Codes of four cells are moved at once, as numbers of 32 bits, and taken apart in the
-// lanes; weights take what belongs to cells, sums what belongs to channels.
+// V: lanes are channels. Codes of four cells are moved together as 32-bit numbers and split in the
+// lanes. Factors of cells are multiplied into the weights, factors of channels into the sums.
 
 // The order of these lines matters.
 // clang-format off
@@ -29,11 +28,10 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr int64_t kCellVectors = kCells / kLanes;
-constexpr int64_t kHalfVectors = kCellVectors / 2;  // of 4 bits: the cells in the low halves of bytes
+constexpr int64_t kHalfVectors = kCellVectors / 2;  // of 4 bits: the cells in the low nibbles
 constexpr int kMostCode = 15;
 
-// Heads that are met at once, and the vectors of cells (K) or channels (V) whose sums are made together: as
-// many as fit the registers, and enough chains of sums where heads are few.
+// Heads, and vectors of cells (K) or channels (V), per pass: as many as fit the registers.
 constexpr int kMostHeads = kLanes >= 16 ? 8 : kLanes > 1 ? 6 : 1;
 template <int kHeads>
 constexpr int kScoredVectors = kLanes >= 16 || kHeads <= 2 ? kCellVectors : kCellVectors / 2;
@@ -42,22 +40,19 @@ constexpr int kAddedVectors = kLanes >= 16  ? 2
                               : kHeads <= 2 ? 4
                                             : 2;
 
-// The same address under another name. AVX-512 multiplies by a number in memory without an operation more,
-// but compilers give a number with two uses a register and an operation of its own, and vectors of 64 bytes
-// are bound by their number (on Zen 4 two in a cycle).
+// The same address, hidden from the compiler, which would load a number with two uses separately.
+// AVX-512 multiplies by a memory operand for free.
 HWY_INLINE const float* other_name(const float* at) {
   if constexpr (kLanes >= 16) asm("" : "+r"(at));
   return at;
 }
 
-// Codes of q8_0 and q4_0 with their highest bits turned are signed numbers, and what they stand for. Those
-// bits of four bytes:
+// XOR masks for four bytes that turn codes of q8_0 and q4_0 into the signed numbers they stand for.
 template <UnitFormat kFormat>
 constexpr uint32_t kSigns = kFormat == UnitFormat::q8_0   ? 0x80808080
                             : kFormat == UnitFormat::q4_0 ? 0x88888888
                                                           : 0;
 
-// kLanes bytes of codes; signed ones are turned.
 template <UnitFormat kFormat>
 HWY_INLINE hn::Vec<Ints> load_bytes(const uint8_t* codes) {
   const auto bytes = hn::LoadU(Codes(), codes);
@@ -67,11 +62,9 @@ HWY_INLINE hn::Vec<Ints> load_bytes(const uint8_t* codes) {
   return hn::PromoteTo(Ints(), hn::BitCast(ds, hn::Xor(bytes, signs)));
 }
 
-// q4_0's codes in low halves of bytes, as load_channel() gives them: 2^28 times, by one operation. Products
-// with its inverse are exact.
+// load_channel() gives q4_0 codes of low nibbles times 2^28, to save an operation.
 constexpr float kLowScale = 1.0f / (1 << 28);
 
-// The codes of a channel from vector kFirst on: all, or a half.
 template <UnitFormat kFormat, int kFirst, int kVectors>
 HWY_INLINE void load_channel(const uint8_t* planes, int64_t channel, Floats (&codes)[kVectors]) {
   const uint8_t* at = planes + channel * 4 * kCodeBits<kFormat>;
@@ -94,7 +87,6 @@ HWY_INLINE void load_channel(const uint8_t* planes, int64_t channel, Floats (&co
   }
 }
 
-// f32 scales and zeros of kLanes channels of c4.
 struct ChannelLanes {
   Floats s, z;
 };
@@ -110,13 +102,12 @@ HWY_INLINE ChannelLanes channel_lanes(const kv::ChannelPlanes<const uint8_t>& pl
   return {s, hn::Sub(middle, hn::Mul(s, set(0.5f * kMostCode)))};
 }
 
-// Lines of the next unit, each asked for once, into L2: L1 has no room for two blocks of K and V. Without a
-// next unit they are this one's own, which is cheaper than to look.
+// Prefetches the next unit into L2, each line once: L1 has no room for two blocks of K and V.
+// Without a next unit it prefetches this one, which is cheaper than a branch.
 class Ahead {
  public:
   Ahead(const uint8_t* next, const uint8_t* unit) : at_(next != nullptr ? next : unit) {}
   static constexpr int64_t kLine = 64;
-  // The `size_bytes` behind those asked for before.
   HWY_INLINE void ask(int64_t size_bytes) {
     for (int64_t i = 0; i < size_bytes; i += kLine) __builtin_prefetch(at_ + i, 0, 2);
     at_ += size_bytes;
@@ -125,13 +116,10 @@ class Ahead {
  private:
   const uint8_t* at_;
 };
-// Channels whose codes are a line.
+// Channels whose codes fill a line.
 template <UnitFormat kFormat>
 constexpr int64_t kLineChannels = 16 / kCodeBits<kFormat>;
 
-// ---- K ----
-
-// sum[h][j] += q * code, of a channel; q of head h is q_stride further.
 template <UnitFormat kFormat, int kFirst, int kHeads, int kVectors>
 HWY_INLINE void meet_channel(const uint8_t* planes, int64_t channel, const float* q, int64_t q_stride,
                              Floats (&sum)[kHeads][kVectors]) {
@@ -144,7 +132,6 @@ HWY_INLINE void meet_channel(const uint8_t* planes, int64_t channel, const float
   }
 }
 
-// Scores of the cells of kVectors vectors from kFirst on.
 template <int kHeads, int kFirst, int kVectors>
 HWY_INLINE void score_c4_part(int64_t head_dim, const float* q, const uint8_t* unit, Ahead ahead,
                               float* scores) {
@@ -227,9 +214,7 @@ void score(int64_t head_dim, const float* q, const uint8_t* unit, const uint8_t*
     score<kFormat, kHeads, kFirst + kVectors>(head_dim, q, unit, nullptr, scores);
 }
 
-// ---- V ----
-
-// Codes of four cells by kLanes channels: lane i holds those of channel i, a byte for a cell.
+// Codes of four cells by kLanes channels: lane i has those of channel i, one byte per cell.
 using Quads = hn::Vec<Ints>;
 
 // quad_cell() gives numbers divided by it.
@@ -247,7 +232,7 @@ HWY_INLINE Floats quad_cell(Quads quads) {
 #if HWY_TARGET == HWY_SCALAR
     quads = hn::And(hn::ShiftLeft<24 - 8 * b>(quads), hn::Set(di, static_cast<int32_t>(0xff000000)));
 #else
-    // One operation where a shift and a mask are two.
+    // One operation instead of a shift and a mask.
     alignas(16) static constexpr uint8_t kTop[16] = {0x80, 0x80, 0x80, b,     0x80, 0x80, 0x80, 4 + b,
                                                      0x80, 0x80, 0x80, 8 + b, 0x80, 0x80, 0x80, 12 + b};
     const hn::Repartition<uint8_t, Ints> bytes;
@@ -258,7 +243,6 @@ HWY_INLINE Floats quad_cell(Quads quads) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Blocks of 16 bytes, `stride` bytes apart, one after the other.
 template <class D>
 HWY_INLINE hn::VFromD<D> load_blocks(D d, const uint8_t* at, int64_t stride) {
   if constexpr (hn::MaxLanes(D()) == 4) {
@@ -279,7 +263,7 @@ HWY_INLINE void load_quads(const uint8_t* runs, int64_t stride, Quads (&quads)[4
 #else
   const Ints di;
   const hn::Repartition<int64_t, Ints> dl;
-  // Block i of row r is run 4 i + r; then blocks of 4 by 4 lanes are turned.
+  // Block i of row r is run 4 i + r; then blocks of 4 by 4 lanes are transposed.
   Quads row[4];
   for (int64_t r = 0; r < 4; ++r) row[r] = load_blocks(di, runs + r * stride, 4 * stride);
   const auto low = hn::BitCast(dl, hn::InterleaveLower(di, row[0], row[1]));
@@ -293,7 +277,7 @@ HWY_INLINE void load_quads(const uint8_t* runs, int64_t stride, Quads (&quads)[4
 #endif
 }
 
-// sum[h][j] += weight * code, 2^24 times, of the four cells of quads[j]; weights of head h are kCells apart.
+// sum[h][j] += weight * code * 2^24 for the four cells of quads[j].
 template <int kHeads, int kVectors, int b = 0>
 HWY_INLINE void sum_quads(const Quads (&quads)[kVectors], const float* weights,
                           Floats (&sum)[kHeads][kVectors]) {
@@ -309,8 +293,7 @@ HWY_INLINE void sum_quads(const Quads (&quads)[kVectors], const float* weights,
   if constexpr (b < 3) sum_quads<kHeads, kVectors, b + 1>(quads, weights, sum);
 }
 
-// The codes in the low or the high halves of bytes, in bytes of their own: signed ones of q4_0 as the high
-// halves, 16 times as large.
+// Low or high nibbles as bytes; q4_0 codes stay in the high nibble, times 16, to keep the sign.
 template <UnitFormat kFormat, bool kHigh>
 HWY_INLINE Quads half_bytes(Quads quads) {
   const Ints di;
@@ -326,8 +309,7 @@ HWY_INLINE Quads half_bytes(Quads quads) {
 template <UnitFormat kFormat>
 constexpr float kSumScale = kFormat == UnitFormat::q4_0 ? kQuadScale / 16 : kQuadScale;
 
-// Sums, divided by kSumScale, of weight * code over all cells, for kVectors vectors of channels. weights
-// [kHeads][32].
+// Sums of weight * code over all cells, divided by kSumScale. weights [kHeads][32].
 template <UnitFormat kFormat, int kHeads, int kVectors>
 HWY_INLINE void sum_channels(const uint8_t* codes, const float* weights, Floats (&sum)[kHeads][kVectors]) {
   constexpr int kBits = kCodeBits<kFormat>;
@@ -355,7 +337,7 @@ HWY_INLINE void sum_channels(const uint8_t* codes, const float* weights, Floats 
         sum_quads<kHeads, kVectors>(low, weights + 4 * k, sum);
       }
     }
-    for (int64_t k = 0; kBits == 4 && k < 4; ++k) {  // cells in their order, as above
+    for (int64_t k = 0; kBits == 4 && k < 4; ++k) {  // cells in ascending order, as above
       Quads high[kVectors];
       for (int64_t j = 0; j < kVectors; ++j) high[j] = half_bytes<kFormat, true>(quads[k][j]);
       sum_quads<kHeads, kVectors>(high, weights + kCells / 2 + 4 * k, sum);
@@ -363,7 +345,6 @@ HWY_INLINE void sum_channels(const uint8_t* codes, const float* weights, Floats 
   }
 }
 
-// weights [32] times f16 factors of cells; returns their sum.
 HWY_INLINE float weigh(const float* weights, const uint8_t* factors, float* out) {
   Floats all = hn::Zero(FloatTag());
   for (int64_t j = 0; j < kCells; j += kLanes) {
@@ -442,8 +423,7 @@ void add(int64_t head_dim, const float* weights, const uint8_t* unit, const uint
   }
 }
 
-// Calls act<count>(first) for all heads, as many at once as fit. A head's numbers do not depend on those
-// beside it: lanes and order are the same in every form.
+// Lanes and order are the same in every form, so a head's result does not depend on other heads.
 template <int kMost, typename Act>
 HWY_INLINE void for_heads(int32_t heads, int32_t first, const Act& act) {
   for (; heads - first >= kMost; first += kMost) act.template operator()<kMost>(first);

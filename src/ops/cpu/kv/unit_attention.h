@@ -1,10 +1,7 @@
-// unit_attention.h -- scores and sums over a unit of q8_0, q4_0 or c4, read from its codes: for few rows of
-// queries.
-//
-// q and sums are in the stored domain, which for these formats is that of the rows. Any thread.
-//
-// `next`, or null: a unit of the same kind that will be read soon. Its lines are asked for one by one while
-// this unit is read: all at once they would fill the queue of misses, and loads would wait behind them.
+// unit_attention.h -- scores and sums over a unit of q8_0, q4_0 or c4, read from its codes.
+// For few query rows. q and sums are in the stored domain, which here is that of the rows. Any
+// thread. `next`, or null: the unit that will be read next, of the same kind. Its lines are
+// prefetched one by one, because all at once would fill the queue of misses.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ void for_each_case(Visit visit) {
   });
 }
 
-// Both come within what f32 loses on sums of 256 or 32 products; c4's run over codes, which are all positive.
+// f32 error of sums of 256 or 32 products; the codes of c4 are all positive.
 TEST(UnitAttention, ScoresAreThoseOfTheDecodedRows) {
   for_each_case([](const Case& c) {
     std::vector<float> scores(static_cast<size_t>(c.heads) * kBlockTokens);
@@ -91,7 +91,6 @@ TEST(UnitAttention, SumsAreThoseOfTheDecodedRows) {
   });
 }
 
-// The same bytes, whatever stands beside a head.
 TEST(UnitAttention, HeadsDoNotDependOnEachOther) {
   for_each_case([](const Case& c) {
     const auto width = static_cast<size_t>(c.head_dim);

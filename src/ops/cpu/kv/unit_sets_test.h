@@ -1,4 +1,4 @@
-// unit_sets_test.h -- lets kernels run on one instruction set after the other.
+// unit_sets_test.h -- runs kernels on one instruction set after the other.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,6 @@
 
 namespace braid::cpu {
 
-// visit() on each set that this processor and this build have.
 template <typename Visit>
 void for_each_set(Visit visit) {
   int sets = 0;

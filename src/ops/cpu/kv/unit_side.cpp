@@ -33,7 +33,7 @@ void restore_rows(const UnitSide& side, const std::byte* unit, float* rows, int6
   if (side.form == UnitSide::Form::codes)
     return expand_unit(*side.codec, side.head_dim, side.side, from, rows, row_stride);
   side.codec->decode(from, side.head_dim, side.side, rows);
-  // From the last row on, so that none is overwritten before it has moved.
+  // In descending order, so that no row is overwritten before it has moved.
   for (int64_t t = kBlockTokens - 1; t >= 0; --t) {
     float* row = rows + t * row_stride;
     std::memmove(row, rows + t * side.head_dim, static_cast<size_t>(side.head_dim) * sizeof(float));

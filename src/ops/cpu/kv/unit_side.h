@@ -1,7 +1,5 @@
-// unit_side.h -- one side of a layer's sealed blocks, whatever the format: by the fastest form that there is.
-//
-// Formats with kernels (kv_unit.h) and formats that are plain rows are read in place. All others go through
-// ops/kv, which is scalar and allocates: they work, and that is all.
+// unit_side.h -- one side of a layer's sealed blocks, in the fastest available form.
+// Formats without kernels (kv_unit.h), except plain rows, use ops/kv: scalar and allocating.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +10,6 @@
 
 namespace braid::cpu {
 
-// How units of a side are read.
 struct UnitSide {
   enum class Form : uint8_t {
     codes,  // score_unit(), add_unit()
@@ -23,18 +20,17 @@ struct UnitSide {
   KvSide side = KvSide::k;
   int32_t head_dim = 0;
   Form form = Form::other;
-  KvFormat format = KvFormat::f32;  // of the rows that they are or become
+  KvFormat format = KvFormat::f32;  // of the rows that units are or become
 };
 UnitSide unit_side(const KvCodec& codec, KvSide side, int32_t head_dim);
-// Whether units of that codec go through ops/kv.
 inline bool is_expanded(const KvCodec& codec, int32_t head_dim) {
   return unit_side(codec, KvSide::k, head_dim).form == UnitSide::Form::other;
 }
 
-// rows [32][head_dim] of f16. A NaN among them makes a unit of zeros. scratch: unit_scratch_floats().
+// rows [32][head_dim] of f16; a NaN gives a unit of zeros. scratch: unit_scratch_floats().
 void seal_unit(const UnitSide& side, const std::byte* rows, float* scratch, std::byte* unit);
 
-// The rows that a unit stands for, rotated back, `row_stride` floats apart.
+// Decodes and unrotates a unit to rows `row_stride` floats apart.
 void restore_rows(const UnitSide& side, const std::byte* unit, float* rows, int64_t row_stride);
 
 }  // namespace braid::cpu

@@ -1,4 +1,4 @@
-// unit_tiles-inl.h -- codes of a unit between planes and rows. Included once per target (foreach_target.h).
+// unit_tiles-inl.h -- codes of a unit between planes and rows. Included per target (Highway).
 
 #include <cstddef>
 #include <cstdint>
@@ -46,14 +46,15 @@ template <int kBits>
 void get_planes(const uint8_t* planes, int64_t channel, uint8_t* codes) {
   for (int64_t i = 0; i < kTile; ++i) {
     uint8_t cells[kCells];
-    kv::get_codes<kBits>(planes, 0, static_cast<int32_t>(channel + i), cells);  // one plane: no width needed
+    // one plane: no width needed
+    kv::get_codes<kBits>(planes, 0, static_cast<int32_t>(channel + i), cells);
     for (int64_t t = 0; t < kCells; ++t) codes[t * kTile + i] = cells[t];
   }
 }
 #else
 using Bytes = hn::FixedTag<uint8_t, 16>;
 
-// A tile of 16 by 16 bytes, turned: each of four rounds rotates the eight bits of (row, column) by one.
+// Each of four rounds rotates the eight bits of (row, column) by one.
 HWY_INLINE void transpose(hn::Vec<Bytes> (&tile)[kTile]) {
   const Bytes d;
   for (int round = 0; round < 4; ++round) {
@@ -117,7 +118,6 @@ HWY_INLINE void get_planes(const uint8_t* planes, int64_t channel, uint8_t* code
 }
 #endif
 
-// act<format>().
 template <typename Act>
 HWY_INLINE void with_format(UnitFormat format, const Act& act) {
   switch (format) {

@@ -21,8 +21,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Dependent additions of a register: one per cycle on every processor we know (additions of a constant are
-// not: some fold chains of them before they are executed).
+// Dependent register additions take one cycle each; some processors fold additions of constants.
 double clock_hz() {
   double best = 0;
   for (int slice = 0; slice < 400; slice++) {
@@ -40,7 +39,7 @@ double clock_hz() {
   return best;
 }
 
-// Best rate over slices; `threads` workers run it at once and each keeps its own best slice.
+// Sum of the workers' best slices; `threads` workers run at once.
 double arithmetic(ThreadPool& pool, int threads, double (*kernel)(int)) {
   std::vector<double> best(static_cast<size_t>(pool.size()) * 16, 0.0);
   pool.run([&](int worker) {

@@ -1,9 +1,6 @@
-// peaks.h -- what this machine can do at best, measured in under two seconds, so that speeds can be given
-// as a share of it.
-//
-// Arithmetic is the best of many slices of 20 us with independent accumulators; reads are the best of several
-// passes over a buffer with huge pages asked for, each thread its own part. Beside other busy programs every
-// figure is a lower bound.
+// peaks.h -- peak speeds of this machine, measured in under two seconds.
+// Arithmetic: the best of many slices of 20 us with independent accumulators. Reads: the best of
+// several passes over huge pages, a part per thread. With other load all figures are lower bounds.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +21,7 @@ struct Peaks {
   };
   double clock_ghz = 0;
   Rate fma_gflops;  // f32 FMA, two operations each
-  Rate dot_gops;    // byte products of the fastest integer instruction the product kernels use, with its
+  Rate dot_gops;    // byte products of the kernels' fastest integer instruction, with the
                     // addition; two operations each
   const char* dot_name = "";
   std::vector<Read> reads;  // ascending size: 1, 16, 64, 400 MiB

@@ -1,5 +1,4 @@
-// peaks_avx2.cpp -- loops of independent instructions, in inline assembly because compilers fold them
-// away.
+// peaks_avx2.cpp -- loops of independent instructions, in assembly because compilers fold them.
 #if defined(__x86_64__)
 
 #include "ops/cpu/peaks/peaks_kernels.h"

@@ -1,6 +1,5 @@
-// peaks_avx512.cpp -- the dot product of the AVX-512 kernels: 64 byte products summed into 32 bits at
-// once. FMA and reads are those of AVX2: the wider registers do not change what caches and most pipes
-// deliver.
+// peaks_avx512.cpp -- the dot product of the AVX-512 kernels: 64 byte products summed into 32 bits.
+// FMA and reads are those of AVX2, as wider registers do not change most pipes and caches.
 #if defined(__x86_64__)
 
 #include "ops/cpu/peaks/peaks_kernels.h"

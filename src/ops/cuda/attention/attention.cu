@@ -1,9 +1,8 @@
-// attention.cu -- which kernel attends: the fast forms for 16-bit caches and f16 queries
-// (attention_decode.cu, attention_tiles.cu, attention_wgmma.cu), and here the plain form for everything else.
+// attention.cu -- chooses the attention kernel, and holds the plain form.
 //
-// Plain form: a warp per row and head, f32, cells in order, four at a time. Any head width up to 256 that is
-// a multiple of 16, any pair of cache formats. It reads K and V once per query head and has one warp per
-// head: a tool for tests and odd shapes, not for speed.
+// The fast forms take 16-bit caches and f16 queries. The plain form takes everything else, for
+// tests and odd shapes: head widths up to 256 in multiples of 16, any pair of cache formats. It
+// reads K and V once per query head, a warp per row and head, in f32.
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"
@@ -33,7 +32,6 @@ struct PlainState {
   float total;
 };
 
-// Up to four cells, in order.
 __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (&q)[kMaxHeadDim / 32], int s,
                            int kv_head, const int (&cell)[4], int count) {
   const int lane = threadIdx.x % 32;
@@ -127,9 +125,7 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   }
 }
 
-// Adds up what the kernels for many rows leave: the splits of a row in position order. A block is one head;
-// its z walks over the tokens of a sequence. The decode kernel does this itself, in the warp that stores the
-// query (Reader::merge in attention_decode_reader.cuh).
+// Merges splits in position order. blockIdx.x is a head; blockIdx.z strides over tokens.
 __global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
   __shared__ float weight[kMostSplits];
   __shared__ float2 part[kMostSplits];
@@ -216,7 +212,7 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.processors = context.processors;
   args.sharing = batch.sequences;
   args.deterministic = context.deterministic;
-  // The sequences of the step share the room of those that are not there, unless that may not show.
+  // Absent sequences leave their workspace to the others, unless results must not depend on that.
   args.partial_rows = static_cast<int>(work.partial_rows);
   if (!context.deterministic) {
     const int64_t share = work.partial_rows * work.max_sequences / std::max(batch.sequences, 1);
@@ -229,7 +225,7 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   return args;
 }
 
-// The same over sealed blocks: of their image, by bands of rows, which share the room of the sequences.
+// Reads the image of sealed blocks, in bands of rows, which share the sequences' workspace.
 AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
                                const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
   const SealedStep step = make_image(context, work.sealed, params, kv, batch);
@@ -238,7 +234,7 @@ AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, 
   args.form_rows = step.form_rows;
   args.exact_from = step.exact_from;
   args.tail = kv.cold.tail;
-  // A row's splits may not depend on the rows beside it: then only sequences of one row are split at all.
+  // A row's splits may not depend on the rows beside it: only single rows are split.
   if (context.deterministic) {
     args.partial_of = step.of_sequence;
     return args;
@@ -249,7 +245,6 @@ AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, 
   return args;
 }
 
-// The same where rows read units in place, and of the other cells the exact ones.
 AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
                              const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
   AttentionArgs args = arguments(context, work, o, gates, params, kv, batch);
@@ -258,8 +253,7 @@ AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& wo
   return args;
 }
 
-// Whether the batch's rows may read units in place. A row's form may not depend on the rows beside it where that
-// must not show.
+// The choice depends on the whole batch, so not in deterministic mode.
 bool reads_units(const Context& context, const AttentionArgs& args) {
   const int32_t most_rows = args.batch.most_rows;
   return !context.deterministic && args.tail.sink_blocks == 0 && args.tail.tail_blocks <= kMostTailBlocks &&
@@ -267,7 +261,6 @@ bool reads_units(const Context& context, const AttentionArgs& args) {
          most_splits_of(args) > 2;
 }
 
-// Whether the fast forms take it.
 bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
   const KvShape& cells = args.kv.shape;
   const OutputGates& gates = args.gates;
@@ -279,14 +272,14 @@ bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
          args.heads * int64_t{args.head_dim} <= work.partial_dim;
 }
 
-// That a sequence of the batch can have to look at.
+// An upper bound for any sequence of the batch.
 int64_t most_cells(const AttentionArgs& args) {
   int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
   if (args.batch.most_cells > 0) cells = std::min<int64_t>(cells, args.batch.most_cells);
   return args.window > 0 ? std::min<int64_t>(cells, args.window + kMostDecodeRows) : cells;
 }
 
-// Whether rows that are not in the cache yet can be stored and attend in one launch (AttentionArgs::fresh).
+// Whether one launch can store the new rows and attend (AttentionArgs::fresh).
 bool fits_fresh(const AttentionArgs& args) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return args.batch.most_rows > 0 && args.batch.most_rows <= args.decode_rows &&
@@ -315,10 +308,9 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
   args.q = q;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fits(sequence_work_, args) && narrow(q)) {
-    // Each form takes the sequences that are its own; one that can have none is not launched.
+    // Each kernel skips the sequences that the other takes.
     const bool all_decode = decodes(args, most_rows, most_cells(args));
     if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {
-      // The decode kernel merges its splits itself.
       if (all_decode || args.batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
       const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(args.batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
@@ -346,7 +338,7 @@ void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Te
   args.v = v;
   args.rope = rope_table;
   args.w = w;
-  // Rows read units in the kernel before the one that stores them: what they fill must not be read sealed yet.
+  // Units are read before the rows are stored: what this step fills must not be read sealed.
   const bool reads = !kv.cold || (reads_units(context_, args) && kv.cold.tail.tail_blocks > 0);
   if (reads && fits(sequence_work_, args) && fits_fresh(args) &&
       (!kv.cold || attention_sealed(context_, args)) && attention_decode(context_, args)) {

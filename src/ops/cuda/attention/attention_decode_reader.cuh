@@ -1,5 +1,4 @@
-// attention_decode_reader.cuh -- the warps of attention_decode.cu that compute: from a row's query, made here
-// if the row is fresh, and cells in the ring to merged and gated outputs.
+// attention_decode_reader.cuh -- the warps of attention_decode.cu that compute and store.
 #pragma once
 
 #include "ops/cuda/attention/attention_decode.cuh"
@@ -9,7 +8,6 @@
 namespace braid::cuda {
 namespace decode_attention {
 
-// Eight floats as numbers of the cache.
 template <typename Number>
 __device__ uint4 pack8(const float (&x)[8]) {
   return {pack(x[0], x[1], Number()), pack(x[2], x[3], Number()), pack(x[4], x[5], Number()),
@@ -28,14 +26,13 @@ __device__ inline uint4 load8(const Tensor& t, int64_t at) {
   return *reinterpret_cast<const uint4*>(static_cast<const Act*>(t.data) + at);
 }
 
-// A reader warp. Its lane = 4 g + c has queries 2c and 2c + 1 of each eight of scores and outputs. It
-// prepares and stores queries warp * columns and on.
+// Lane = 4 g + c has queries 2c, 2c + 1 of each eight. A warp stores `columns` queries.
 template <int kHeadDim, typename Number, int kColumns>
 struct Reader {
   using Shared = DecodeShared<kHeadDim, kColumns>;
   static constexpr bool kWide = kColumns > 1;
   static constexpr int kStride = Shared::kStride;
-  static constexpr int kTiles = kHeadDim / 16 / kReaders;  // of 16 dims a warp
+  static constexpr int kTiles = kHeadDim / 16 / kReaders;  // tiles of 16 dims per warp
 
   __device__ Reader(const AttentionArgs& args, Shared& shared, const Ring& first)
       : a(args), sh(shared), ring(first) {}
@@ -45,17 +42,14 @@ struct Reader {
   Ring ring;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, c = lane % 4;
-  const bool active = 8 * lane < kHeadDim;   // has 8 elements of a head
-  int columns = 1;                           // eights of queries that the item has
+  const bool active = 8 * lane < kHeadDim;   // the lane has 8 elements of a head
+  int columns = 1;                           // eights of queries in this item
   uint32_t q[kWide ? 1 : kHeadDim / 16][2];  // wide: in shared memory
   float o[kTiles][kColumns][4];
   float largest[kColumns][2], total[kColumns][2];
-  uint4
-      gate[kColumns];  // as in memory: of this lane's 8 elements; in `x` that of the head, f32. Wide: at the
-                       // end, when registers are free
-  Span plain;          // cells that all queries see
+  uint4 gate[kColumns];  // raw gates of 8 elements, or the head's f32 in `x`; wide: loaded last
+  Span plain;            // cells that all queries see
 
-  // A query that this warp prepares and stores: its row of the sequence, its head.
   struct Query {
     int token, head;
   };
@@ -77,14 +71,13 @@ struct Reader {
     return x;
   }
 
-  // The weights of norms are read before the kernel in front has ended.
+  // Before the wait: weights do not depend on the preceding kernel.
   __device__ void keep_norms() const {
     for (int i = threadIdx.x; i < kHeadDim; i += kReaderThreads) {
       sh.norm[0][i] = a.w.q_norm[i];
       sh.norm[1][i] = a.w.k_norm[i];
     }
   }
-  // A lane's part of what the norms and the rotation of a fresh row need.
   __device__ HeadWeight norm_of(bool key) const {
     const auto* from = reinterpret_cast<const float4*>(sh.norm[key]) + (active ? 2 * lane : 0);
     const float4 low = from[0], high = from[1];
@@ -106,7 +99,7 @@ struct Reader {
     return x;
   }
 
-  // What queries see, a row a lane; one warp. Ancestors are found by shuffles: their rows are in other lanes.
+  // A row per lane, by one warp; ancestors' positions come from other lanes by shuffles.
   __device__ void find_views(const Item& it) {
     const int certain = a.batch.certain[it.s];
     const int row = min(lane, it.rows - 1);
@@ -133,12 +126,12 @@ struct Reader {
       const int end = min((lane + 1) * a.group - it.query0, it.queries);
       for (int query = begin; query < end; ++query) sh.view[query] = v;
     }
-    // Queries that are not there see nothing.
+    // Padding queries see nothing.
     for (int query = it.queries + lane; query < Shared::kQueries; query += 32)
       sh.view[query] = {0, 1 << 30, 1 << 30, kNoHole, 0};
   }
 
-  // Row `fresh` of those that are not in the cache: its key or value, to shared memory and to its cell.
+  // `fresh`: number among the fresh rows. The item of the first tile writes the cache.
   __device__ void make_row(const Item& it, int fresh, bool key, uint4 row, int block,
                            const HeadRotation& rotation, int lanes) const {
     float values[8];
@@ -155,12 +148,11 @@ struct Reader {
     *reinterpret_cast<uint4*>((key ? a.kv.k : a.kv.v) + cell * kHeadDim * 2 + 16 * lane) = number;
   }
 
-  // Queries to shared memory, and what is fresh of the item's cells: keys, then values, a warp each.
   __device__ void prepare(const Item& it) {
     columns = kWide ? div_up(it.queries, 8) : 1;
     const int fresh = it.end - it.stored;
     const int lanes = static_cast<int>(a.rope.cols) / 16;
-    const int first_fresh = it.first + it.stored - it.fresh_begin;  // row of the batch
+    const int first_fresh = it.first + it.stored - it.fresh_begin;  // a row of the batch
     const auto fresh_row = [&](int piece) -> uint4 {
       if (!active || piece >= 2 * fresh) return {0, 0, 0, 0};
       const Tensor& from = piece < fresh ? a.k : a.v;
@@ -181,9 +173,9 @@ struct Reader {
                      : load8(a.q, t * a.q.stride + own.head * kHeadDim + 8 * lane);
       if constexpr (!kWide) gate[i] = load_gate(it, own);
     }
-    meet<kReaderThreads>();  // outputs of the item before are stored
+    meet<kReaderThreads>();  // outputs of the previous item are stored
     HeadRotation rotation;
-    int turned = -1;  // the row that it is of
+    int turned = -1;  // the row that `rotation` belongs to
     const auto turn_to = [&](int t) {
       if (t != turned) rotation = load_rotation(t, lanes);
       turned = t;
@@ -247,7 +239,7 @@ struct Reader {
     }
   }
 
-  // Scores of 16 cells that lie at `at`, log2 scale: four sums a score, in the same order whatever the width.
+  // In log2 scale: four partial sums per score, in the same order whatever the width.
   __device__ void score(float (&s)[kColumns][4], uint32_t at) const {
     at += (lane % 16 * kStride + lane / 16 * 8) * 2;
     if constexpr (kWide) {
@@ -289,8 +281,7 @@ struct Reader {
     }
   }
 
-  // Minus infinity where a query does not look. A single row sees all cells of its sequence, but for a
-  // window.
+  // A single row sees all cells of its sequence within the window.
   __device__ void mask(float (&s)[kColumns][4], const Item& it, int tile) const {
     if (tile >= plain.begin && tile + 16 <= plain.end) return;
 #pragma unroll
@@ -305,14 +296,12 @@ struct Reader {
     }
   }
 
-  // Keys or values of fresh cells among 16 from `tile` on, into the ring.
   __device__ void put_rows(const Item& it, int tile, uint32_t unit,
                            const uint16_t (&from)[Shared::kRows][kHeadDim]) const {
     for (int cell = max(tile, it.stored); cell < min(tile + 16, it.end); ++cell)
       put_row(unit, cell % kBlockTokens, from[cell - it.stored]);
     __syncwarp();
   }
-  // A row of the ring from shared memory.
   __device__ void put_row(uint32_t unit, int row, const uint16_t* from) const {
     if (active) {
       const uint4 x = *reinterpret_cast<const uint4*>(from + 8 * lane);
@@ -325,8 +314,8 @@ struct Reader {
   __device__ uint32_t unit_address(Ring::Place place) const {
     return ring.base + place.unit * Shared::kUnitBytes;
   }
-  // This warp has read what it wants of `units` units. In a ring that a step fills more than half, those it
-  // did not look at may still be on their way, and an arrival now would count for what lay there before.
+  // In a ring shorter than two steps a skipped unit's copy may still be under way: it is awaited,
+  // because an early arrival would count for the unit's previous contents.
   __device__ void release(int first, int units) const {
     __syncwarp();
     const auto give_back = [&](int unit) {
@@ -342,8 +331,7 @@ struct Reader {
     __syncwarp();
   }
 
-  // Takes the scores of this warp's cells to weights in shared memory, and what is summed so far to the new
-  // largest score.
+  // Scores become weights in shared memory; sums are rescaled to the new largest score.
   __device__ void weigh(float (&s)[kColumns][4], bool own_tile) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
@@ -379,7 +367,6 @@ struct Reader {
     }
   }
 
-  // Adds the values of `tiles` times 16 cells to this warp's dims.
   __device__ void add_values(int first, int tiles) {
     const uint32_t weights = shared_address(sh.p) + (lane % 8 * Shared::kWeightStride + lane / 8 * 8) * 2;
     const uint32_t own = ((lane % 8 + lane / 16 * 8) * kStride + warp * 16 * kTiles + lane / 8 % 2 * 8) * 2;
@@ -407,7 +394,6 @@ struct Reader {
     }
   }
 
-  // 128 cells from `step` on.
   __device__ void take(const Item& it, int step) {
     const int units = min(kStepUnits, div_up(it.end - step, kBlockTokens));
     const int tile = step + 16 * warp;
@@ -451,7 +437,6 @@ struct Reader {
     ring.advance(2 * units);
   }
 
-  // Divided by the sum of weights, gated, stored.
   __device__ void store_output(const Item& it, const Query& query, uint4 own_gate, const float (&x)[8],
                                float all) const {
     if (!stores_row(a, it.s, it.first + query.token)) return;
@@ -477,8 +462,7 @@ struct Reader {
     }
   }
 
-  // The splits of a query, in position order: what merge_kernel (attention.cu) does with a block
-  // for the kernels for many rows, whose blocks do not learn which one is last.
+  // In position order, like merge_kernel (attention.cu).
   __device__ void merge(const Item& it, const Query& query, int splits, float (&sum)[8], float& all) const {
     const int64_t base = partial_index(a, it.s, query.head, query.token);
     float4 v[4][2];
@@ -530,7 +514,6 @@ struct Reader {
     }
   }
 
-  // Splits of sealed blocks that have been left of a query.
   __device__ int sealed_splits(const Item& it, const Sequence& q, int query) const {
     const int tile = (it.query0 + query) / kSealedQueries, tiles = sealed_tiles_of(a, it.rows);
     const int run = (it.kv_head * tiles + tile) / q.sealed.lanes;
@@ -591,7 +574,6 @@ struct Reader {
     }
   }
 
-  // Leaves this split's sums as the query's `split`th.
   __device__ void keep_split(const Item& it, const Query& query, int split, const float (&sum)[8], float all,
                              float top) const {
     if (!active) return;
@@ -602,8 +584,7 @@ struct Reader {
     if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{top, all});
   }
 
-  // True in the block that is the last to leave its sums. Splits of sealed cells have been left before: a lone one
-  // of exact cells waits for nobody, and what a warp merges it has left itself.
+  // A lone split needs no barrier: a warp merges what it wrote itself. Sealed splits are older.
   __device__ bool last_of_splits(const Item& it) const {
     if (it.splits == 1) {
       __syncwarp();
@@ -625,7 +606,7 @@ struct Reader {
     if (a.fresh) {
       keep_norms();
     }
-    // Over units, the kernel before leaves splits and nothing else that is read here; it has waited for the rest.
+    // Over units only sealed splits come from the kernel before, and merging needs them last.
     bool waiting = true;
     const auto wait = [&] {
       if (waiting) {

@@ -1,5 +1,4 @@
-// attention_wgmma.cuh -- the warpgroups of attention_wgmma.cu that multiply: from prepared queries and tiles
-// of cells in shared memory to outputs.
+// attention_wgmma.cuh -- the multiplying warpgroups of attention_wgmma.cu.
 #pragma once
 
 #include "ops/cuda/attention/attention_tile_items.h"
@@ -9,14 +8,14 @@
 namespace braid::cuda {
 namespace wgmma_attention {
 
-inline constexpr int kGroupRows = 64;  // queries of a warpgroup
-inline constexpr int kSpaceDims = 32;  // of O that leave together
+inline constexpr int kGroupRows = 64;  // queries per warpgroup
+inline constexpr int kSpaceDims = 32;  // dims of O that are written together
 
-// What a warpgroup knows of an item. tiles < 0: there is no more.
+// tiles < 0: no more items.
 struct Prepared {
   TileItem item;
   int begin_cell, end_cell, tiles;
-  int2 plain[4];  // of each warp: cells that every query sees
+  int2 plain[4];  // per warp: cells that every query sees
   RowView view[kGroupRows];
 };
 
@@ -29,7 +28,7 @@ struct WgmmaShared {
   uint8_t k[kStages][kTileBytes];
   uint8_t v[kStages][kTileBytes];
   float space[8][16 * kSpaceDims];
-  Prepared prepared[2][2];  // [item % 2][warpgroup]
+  Prepared prepared[2][2];
   int next[2];
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   uint64_t q_full[2], q_empty[2];
@@ -47,16 +46,13 @@ __device__ inline void meet_group(int group) {
   }
 }
 
-// This lane's of two rows: g and g + 8 of the warp's.
 struct Softmax {
   float largest[2] = {-INFINITY, -INFINITY};
   float total[2] = {0, 0};
 
-  // Scores become exp2 of their distance to the largest so far; `factor` brings what was summed up before to
-  // the same scale: O later, because the product that adds to it is still under way. The Softmax of
-  // attention_tiles.cu is another: here each sum and each largest score is two chains, and exp2 is the
-  // instruction alone (weights below 2^-126 are zero), since all that takes longer shows between the
-  // products.
+  // O is rescaled later, as the product that adds to it is still under way. Unlike in
+  // attention_tiles.cu, sums and maxima are two chains each, and exp2 is the bare instruction
+  // (weights below 2^-126 are zero): latency here is not hidden by products.
   __device__ void take(float (&x)[kTileCells / 8][4], float scale, float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -87,7 +83,6 @@ struct Softmax {
   }
 };
 
-// What a warpgroup holds while it walks over an item's tiles of cells.
 template <int kHeadDim, typename Number>
 struct Walk {
   using Shared = WgmmaShared<kHeadDim>;
@@ -140,7 +135,7 @@ struct Walk {
     }
     commit_wgmma();
   }
-  // Values of cells that nobody sees may be anything, also no numbers. Both warpgroups write the same zeros.
+  // Values of invisible cells may be NaN. Both warpgroups write the same zeros.
   __device__ void clear_cells(uint8_t* values, int first) const {
     for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileCells * Shared::kChunks * 8; i += 128) {
       const int piece = i % 8, cell = i / 8 % kTileCells, chunk = i / 8 / kTileCells;
@@ -152,7 +147,6 @@ struct Walk {
     meet_group(group);
   }
 
-  // The keys of tile `tile` are multiplied: scores to weights.
   __device__ void take_scores(int tile, float (&factor)[2]) {
     hold_wgmma(x);
     release(sh.k_empty + k.stage);
@@ -164,7 +158,7 @@ struct Walk {
     if (!(whole(first) && first >= plain.x && first + kTileCells <= plain.y)) mask_scores(first);
     sum.take(x, a.scale, factor);
   }
-  // What attention_tiles.cu does in place: of one function for both, the compiler makes other code here.
+  // As in attention_tiles.cu; the compiler generates slower code for a shared function.
   __device__ void mask_scores(int first) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
@@ -200,7 +194,8 @@ struct Walk {
   __device__ void run() {
     float factor[2];
 #pragma unroll
-    for (int n = 0; n < kTileCells / 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;  // dead between items
+    // ends its live range
+    for (int n = 0; n < kTileCells / 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
     start_keys();
     wait_wgmma<0>();
     take_scores(0, factor);
@@ -217,7 +212,7 @@ struct Walk {
     start_values(it.tiles - 1);
     finish_values();
   }
-  // Nothing to do with any of them.
+  // Releases the item's queries and tiles unused.
   __device__ void pass_by() {
     release(sh.q_empty + group);
     for (int tile = 0; tile < it.tiles; ++tile) {
@@ -231,7 +226,6 @@ struct Walk {
   }
 };
 
-// Where four rows of this lane leave to: a lane takes four dims of every fourth row.
 struct Targets {
   const Act* gates[4];
   char* out[4];  // null: no such row
@@ -250,7 +244,7 @@ __device__ inline Targets targets_of(const AttentionArgs& a, const TileItem& ite
     const int token = query / a.group;
     const int head = item.kv_head * a.group + query - token * a.group;
     const int64_t to_row = item.first_row + token;
-    // Without gates of elements something that can be read.
+    // Without element gates, any readable address.
     t.gates[i] = dim + (a.gates.per_element()
                             ? static_cast<const Act*>(a.gates.data) + a.gates.place(to_row, head)
                             : static_cast<const Act*>(a.q.data) + to_row * a.q.stride + head * kHeadDim);
@@ -265,8 +259,7 @@ __device__ inline Targets targets_of(const AttentionArgs& a, const TileItem& ite
   return t;
 }
 
-// O of a warp's 16 queries, by 32 dims through `space` [16][32], pieces of four exchanged by row: divided,
-// gated and stored, or kept as partial results.
+// 32 dims at a time through `space` [16][32], pieces of four swizzled by row.
 template <int kHeadDim>
 __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int row0,
                               const float (&o)[kHeadDim / 8][4], const Softmax& sum, float* space) {
@@ -334,7 +327,6 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
   }
 }
 
-// A warpgroup of 64 queries.
 template <int kHeadDim, typename Number>
 __device__ void multiply(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, int group) {
   using Shared = WgmmaShared<kHeadDim>;

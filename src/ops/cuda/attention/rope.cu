@@ -1,15 +1,10 @@
-// rope.cu -- the table of rotations, and queries and keys on their way to attention.
+// rope.cu -- the table of rotations, and norm, rotation and store of queries and keys.
 //
-// rope_table: (cos, sin) of position * frequency, in double: angles reach 2.6e5 rad, where f32 has lost the
-// fraction. Frequencies (rope.h) come as arguments, which a recorded step keeps. Once per step.
+// rope_table is in double: angles reach 2.6e5 rad, where f32 has lost the fraction. Frequencies
+// (rope.h) are kernel arguments, which a recorded step keeps.
 //
-// qk_norm_rope_store, per row (in a decoding step attention_decode.cu does this, with the same bytes):
-// H queries and Hkv keys are divided by their rms, weighted and rotated; keys and values go to the row's cell
-// in the cache's formats. A warp owns one head of one row. Bytes per row, 24
-// + 2 x 4 heads of 256, f16: 24 KiB of query and gate (the gate is skipped: 12 KiB read, 12 written) + 8 KiB
-// of K and V: 30 KiB, 7 ns at 4.3 TB/s; below 300 rows the launch is what it
-// costs. Reached: 3.2 us for 1 row, 5.4 us for 128, 62 us for 2048 (1.1 TB/s: the table is read once per
-// head).
+// qk_norm_rope_store: a warp owns one head of one row. Keys and values go to the row's cell in the
+// cache's formats. attention_decode.cu does the same in a decoding step, with the same bytes.
 #include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/kv/sealed_cells.h"
@@ -54,10 +49,10 @@ struct StoreArgs {
   int head_stride;  // of qg: 2 Dh with gates
   KvLayer kv;
   Batch batch;
-  bool wide;  // f16 rows may be read and written 16 bytes at a time
+  bool wide;  // f16 rows allow 16-byte access
 };
 
-// Where a row's K or V of one head lives; null if the row has no cell.
+// Null if the row has no cell.
 __device__ std::byte* cell_row(const KvLayer& kv, const Batch& batch, int t, int head, bool key) {
   const int cell = batch.cell[t];
   if (cell < 0) return nullptr;
@@ -70,7 +65,7 @@ __device__ std::byte* cell_row(const KvLayer& kv, const Batch& batch, int t, int
   return (key ? kv.k : kv.v) + row * row_bytes;
 }
 
-// Eight consecutive elements from index `at`; wide loads where type and alignment allow.
+// Wide loads if type and alignment allow.
 __device__ void load8(float (&x)[8], const Tensor& t, int64_t at, bool wide) {
   if (wide && t.type != DType::f32) {
     const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const Act*>(t.data) + at);
@@ -116,7 +111,6 @@ __device__ void store_cell8(std::byte* row, KvFormat format, int index, const fl
   }
 }
 
-// A lane has 8 consecutive elements of the head.
 __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constant__ StoreArgs a) {
   __shared__ float shared[kWarps][kMaxHeadDim];
   const int lane = threadIdx.x % 32;
@@ -141,7 +135,7 @@ __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constan
     if (active && cell != nullptr) store_cell8(cell, a.kv.shape.v_format, i0, x);
     return;
   }
-  // What the norm and the rotation need, on its way while the sum is made.
+  // Loaded early, to overlap with the sum.
   const float* weight = query ? a.w.q_norm : a.w.k_norm;
   const float* rope = static_cast<const float*>(a.rope.data) + t * a.rope.stride;
   const int half = static_cast<int>(a.rope.cols) / 2;

@@ -1,9 +1,9 @@
-// delta_chunk_scan.cuh -- the second kernel of delta_chunk.cu: a state through the chunks of its sequence.
+// delta_chunk_scan.cuh -- the second kernel of delta_chunk.cu: a state through the chunks of a
+// sequence.
 //
-// A block is a sequence and value head, 8 warps of 16 value columns: S^T [16, 128] of a warp lies in 64
-// registers of a lane, as the accumulator of m16n8k16, which is also the layout of an A operand. So D^T = U^T
-// - S^T W^T, O^T and the new S^T follow from each other without leaving registers. Tiles have one place each
-// in shared memory: as soon as all warps are done with one, its next copy starts.
+// 8 warps of 16 value columns. S^T [16, 128] of a warp is the accumulator of m16n8k16 in 64
+// registers a lane, also the layout of an A operand. So D^T = U^T - S^T W^T, O^T and the new S^T
+// stay in registers. A tile's place in shared memory is refilled when all warps have read it.
 #pragma once
 
 #include "ops/cuda/delta/delta_chunk.cuh"
@@ -12,8 +12,7 @@
 namespace braid::cuda {
 namespace {
 
-// A warp's S^T: value columns column + lane / 4 and + 8, keys 8 n + 2 (lane % 4) and the next. What the slot
-// holds, then what rows since then add (state.h).
+// Value columns column + lane / 4 and + 8, keys 8 n + 2 (lane % 4) and the next; folds entries.
 __device__ inline void load_states(float (&state)[16][4], const DeltaView& l, const Run& run, int h,
                                    int key_head, int column, int lane) {
   if (run.position == 0) {
@@ -61,14 +60,13 @@ __device__ inline void store_states(const float (&state)[16][4], const DeltaView
   }
 }
 
-// What the slot says beside the state. All threads of the block have read it.
+// After all threads of the block have read the slot.
 __device__ inline void store_position(const DeltaView& l, const Run& run, int h) {
   l.folded(run.slot)[h] = run.position + run.rows;
   if (run.position == 0) l.decay(run.slot)[h] = 1.0f;
 }
 
-// Raw inputs of the last rows: the head's values, and of the first value head of a key head q and k. The
-// kernel before has read what they replace.
+// The first value head of a key head also stores q and k. The kernel before has read the old rows.
 __device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, int key_head, int thread,
                                     int threads) {
   const DeltaView& l = a.layer;
@@ -84,7 +82,6 @@ __device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, i
   }
 }
 
-// S^T of a warp as A operands, key step by key step.
 __device__ __forceinline__ void pack_states(uint32_t (&a)[4], const float (&state)[16][4], int step) {
   a[0] = pack_act(state[2 * step][0], state[2 * step][1]);
   a[1] = pack_act(state[2 * step][2], state[2 * step][3]);
@@ -92,7 +89,6 @@ __device__ __forceinline__ void pack_states(uint32_t (&a)[4], const float (&stat
   a[3] = pack_act(state[2 * step + 1][2], state[2 * step + 1][3]);
 }
 
-// U^T of a warp's columns, as accumulators.
 __device__ __forceinline__ void load_u(float (&d)[8][4], uint32_t u, int column, int lane) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -110,7 +106,6 @@ __device__ __forceinline__ void load_u(float (&d)[8][4], uint32_t u, int column,
   }
 }
 
-// Columns (tokens) of [16, 64] times a factor each.
 __device__ __forceinline__ void scale_tokens(float (&c)[8][4], const float* factors, int lane) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -122,7 +117,6 @@ __device__ __forceinline__ void scale_tokens(float (&c)[8][4], const float* fact
   }
 }
 
-// Eight columns of a row of outputs: of 128 columns, 16 lanes or twice 8 are a row.
 struct Eight {
   float2 x[4];
   __device__ __forceinline__ explicit Eight(uint4 bits)
@@ -144,10 +138,10 @@ __device__ __forceinline__ float sum_of_eight_lanes(float x) {
   return x;
 }
 
-// Where f32 activations are asked for, rows go the long way.
+// f16 activations only; f32 ones take a slower path.
 inline bool scans_halves(const DeltaArgs& a) { return a.in.z.type == DType::f16 && a.o.type == DType::f16; }
 
-// z of row `own` of the run, or of the nearest, from `column` of all heads on. kHalves: scans_halves().
+// z of row `own`, clamped to the run, from `column` of all heads on.
 template <bool kHalves>
 __device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, int own, int column) {
   if (!kHalves) return {};
@@ -156,13 +150,12 @@ __device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, 
                                          column);
 }
 
-// The outputs come without 1 / sqrt(128): it cancels in the norm up to eps, which is scaled instead.
+// Outputs lack 1 / sqrt(128), which cancels in the norm except for eps; eps is scaled instead.
 __device__ __forceinline__ float norm_factor(const DeltaArgs& a, float squares) {
   return rsqrtf(squares / kDim + a.w.eps * kDim);
 }
 
-// Norm and gate of eight columns of a row, and their way to memory if it is one of the run. `gates`: from
-// load_gates(); `weights` of the norm, from the first of the columns on.
+// Stores only rows of the run. `weights` begin at the first of the eight columns.
 template <bool kHalves>
 __device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o, uint4 gates, float factor,
                                              const float* weights, const Run& run, int own, int column) {
@@ -210,7 +203,6 @@ __device__ __forceinline__ void copy_tile(T* to, const T* from, int count) {
     copy_async(shared_address(to + i), from + i);
 }
 
-// What the state before a chunk is multiplied with; the rest.
 __device__ __forceinline__ void fetch_first(const ChunkArgs& args, ScanShared& sh, int64_t key_tile,
                                             int64_t value_tile) {
   copy_tile(sh.w, args.w + value_tile * kWide, kWide);
@@ -284,7 +276,6 @@ __device__ __forceinline__ void update_state(float (&state)[16][4], float (&d)[8
   }
 }
 
-// O^T of a warp's columns to o[token][column].
 __device__ __forceinline__ void store_outputs(__half* o, const float (&c)[8][4], int column, int lane) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {

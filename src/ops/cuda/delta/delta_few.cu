@@ -1,14 +1,12 @@
-// delta_few.cu -- delta_tree for many heads with few nodes each (kFewNodes): what 8 and more sequences verify.
+// delta_few.cu -- delta_tree for many heads with at most kFewNodes nodes each.
 //
-// There a pass over a state takes less than the copy of the state, so memory must never rest. Blocks stay, two
-// a multiprocessor, and go from head to head: once a state is in registers, a bulk copy of the next one into
-// the same shared memory is asked for, and with it all else that the next head needs, into the other of two
-// buffers. Under these copies each warp takes its columns through the nodes one after the other, without
-// meeting others: the same sums in the same order as in delta_tree.cu, so the bytes are the same. Blocks meet
-// twice a head: when the state has been read, and for the norm.
+// A pass over a state takes less time than its copy, so memory must stay busy. Two persistent
+// blocks a multiprocessor loop over heads. Once a state is in registers, bulk copies bring the next
+// state into the same shared memory, and its other inputs into the second of two buffers. Each warp
+// takes its columns through the nodes without barriers, in the order of delta_tree.cu, so the bytes
+// are the same.
 //
-// Traffic and flops: delta_tree.cu. Shared memory: a state and two buffers, twice a multiprocessor, so GPUs
-// with bulk copies and 228 KB.
+// Needs bulk copies and 228 KB of shared memory: a state and two buffers, twice a multiprocessor.
 #include <algorithm>
 
 #include "ops/cuda/delta/delta_forms.h"
@@ -23,17 +21,16 @@ constexpr int kDim = 128;  // of keys and values
 constexpr int kVectors = kDim / 32, kGroups = 4;
 constexpr int kThreads = 8 * kDim / kGroups;
 constexpr int kStateBytes = 4 * kDim * kDim;
-constexpr int kFoldKeys = 8;          // keys of entries that a buffer holds, from the oldest
-constexpr int kMostHeads = 32;        // of a block
-constexpr int kBlocks = 2;            // a multiprocessor
-constexpr int kReservedBytes = 1024;  // of a multiprocessor's shared memory, for each block
+constexpr int kFoldKeys = 8;          // oldest entries whose keys a buffer holds
+constexpr int kMostHeads = 32;        // per block
+constexpr int kBlocks = 2;            // per multiprocessor
+constexpr int kReservedBytes = 1024;  // per block, of a multiprocessor's shared memory
 
-// Dynamic shared memory, in bytes: state; places of all heads of the block; a barrier; two buffers.
+// In bytes: state; places of all heads of the block; a barrier; two buffers.
 struct FewSizes {
-  int capacity;  // entries of a buffer
+  int capacity;  // entries per buffer
   int rows;      // entries and nodes, rounded: factors of a node and chain
   int places, barrier, buffers, buffer_bytes, end;
-  // In a buffer.
   int record, qk, v, gate, keys, deltas, entry_gates, factors;
 };
 
@@ -43,19 +40,18 @@ struct FewArgs {
   int heads;  // of all sequences
 };
 
-// What a head needs but its state.
 struct Buffer : SharedBytes {
   const FewSizes& z;
   __device__ NodeRecord record() const { return {at<float>(z.record), kTreeTile}; }
   __device__ float* query(int n) const { return at<float>(z.qk) + 2 * n * kDim; }
   __device__ float* key(int n) const { return query(n) + kDim; }
-  __device__ float* v(int n) const { return at<float>(z.v) + n * kDim; }  // then outputs, column by column
+  // later the outputs, column by column
+  __device__ float* v(int n) const { return at<float>(z.v) + n * kDim; }
   __device__ float* gate(int n) const { return at<float>(z.gate) + n * kDim; }
-  __device__ float* nodes_d() const { return at<float>(z.deltas) + z.capacity * kDim; }  // entries before
+  __device__ float* nodes_d() const { return at<float>(z.deltas) + z.capacity * kDim; }
   __device__ float* factors(int chain, int n) const {
     return at<float>(z.factors) + (chain * kFewNodes + n) * z.rows;
   }
-  // Of a head that `p` names: where its entries are.
   __device__ Entries entries(const TreePlace& p) const {
     Entries e;
     e.key_stride = e.columns = kDim;
@@ -71,7 +67,7 @@ struct Buffer : SharedBytes {
   }
 };
 
-// (k_a . k), (k_a . q) and the decay of one ancestor or entry and one node, on the way.
+// (k_a . k), (k_a . q) and the decay of one ancestor or entry and one node.
 struct FactorParts {
   float decay = kUnseen, x = 0, y = 0;
   __device__ static int node() { return static_cast<int>(threadIdx.x) % kFewNodes; }
@@ -110,7 +106,7 @@ __device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t t
 #endif
 }
 
-// Entries that no kernel of this step writes.
+// Loads entries, which no kernel of this step writes.
 __device__ void ask_for_entries(const DeltaView& l, const FewPlace& at, const Buffer& to) {
   const TreePlace& p = at.p;
   Entries entries = to.entries(p);
@@ -118,7 +114,6 @@ __device__ void ask_for_entries(const DeltaView& l, const FewPlace& at, const Bu
   entries.ask(l, p.slot, at.h, l.key_head(at.h), p.folded, p.context, keys_end);
 }
 
-// What delta_nodes made: q and k, v, gates, records.
 __device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buffer& to, FactorParts& parts) {
   const TreeSizes& z = args.tree.sizes;
   const int count = at.p.count;
@@ -139,7 +134,6 @@ __device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buff
   parts.ask(at.p, z, of_key, of_value);
 }
 
-// The nodes of a head, one after the other: outputs and d of the warp's columns.
 __device__ void run_nodes(const DeltaView& l, const FewPlace& at, const Buffer& in, const Entries& entries,
                           Column<kVectors> (&state)[kGroups], int first_column) {
   const TreePlace& p = at.p;
@@ -181,7 +175,7 @@ __device__ void run_nodes(const DeltaView& l, const FewPlace& at, const Buffer& 
   }
 }
 
-// Norm and gate, a warp a node.
+// A warp a node.
 __device__ void write_few(const DeltaArgs& a, const FewPlace& at, const Buffer& in) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int n = static_cast<int>(threadIdx.x) / 32;
@@ -305,7 +299,7 @@ bool delta_few(Context& context, const DeltaArgs& args, float* made) {
   if (!context.has_bulk_copies) return false;
   const int room =
       static_cast<int>(context.shared_bytes_per_block + kReservedBytes) / kBlocks - kReservedBytes;
-  // All that may be left before a fold, if there is room; else what a row may see.
+  // All entries before a fold, if there is room, else those that a row may see.
   FewSizes sizes = {};
   for (int capacity = l.every + 2 * l.lag; capacity >= l.every + l.lag; --capacity) {
     sizes = few_sizes(capacity);

@@ -3,8 +3,7 @@
 
 namespace braid::cuda {
 
-// Clocks of a multiprocessor, fitted to an H200: its share of memory; clusters that have more than others,
-// which then get more of the memory; the meeting of CTAs; x through L2.
+// Fitted to an H200. Clusters with more items get more of the memory.
 double skinny_clocks(const Context& context, const SkinnyWork (&work)[2], const SkinnyChoice& choice,
                      int64_t at_once) {
   const SkinnyCut& cut = choice.cut;
@@ -17,7 +16,7 @@ double skinny_clocks(const Context& context, const SkinnyWork (&work)[2], const 
   const double uneven = most * static_cast<double>(std::max(clusters, at_once)) / bytes - 1;
   const double meeting[] = {0, 2600, 5000, 11000};
   const bool sparse = cut.density == 1 && (work[0].items + work[1].items) * cut.slices > context.processors;
-  // Sums that meet, 3 bytes a clock.
+  // Exchange of sums, 3 bytes a clock.
   const auto blocks = static_cast<double>(work[0].items * work[0].pair + work[1].items * work[1].pair);
   const double sums =
       (blocks + static_cast<double>(work[0].warps * clusters)) * cut.slices * work[0].rows * 128;
@@ -30,7 +29,7 @@ bool share_out(const SkinnyWork (&work)[2], SkinnyChoice& choice, int64_t at_onc
   int64_t(&clusters)[2] = choice.clusters;
   if (work[1].items == 0) {
     clusters[0] = std::min(at_once, work[0].items);
-    // Sums of many blocks need room: then more, shorter clusters than run at once.
+    // If sums do not fit: more, shorter clusters than run at once.
     for (int wave = 0;
          wave < 3 && clusters[0] < work[0].items && !work[0].fits(choice.cut, clusters[0], room); ++wave)
       clusters[0] = std::min(2 * clusters[0], work[0].items);

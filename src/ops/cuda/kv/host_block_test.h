@@ -1,5 +1,5 @@
-// host_block_test.h -- a block of threads on the host (primitives/both.h): between two barriers its threads run
-// one by one, in ascending or descending order or shuffled, so that one that reads what another writes shows.
+// host_block_test.h -- a block of threads on the host (primitives/both.h). Between barriers its
+// threads run one by one, in ascending, descending or shuffled order, so that data races show.
 #pragma once
 
 #include <algorithm>

@@ -1,19 +1,18 @@
-// row_bands.h -- which rows of a batch read the same cells sealed, and what a step's image of its cells is.
+// row_bands.h -- rows of a batch that read the same cells sealed, and the image of a step's cells.
 //
-// How far a row reads units is a function of its position (KvTail), while attention kernels read all cells of
-// a sequence through one table. So they get a batch whose sequences are *bands*: rows of a sequence that read
-// the same cells sealed. Certain rows make bands of up to 32 rows that follow each other. Uncertain rows see
-// their ancestors: if they do not all read alike, there is a band for each border, with all of them, which
-// stores those rows whose border it is (AttentionArgs::exact_from). Most sequences are one band.
+// How far a row reads units depends on its position (KvTail), but attention kernels read all cells
+// of a sequence through one table. So they get a batch whose sequences are bands: rows of a
+// sequence that read the same cells sealed. Certain rows form bands of up to 32 consecutive rows.
+// Uncertain rows see their ancestors: if they read differently, each border has a band with all of
+// them, which stores the rows of that border (AttentionArgs::exact_from).
 //
-// Tiles of queries are filled better by 64 rows, so where nothing forbids it two bands of certain rows are one *pair*.
-// Its table has the block that its first rows read exact and the others sealed twice, sealed and then exact, and
-// all behind it one further: each row has a hole of one block, from its border on, and sees 32 cells more where
-// its own position lies behind the border.
+// Tiles of queries are filled better by 64 rows, so two bands of certain rows may form a pair. Its
+// table has the block between the two borders twice, sealed and then exact. Each row has a hole of
+// one block from its border on, and sees 32 cells more if its position lies after the border.
 //
-// The image is one layer's cells as f16 blocks: of sequence s block j at s * stride + j, expanded from its
-// unit, or copied where no row reads it sealed. Blocks that some rows read sealed and others exact have their
-// exact copies behind all sequences, from `extra` on.
+// The image is one layer's cells as f16 blocks. Block j of sequence s is at s * stride + j,
+// expanded from its unit, or copied if no row reads it sealed. Exact copies of blocks that are also
+// read sealed follow, from `extra` on.
 #pragma once
 
 #include "ops/batch.h"
@@ -23,10 +22,9 @@
 namespace braid::cuda {
 
 inline constexpr int kBandThreads = 256;
-// Rows of a sequence from which on its bands are paired: more than kernels for few rows take.
+// Pairs need more rows than the kernels for few rows take.
 inline constexpr int32_t kFewestPairedRows = 25;
 
-// Of a batch's arrays what bands are made of.
 struct BandRows {
   const int32_t* position;
   const int32_t* sequence;
@@ -37,47 +35,44 @@ struct BandRows {
   int32_t tokens, sequences;
 };
 
-// What a sequence's rows read of its blocks: [sealed_begin, sealed_end) from units, those from exact_begin on
-// and below sealed_begin exact.
+// Blocks [sealed_begin, sealed_end) are units; those below, and from exact_begin on, are exact.
 struct SealedSequence {
   int32_t sealed_begin, sealed_end, exact_begin;
-  int32_t blocks;  // that it has
-  int32_t band;    // its first
-  int32_t extra;   // block of the image, of exact_begin where that is sealed too
-  int32_t entry;   // the first of its entries: blocks of the image that are to be made
+  int32_t blocks;  // of the sequence
+  int32_t band;    // the first one
+  int32_t extra;   // image block of exact_begin, if it is sealed too
+  int32_t entry;   // the first entry: image blocks to be made
 };
 
 struct Bands {
-  // [bands], a batch's arrays of [S]; those behind the last are empty.
+  // [bands], like a batch's arrays of [S]; the rest are empty.
   int32_t* first_row;
   int32_t* rows;
   int32_t* certain;
   int32_t* context;
-  int32_t* form_rows;      // of the whole sequence: what chooses the form of a kernel
-  int32_t* exact_from;     // cell; of a pair ~(that of its first rows)
-  int32_t* of_sequence;    // whose it is
+  int32_t* form_rows;   // of the whole sequence; selects the kernel form
+  int32_t* exact_from;  // cell; of a pair ~(cell of its first rows)
+  int32_t* of_sequence;
   int32_t* of_row;         // [tokens]: the band that stores a row
-  SealedSequence* sealed;  // [S + 1]; of the last only `entry`: all there are
-  int32_t bands;           // room
-  bool pairs = false;      // whether there may be any
+  SealedSequence* sealed;  // [S + 1]; of the last only `entry`, the total
+  int32_t bands;           // capacity
+  bool pairs = false;      // whether pairs are allowed
 };
 BRAID_BOTH inline bool is_pair(int32_t exact_from) { return exact_from < 0; }
 BRAID_BOTH inline int32_t first_exact(int32_t exact_from) {
   return is_pair(exact_from) ? ~exact_from : exact_from;
 }
 
-// Blocks that are made of sealed ones, and of exact ones.
 BRAID_BOTH inline int32_t sealed_entries(const SealedSequence& q) { return q.sealed_end - q.sealed_begin; }
 BRAID_BOTH inline int32_t sink_entries(const SealedSequence& q) { return lesser(q.sealed_begin, q.blocks); }
 BRAID_BOTH inline int32_t entries_of(const SealedSequence& q) {
   return sealed_entries(q) + sink_entries(q) + greater(q.blocks - q.exact_begin, 0);
 }
-// Exact blocks that are sealed too.
 BRAID_BOTH inline int32_t extra_blocks(const SealedSequence& q) {
   return greater(lesser(q.sealed_end, q.blocks) - q.exact_begin, 0);
 }
 
-// Which block of the sequence an entry is, from a unit or not, and where in the image it goes.
+// Block of the sequence, whether from a unit, and place in the image.
 struct ImageEntry {
   int32_t block;
   bool sealed;
@@ -94,7 +89,6 @@ BRAID_BOTH inline ImageEntry image_entry(const SealedSequence& q, int32_t s, int
   const int32_t block = own < sinks ? own : q.exact_begin + own - sinks;
   return {block, false, exact_place(q, s, stride, block)};
 }
-// The block of the image where a band finds the `block`-th of its table.
 BRAID_BOTH inline int32_t image_block(const SealedSequence& q, int32_t s, int32_t stride, int32_t exact_from,
                                       int32_t block) {
   int32_t sealed_end = first_exact(exact_from) / kBlockTokens;
@@ -106,7 +100,6 @@ BRAID_BOTH inline int32_t image_block(const SealedSequence& q, int32_t s, int32_
   return sealed ? s * stride + block : exact_place(q, s, stride, block);
 }
 
-// Most bands of such a batch.
 constexpr int32_t most_bands(int32_t tokens, int32_t sequences, int32_t most_rows, int32_t most_certain,
                              int32_t most_uncertain) {
   if (most_rows == 1) return sequences;
@@ -115,15 +108,14 @@ constexpr int32_t most_bands(int32_t tokens, int32_t sequences, int32_t most_row
   const int32_t all = certain + (most_uncertain == 0 ? 0 : run);
   return std::max(std::min(all, tokens), sequences);
 }
-// Exact copies beside sealed blocks: a row of 32 more moves the border by one.
+// Each 32 rows move the border by one block.
 constexpr int32_t most_extra_blocks(int32_t tokens, int32_t sequences) {
   return tokens / kBlockTokens + 2 * sequences;
 }
 
-// What a thread finds out about a sequence.
 struct SequenceBorders {
-  int32_t certain_first, certain_last;      // borders of certain rows, as blocks
-  int32_t uncertain_first, uncertain_last;  // and of uncertain ones
+  int32_t certain_first, certain_last;      // borders of certain rows, in blocks
+  int32_t uncertain_first, uncertain_last;  // of uncertain rows
   bool paired;                              // bands of certain rows have two borders
   BRAID_BOTH int32_t lowest() const { return lesser(certain_first, uncertain_first); }
   BRAID_BOTH int32_t highest() const { return greater(certain_last, uncertain_last); }
@@ -156,7 +148,6 @@ BRAID_BOTH inline SequenceBorders borders_of(const BandRows& b, const KvTail& ta
   return q;
 }
 
-// The bands of a sequence that are no others'.
 BRAID_BOTH inline void write_bands(const BandRows& b, const KvTail& tail, int32_t s, const SequenceBorders& q,
                                    int32_t first_band, const Bands& to) {
   const int32_t first = b.first_row[s], certain = b.certain[s], rows = b.rows[s], context = b.context[s];
@@ -175,7 +166,7 @@ BRAID_BOTH inline void write_bands(const BandRows& b, const KvTail& tail, int32_
   for (int32_t i = 0; i < q.certain_bands(); ++i) {
     const int32_t border = q.certain_first + i * q.borders_of_band();
     const bool last = i + 1 == q.certain_bands();
-    // The next one begins at the first position of its border.
+    // The next band begins at the first position of its border.
     const int32_t next = border + q.borders_of_band();
     const int32_t end =
         last ? first + certain : first + (next + tail.tail_blocks) * kBlockTokens - b.position[first];
@@ -198,7 +189,7 @@ BRAID_BOTH inline int32_t band_of_row(const BandRows& b, const KvTail& tail, int
                                : q.certain_bands() + border - q.uncertain_first);
 }
 
-// All bands of a batch. counts [3][S], borders [S]: shared memory.
+// counts [3][S], borders [S]: shared memory.
 template <typename Block>
 BRAID_BOTH void plan_bands(Block& block, const BandRows& b, const KvTail& tail, int32_t stride,
                            SequenceBorders* borders, int32_t* counts, const Bands& to) {

@@ -1,4 +1,4 @@
-// row_bands_test.cpp -- bands and images of random batches, against what KvTail says of each row and cell.
+// row_bands_test.cpp -- bands and images of random batches, against KvTail for each row and cell.
 #include "ops/cuda/kv/row_bands.h"
 
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ struct Plan {
 
 constexpr int32_t kStride = 20;
 
-// The blocks that a row at `position` finds in its band's table: what a kernel does with holes.
+// The blocks that a row at `position` finds in its band's table, without holes.
 std::vector<int32_t> table_blocks(const KvTail& tail, int32_t exact_from, int32_t position, int32_t end) {
   const int32_t hole = is_pair(exact_from) ? tail.exact_from(position) : -kBlockTokens;
   if (is_pair(exact_from) && position >= hole) end += kBlockTokens;
@@ -91,7 +91,6 @@ void check(const Rows& from, const KvTail& tail, bool pairs, int order) {
   const int32_t bands =
       most_bands(b.tokens, b.sequences, from.most_rows, from.most_certain, from.most_uncertain);
   const Plan plan(from, tail, kStride, bands, pairs, order);
-  // What the image has: block of the sequence, sealed or not.
   std::map<int32_t, std::tuple<int32_t, int32_t, bool>> image;
   const int32_t room = b.sequences * kStride + most_extra_blocks(b.tokens, b.sequences);
   int32_t entries = 0;
@@ -128,7 +127,7 @@ void check(const Rows& from, const KvTail& tail, bool pairs, int order) {
     ASSERT_TRUE(!pair || (pairs && b.rows[s] >= kFewestPairedRows));
     ASSERT_GE(t, plan.first_row[i]);
     ASSERT_LT(t, plan.first_row[i] + plan.rows[i]);
-    // The row is what it was: certain, or with all its ancestors and at the same cell.
+    // The row is unchanged: certain, or with all its ancestors and at the same cell.
     const bool certain = t - b.first_row[s] < b.certain[s];
     ASSERT_EQ(t - plan.first_row[i] < plan.certain[i], certain);
     ASSERT_TRUE(certain || !pair);
@@ -150,7 +149,7 @@ void check(const Rows& from, const KvTail& tail, bool pairs, int order) {
     }
     ASSERT_EQ(block, (end + kBlockTokens - 1) / kBlockTokens);
   }
-  // Every row of a band that its border is of is that band's, and certain ones have but one band.
+  // A band owns all its rows at its border; certain rows have only one band.
   for (int32_t band = 0; band < bands; ++band) {
     const auto i = static_cast<size_t>(band);
     if (plan.of_sequence[i] < 0) {
@@ -185,7 +184,7 @@ TEST(RowBands, ReadWhatTheTailSays) {
         parents[i] = round % 2 == 0 ? last : between(-1, last);
       }
       if (between(0, 9) == 0) {
-        rows.pad(1, 0);  // has no rows in this step
+        rows.pad(1, 0);  // no rows in this step
       } else {
         rows.add(between(0, 350), decoding ? 1 : between(parents.empty() ? 1 : 0, 150), parents);
       }
@@ -200,7 +199,7 @@ TEST(RowBands, ReadWhatTheTailSays) {
   EXPECT_GT(several, 300);
 }
 
-// Rows of a draft block all have the position of its last.
+// Rows of a draft block all have the position of its last row.
 TEST(RowBands, RowsAtOnePositionAreOneBand) {
   Rows rows;
   rows.add(90, 16, {});

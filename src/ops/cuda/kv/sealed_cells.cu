@@ -1,16 +1,11 @@
 // sealed_cells.cu -- sealing blocks, and expanding them for attention.
 //
-// Sealing: a block of threads encodes one side of a block of one KV head, 32 rows that it keeps in shared memory
-// (44 KB). A decoding step launches it for a block of each sequence, nearly always in vain: all leave after a look
-// at where their rows stand.
+// Sealing: a block of threads encodes K or V of a block of one KV head. Decoding steps launch it
+// for a block of each sequence; most exit at once.
 //
-// Image: one kernel finds the bands (row_bands.h), the next writes their table and makes the f16 blocks, as
-// many blocks of threads as run at once taking entries in turn. Bytes: what units have, and twice what rows
-// have. 27B (4 KV heads of 256), 131,072 tokens: 512 MiB of f16 are written and then read, 0.25 ms at 4.3 TB/s.
-// Attention itself reads the image as it reads any cache.
-//
-// Few rows read units in place (attention/attention_sealed.cu), so the image is for prompts, and for formats and tails
-// that are not read so.
+// Image: one kernel finds the bands (row_bands.h), the next makes their table and the f16 blocks.
+// It serves prompts, and formats and tails that are not read in place
+// (attention/attention_sealed.cu).
 #include "ops/cuda/kv/sealed_cells.h"
 
 #include <algorithm>
@@ -24,7 +19,7 @@ namespace {
 
 UnitForms forms_of(const KvCold& cold) {
   const auto k = unit_form(cold.k_codec->name), v = unit_form(cold.v_codec->name);
-  BRAID_CHECK(k && v);  // Device::accepts
+  BRAID_CHECK(k && v);  // guaranteed by Device::accepts
   return {*k, *v};
 }
 
@@ -47,7 +42,6 @@ __global__ __launch_bounds__(kBandThreads) void band_kernel(const __grid_constan
   plan_bands(block, a.rows, a.tail, a.stride, borders, counts, a.bands);
 }
 
-// y: K or V.
 __global__ __launch_bounds__(kUnitThreads) void image_kernel(const __grid_constant__ ImageArgs a) {
   extern __shared__ __align__(16) char memory[];
   wait_for_previous();
@@ -124,7 +118,7 @@ SealedStep make_image(Context& context, const SealedWorkspace& work, const Atten
                batch.certain,  batch.context,  batch.tokens,    batch.sequences};
   args.bands = work.bands;
   args.bands.bands = bands;
-  // A row's cells may not lie otherwise in its tiles for where the step was cut, nor where windows count them.
+  // Pairs shift cells within tiles: results would depend on the cut of a step, and windows break.
   args.bands.pairs = !context.deterministic && params.window == 0 && params.first_cell == 0;
   args.hot_table = batch.block_table;
   args.cold_table = batch.cold_table;

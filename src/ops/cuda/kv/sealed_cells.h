@@ -1,5 +1,4 @@
-// sealed_cells.h -- layers that seal blocks (ops/state.h), as ops use them: encoding blocks, and what attention
-// reads in place of units.
+// sealed_cells.h -- layers that seal blocks (ops/state.h): encoding, and attention's image.
 #pragma once
 
 #include <span>
@@ -11,18 +10,15 @@
 
 namespace braid::cuda {
 
-// Whether kernels know both formats for heads of that width.
 bool takes_units(const KvCodec& k, const KvCodec& v, int32_t head_dim);
-// The formats that they know for that width, for people.
 std::string names_of_units(int32_t head_dim);
 
-// The image of a layer's cells and the bands of a batch, for the largest step (row_bands.h); each layer of a
-// step makes them anew.
+// For the largest step (row_bands.h). Every layer of a step overwrites it.
 struct SealedWorkspace {
   std::byte* k = nullptr;  // f16 [image_blocks][KV heads][32][head_dim]
   std::byte* v = nullptr;
   int64_t image_blocks = 0;
-  int64_t block_bytes = 0;  // of one side
+  int64_t block_bytes = 0;  // of K, and of V
   int32_t* table = nullptr;
   int64_t table_entries = 0;
   int32_t tokens = 0;
@@ -31,10 +27,10 @@ struct SealedWorkspace {
 
 // Encodes the blocks whose last cell certain rows of the batch have written.
 void seal_filled(Context& context, const KvLayer& kv, const Batch& batch);
-// Encodes such blocks; cannot be recorded.
+// Encodes the given blocks; cannot be recorded.
 void seal_blocks(Context& context, const KvLayer& kv, std::span<const KvSeal> blocks);
 
-// What attention gets in place of a layer and a batch.
+// Replaces a layer and a batch for attention.
 struct SealedStep {
   KvLayer image;
   Batch batch;  // its sequences are bands

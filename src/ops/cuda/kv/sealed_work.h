@@ -1,4 +1,4 @@
-// sealed_work.h -- what the kernels of sealed_cells.cu do, written for a block of threads on a GPU or the host.
+// sealed_work.h -- the work of sealed_cells.cu, for a block of threads on a GPU or the host.
 #pragma once
 
 #include "ops/cuda/kv/row_bands.h"
@@ -13,7 +13,6 @@ struct UnitForms {
   BRAID_BOTH UnitForm of(bool value) const { return value ? v : k; }
 };
 
-// 32 f16 rows of a head in a pool of blocks, and a head's unit.
 BRAID_BOTH inline std::byte* rows_at(std::byte* pool, const KvShape& shape, int64_t block, int head) {
   return pool + (block * shape.kv_heads + head) * kBlockTokens * shape.head_dim * 2;
 }
@@ -22,8 +21,6 @@ BRAID_BOTH inline std::byte* unit_at(const KvLayer& kv, bool value, int64_t bloc
   return (value ? cold.v : cold.k) +
          (block * kv.shape.kv_heads + head) * (value ? cold.v_unit_bytes : cold.k_unit_bytes);
 }
-
-// ---- sealing ----
 
 inline constexpr int kSealsPerLaunch = 240;
 
@@ -39,7 +36,7 @@ struct SealArgs {
   KvSeal list[kSealsPerLaunch] = {};
 };
 
-// The index-th block that the batch's certain rows fill (Batch::filled_blocks); -1: there are not so many.
+// The index-th block that the batch's certain rows fill (Batch::filled_blocks), or block -1.
 BRAID_BOTH inline KvSeal filled_block(const SealArgs& a, int32_t index) {
   for (int32_t s = 0; s < a.sequences; ++s) {
     const int32_t context = a.context[s];
@@ -54,7 +51,6 @@ BRAID_BOTH inline KvSeal filled_block(const SealArgs& a, int32_t index) {
   return {-1, -1};
 }
 
-// Item: a head of a block.
 template <typename Block>
 BRAID_BOTH void seal_item(Block& block, UnitScratch& sh, const SealArgs& a, int item, bool value) {
   const KvShape& shape = a.kv.shape;
@@ -66,8 +62,6 @@ BRAID_BOTH void seal_item(Block& block, UnitScratch& sh, const SealArgs& a, int 
             reinterpret_cast<uint8_t*>(unit_at(a.kv, value, seal.cold, head)));
 }
 
-// ---- the image of a step's cells (row_bands.h) ----
-
 struct ImageArgs {
   KvLayer kv;
   UnitForms forms = {};
@@ -76,14 +70,14 @@ struct ImageArgs {
   Bands bands = {};
   const int32_t* hot_table = nullptr;
   const int32_t* cold_table = nullptr;
-  int32_t stride = 0;  // blocks of a sequence, in tables and in the image
+  int32_t stride = 0;  // blocks per sequence, in tables and in the image
   int32_t window = 0, first_cell = 0;
   std::byte* k = nullptr;
   std::byte* v = nullptr;
   int32_t* table = nullptr;  // [bands][stride + 1]: a pair has one block more
 };
 
-// The sequence whose entry it is: of those with entries, the last that begins there or before.
+// The last sequence with entries that begins at `entry` or before.
 BRAID_BOTH inline int32_t sequence_of_entry(const ImageArgs& a, int32_t entry) {
   int32_t low = 0, high = a.rows.sequences - 1;
   while (low < high) {
@@ -97,14 +91,13 @@ BRAID_BOTH inline int32_t sequence_of_entry(const ImageArgs& a, int32_t entry) {
   return low;
 }
 
-// The first cell that some row of a sequence sees (span_of, attention_common.h).
+// As span_of (attention_common.h).
 BRAID_BOTH inline int32_t first_seen_cell(const ImageArgs& a, int32_t s) {
   const int32_t position = a.rows.context[s] - a.rows.certain[s];
   const int32_t first = lesser(a.first_cell, position);
   return a.window > 0 ? greater(first, position - a.window + 1) : first;
 }
 
-// One side of one block of one head.
 template <typename Block>
 BRAID_BOTH void make_entry(Block& block, UnitRows* rows, const ImageArgs& a, bool value, int32_t entry,
                            int head) {
@@ -135,7 +128,7 @@ BRAID_BOTH void make_entry(Block& block, UnitRows* rows, const ImageArgs& a, boo
   });
 }
 
-// Block of threads `first` of `blocks`: its entries of one side, and of K its part of the bands' table.
+// Block of threads `first` of `blocks`: its entries of K or V, and with K part of the bands' table.
 template <typename Block>
 BRAID_BOTH void make_image(Block& block, UnitRows* rows, const ImageArgs& a, int first, int blocks,
                            bool value) {

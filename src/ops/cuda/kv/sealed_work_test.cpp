@@ -1,5 +1,4 @@
-// sealed_work_test.cpp -- the work of the kernels for sealed blocks as a whole, on the host: which blocks a batch
-// seals, and that attention over the image of its cells, band by band, is attention over sealed blocks.
+// sealed_work_test.cpp -- sealing, and attention over the image band by band, on the host.
 #include "ops/cuda/kv/sealed_work.h"
 
 #include <fmt/format.h>
@@ -20,7 +19,7 @@ BandRows rows_of(const Batch& b) {
   return {b.position, b.sequence, b.first_row, b.rows, b.certain, b.context, b.tokens, b.sequences};
 }
 
-// Blocks that rows of this batch fill get the units that kv_seal gives them, all others keep what they had.
+// Filled blocks get the units that kv_seal gives them; all others are unchanged.
 TEST(SealedWork, SealsWhatRowsFill) {
   for (const char* name : {"q8_0", "c4", "tbq4_0", "r_q4_0", "c6", "f16"}) {
     const ColdShape shape{
@@ -62,7 +61,6 @@ TEST(SealedWork, SealsWhatRowsFill) {
   }
 }
 
-// What make_image (sealed_cells.cu) hands to attention, in host memory.
 class Image {
  public:
   Image(const KvLayer& kv, const ColdShape& shape, const Batch& b, int order)
@@ -104,7 +102,7 @@ class Image {
     }
   }
 
-  // Each band by itself, the rows that it stores.
+  // Each band by itself: the rows that it stores.
   std::vector<float> attend(World& world, const ColdShape& shape, const std::vector<float>& q) {
     const Tensor queries = world.tensor(batch_.tokens, shape.width(), q);
     std::vector<float> all(q.size(), NAN);

@@ -1,5 +1,5 @@
-// unit_expand.h -- a unit becomes 32 f16 rows again, no longer rotated: what the codecs of ops/kv decode, rounded
-// to f16. A thread has two channels next to each other and 16 of the cells, so that warps write whole lines.
+// unit_expand.h -- expands a unit to 32 f16 rows, as the codecs of ops/kv decode it, rounded to
+// f16. A thread has two neighboring channels and 16 of the cells, so that warps write whole lines.
 #pragma once
 
 #include "ops/cuda/kv/unit_rotation.h"
@@ -10,7 +10,6 @@ namespace braid::cuda {
 BRAID_BOTH inline uint16_t half_bits_at(const uint8_t* at) { return *reinterpret_cast<const uint16_t*>(at); }
 BRAID_BOTH inline uint16_t saturated_half(float x) { return half_of(within(x, -65504.0f, 65504.0f)); }
 
-// The bits of a channel's codes that a plane has.
 template <int kBits>
 struct PlaneWords {
   uint32_t word[kBits];
@@ -19,7 +18,6 @@ struct PlaneWords {
     BRAID_UNROLL
     for (int w = 0; w < kBits; ++w) word[w] = from[w];
   }
-  // Of cell t, which is known when this is compiled into an unrolled loop.
   BRAID_BOTH uint32_t of(int t) const {
     if constexpr (kBits == 1) return word[0] >> t & 1;
     const int byte = t % (4 * kBits), part = t / (4 * kBits);
@@ -27,7 +25,6 @@ struct PlaneWords {
   }
 };
 
-// The codes of a channel.
 template <int kBits>
 struct ChannelCodes {
   static constexpr int kLow = low_bits_of(kBits);
@@ -45,7 +42,7 @@ struct ChannelCodes {
   }
 };
 
-// Values of one channel of a unit, in the stored domain.
+// Values of one channel of a unit, in the stored (rotated) domain.
 template <UnitKind kKind>
 struct ChannelReader {
   static constexpr int kBits = bits_of_kind(kKind);
@@ -97,7 +94,7 @@ BRAID_BOTH float number_of(const uint8_t* unit, int i) {
   return kKind == UnitKind::f16 ? float_of_half(bits) : float_of_bf16(bits);
 }
 
-// put(t, d, x, y): what cell t holds at d and d + 1. Each once, d even.
+// put(t, d, x, y): values of cell t at d and d + 1, each once, d even.
 template <UnitKind kKind, typename Put>
 BRAID_BOTH void read_unit(int thread, int threads, int width, bool value, const uint8_t* unit, Put put) {
   const int pairs = width / 2;
@@ -124,7 +121,7 @@ BRAID_BOTH void read_unit(int thread, int threads, int width, bool value, const 
   }
 }
 
-// out: f16 [32][width], 4-byte aligned. `rows`: only rotated forms need it.
+// out: f16 [32][width], 4-byte aligned. `rows`: for rotated forms only.
 template <typename Block>
 BRAID_BOTH void expand_unit(Block& block, UnitRows* rows, UnitForm form, int width, bool value,
                             const uint8_t* unit, uint16_t* out) {

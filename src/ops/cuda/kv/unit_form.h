@@ -1,6 +1,5 @@
-// unit_form.h -- which formats of sealed blocks kernels know, and where things lie in their units.
-//
-// Units are as ops/kv describes them (code_planes.h, channel_planes.h, row_forms.h), in canonical order.
+// unit_form.h -- formats of sealed blocks that kernels support, and the layout of their units
+// (code_planes.h, channel_planes.h, row_forms.h of ops/kv).
 #pragma once
 
 #include <cstdint>
@@ -17,10 +16,10 @@ inline constexpr int kUnitThreads = 256;
 inline constexpr int kMostUnitGroups = kMostUnitWidth / 32;
 
 enum class UnitFamily : uint8_t {
-  number,    // rows as they are
-  classic,   // blocks of 32 values along a row, with a scale or a scale and a minimum
-  codebook,  // 128 rotated values to levels, and a norm
-  channel,   // a scale and a zero per channel; of V a factor per row
+  number,    // rows of numbers
+  classic,   // 32 values along a row with a scale, or a scale and a minimum
+  codebook,  // levels of 128 rotated values, and a norm
+  channel,   // scale and zero per channel; of V also a factor per row
 };
 enum class UnitKind : uint8_t { f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, tbq4, tq3, c6, c5, c4, c3 };
 
@@ -69,7 +68,6 @@ BRAID_BOTH constexpr bool has_minimum(UnitKind kind) {
 BRAID_BOTH constexpr int low_bits_of(int bits) { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
 BRAID_BOTH constexpr int code_plane_bytes(int bits, int width) { return 4 * bits * width; }
 
-// Bytes of a unit.
 BRAID_BOTH constexpr int unit_bytes_of(UnitKind kind, int width, bool value) {
   const int codes = code_plane_bytes(bits_of_kind(kind), width);
   switch (family_of(kind)) {
@@ -85,7 +83,7 @@ BRAID_BOTH constexpr int unit_bytes_of(UnitKind kind, int width, bool value) {
   return 0;
 }
 
-// The form of a codec, by its name; none: kernels do not know it.
+// By the codec's name; none: not supported.
 inline std::optional<UnitForm> unit_form(std::string_view name) {
   struct Named {
     std::string_view name;
@@ -105,7 +103,7 @@ inline std::optional<UnitForm> unit_form(std::string_view name) {
   return std::nullopt;
 }
 
-// Calls run.template operator()<kind>(), which runs where the caller does.
+// Calls run.template operator()<kind>(), on the caller's side (host or device).
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
@@ -143,8 +141,7 @@ BRAID_BOTH void with_kind(UnitKind kind, Run run) {
   }
 }
 
-// What a block that works on a unit keeps in shared memory. Rows are one longer than a head, so that a column
-// lies in different banks.
+// Shared memory of a block for a unit. Padded rows put a column into different banks.
 struct UnitRows {
   float at[kBlockTokens][kMostUnitWidth + 1];
 };

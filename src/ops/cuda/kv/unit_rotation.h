@@ -1,4 +1,4 @@
-// unit_rotation.h -- the rotation R of ops/kv/rotation.h on the 32 rows of a unit, by a block of threads.
+// unit_rotation.h -- the rotation R of ops/kv/rotation.h on a unit's 32 rows, by a thread block.
 #pragma once
 
 #include "ops/cuda/kv/unit_form.h"
@@ -8,7 +8,7 @@ namespace braid::cuda {
 
 inline constexpr float kRotationScale = static_cast<float>(0.08838834764831845);  // 1 / sqrt(128)
 
-// Signs of 32 elements of 128, from 32 * word on: of those before the transform, or behind it.
+// Signs of elements 32 * word .. + 31 of 128, before or after the transform.
 BRAID_BOTH inline uint32_t rotation_signs(int word, bool after) {
   constexpr kv::RotationSigns kSigns;
   constexpr uint32_t kBefore[4] = {kSigns.before[0], kSigns.before[1], kSigns.before[2], kSigns.before[3]};
@@ -23,12 +23,11 @@ BRAID_BOTH inline uint32_t rotation_signs(int word, bool after) {
 BRAID_BOTH inline float signed_by(uint32_t signs, int bit, float x) {
   return (signs >> bit & 1) != 0 ? -x : x;
 }
-// Element d of a row, its sign changed where the bits say so.
 BRAID_BOTH inline float with_sign(float x, int d, bool after) {
   return signed_by(rotation_signs(d / 32 % 4, after), d % 32, x);
 }
 
-// Sums and differences of elements 1, 2, .. kCount / 2 apart, in that order.
+// Butterflies of elements 1, 2, .. kCount / 2 apart, in that order.
 template <int kCount>
 BRAID_BOTH void sums_and_differences(float (&x)[kCount]) {
   BRAID_UNROLL
@@ -43,8 +42,8 @@ BRAID_BOTH void sums_and_differences(float (&x)[kCount]) {
   }
 }
 
-// Each 128 values of all rows; `back`: the inverse. Two passes through registers: 16 next to each other, then 8
-// that are 16 apart. Threads of a warp have rows of their own, which lie in different banks.
+// By 128 values of all rows; `back`: the inverse. Two passes in registers: 16 neighbors, then 8
+// values 16 apart. Threads of a warp have different rows, in different banks.
 template <typename Block>
 BRAID_BOTH void rotate_rows(Block& block, UnitRows& rows, int width, bool back) {
   block.each([&](int thread) {

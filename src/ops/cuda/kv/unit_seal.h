@@ -1,5 +1,4 @@
-// unit_seal.h -- 32 f16 rows of a head become a unit: what the codecs of ops/kv do, bit for bit, by a block of
-// threads. A thread has a channel, or a row's group of channels, or every so manieth value.
+// unit_seal.h -- seals 32 f16 rows of a head: bit for bit the codecs of ops/kv, by a thread block.
 #pragma once
 
 #include "ops/cuda/kv/unit_rotation.h"
@@ -13,7 +12,6 @@ BRAID_BOTH inline int truncated(float x) {
   return x > -2147483648.0f && x < 2147483648.0f ? static_cast<int>(x) : INT32_MIN;
 }
 
-// The bits of a channel's codes from `shift` on, a plane of kBits. Codes are small numbers in rows.
 template <int kBits>
 BRAID_BOTH void pack_plane(uint32_t* to, const UnitRows& rows, int channel, int shift) {
   constexpr uint32_t kMask = (1u << kBits) - 1;
@@ -48,7 +46,7 @@ BRAID_BOTH void pack_codes(Block& block, const UnitRows& rows, int width, uint8_
   });
 }
 
-// 32 values become codes, in place; their scale and minimum, as f16.
+// 32 values become codes, in place; scale and minimum as f16.
 struct ClassicFactors {
   uint16_t scale, minimum;
 };
@@ -107,8 +105,7 @@ BRAID_BOTH void seal_classic(Block& block, UnitScratch& sh, int width, uint8_t* 
   pack_codes<kKind>(block, sh.rows, width, unit);
 }
 
-// sums[r][0] = the sum of value(row, i) over i < length of part r / 32 of row r % 32, in the order of
-// ordered_sum (ops/kv/rotation.h).
+// sums[r][0]: ordered_sum() of value(row, i), i < length, over part r / 32 of row r % 32.
 template <typename Block, typename Value>
 BRAID_BOTH void sum_rows(Block& block, UnitScratch& sh, int parts, int length, Value value) {
   block.each([&](int thread) {
@@ -136,7 +133,7 @@ BRAID_BOTH float codebook_level(int code) {
   const bool positive = code >= kHalf;
   const int index = positive ? code - kHalf : kHalf - 1 - code;
   float level = kBook.levels[0];
-  // No table in memory: a few selections.
+  // Selections instead of a table in memory.
   BRAID_UNROLL
   for (int i = 1; i < kHalf; ++i) level = index == i ? kBook.levels[i] : level;
   return positive ? level : -level;
@@ -188,7 +185,6 @@ BRAID_BOTH void seal_codebook(Block& block, UnitScratch& sh, int width, uint8_t*
   pack_codes<kKind>(block, sh.rows, width, unit);
 }
 
-// Scales on the grid of channel_planes.h.
 BRAID_BOTH inline int32_t scale_index(float s) {
   return static_cast<int32_t>((bits_of(s) + (1u << 18)) >> 19);
 }
@@ -207,7 +203,6 @@ BRAID_BOTH inline float affine_code_of(float y, float middle, float s, int most)
   return within(code, 0.0f, static_cast<float>(most));
 }
 
-// Rows of V are divided by their factor.
 template <typename Block>
 BRAID_BOTH void divide_rows(Block& block, UnitScratch& sh, int width, uint8_t* factors) {
   sum_rows(block, sh, 1, width, [](float x) { return mul(x, x); });
@@ -226,7 +221,7 @@ BRAID_BOTH void divide_rows(Block& block, UnitScratch& sh, int width, uint8_t* f
   });
 }
 
-// A channel's best scale, and its values replaced by their codes.
+// Finds a channel's best scale, and replaces its values by their codes.
 template <int kBits>
 BRAID_BOTH int encode_channel(UnitRows& rows, int channel, float half, float centre, int base) {
   constexpr kv::ChannelShares kShares;
@@ -329,7 +324,8 @@ BRAID_BOTH void seal_numbers(Block& block, const UnitRows& rows, int width, uint
   });
 }
 
-// rows: f16 [32][width], as attention wrote them. A unit of zeros where one of them is none.
+// rows: f16 [32][width]. The unit is zeros if a number is NaN; infinities become the largest
+// number.
 template <typename Block>
 BRAID_BOTH void seal_unit(Block& block, UnitScratch& sh, UnitForm form, int width, bool value,
                           const uint16_t* rows, uint8_t* unit) {

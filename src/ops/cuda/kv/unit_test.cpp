@@ -1,5 +1,4 @@
-// unit_test.cpp -- what the kernels for sealed blocks compute, on the host: the bytes of the codecs, and the rows
-// that these stand for.
+// unit_test.cpp -- the kernels for sealed blocks on the host: bytes, and decoded rows.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +18,7 @@ namespace {
 using namespace kv_test;
 using Rows = std::vector<uint16_t>;
 
-// Rows of every kind that a cache can hold, and of some that it should not.
+// Rows of every kind that a cache can hold, and invalid ones.
 std::vector<std::pair<std::string, Rows>> all_rows(int32_t width) {
   Noise noise(static_cast<uint64_t>(width));
   std::vector<std::pair<std::string, Rows>> all;
@@ -126,7 +125,7 @@ TEST(GpuUnits, ExpandedRowsAreWhatTheCodecDecodes) {
   });
 }
 
-// Any bytes can be decoded, as the codec decodes them.
+// Any bytes expand as the codec decodes them.
 TEST(GpuUnits, AnyBytesExpand) {
   Noise noise(77);
   for (const KvCodec* codec : kv_codecs()) {
@@ -134,7 +133,7 @@ TEST(GpuUnits, AnyBytesExpand) {
     if (!form || family_of(form->kind) == UnitFamily::number) continue;
     for (const KvSide side : kKvSides) {
       std::vector<uint8_t> unit(static_cast<size_t>(codec->unit_bytes(128, side)));
-      for (uint8_t& b : unit) b = noise.byte() & 0x7b;  // no f16 among them that is none
+      for (uint8_t& b : unit) b = noise.byte() & 0x7b;  // no infinity or NaN as f16
       HostBlock<kUnitThreads> block(2);
       auto scratch = std::make_unique<UnitRows>();
       Rows out(32 * 128);

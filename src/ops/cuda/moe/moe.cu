@@ -1,24 +1,16 @@
 // moe.cu -- routing, and the products of the chosen experts.
 //
 //   ids, w  = the Kx largest of the router's scores, and their weights (choose.cuh)
-//   y[t]   += sum_j w[t, j] down_e( silu(gate_e x) * up_e x )  +  sigmoid(s . x) shared(x)       e = ids[t,
-//   j]
+//   y[t]   += sum_j w[t, j] down_e( silu(gate_e x) * up_e x ) + sigmoid(s . x) shared(x)
+//             with e = ids[t, j]
 //
-// The shared expert is one more entry of the list, with all tokens, when its weights have the form of the
-// others. Everything stays on the GPU: routing and `sort_pairs` sort the (token, expert) pairs by expert and
-// list the tiles, a tile being up to 8, 16, 32 or 64 rows of one expert; the product kernels take the list
-// instead of a token count, read x by row index and cut all tiles of all experts into equal runs, so that a
-// skewed choice costs no more than an even one; `combine` adds each token's pairs in ascending expert id.
-// Where a pair stands in its expert's list depends on timing, what is computed for it does not: columns of a
-// product are independent.
+// The shared expert is one more entry of the list, with all tokens, if its weights have the form of
+// the others. `sort_pairs` sorts the (token, expert) pairs by expert and lists tiles of rows.
+// Product kernels take the list and cut all tiles into equal runs, so a skewed choice costs no more
+// than an even one. `combine` adds each token's pairs in ascending expert id. A pair's place in the
+// list depends on timing; its result does not.
 //
-// Few tokens: two kernels instead of all these (moe_skinny.cu).
-//
-// Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_k): an expert's three matrices are 1.8 MB; one token
-// reads 8 of them and the shared one, 16 MB a layer, floor 3.7 us at 4.3 TB/s; 128 tokens touch 252 experts,
-// 450 MB, 105 us. Pair rows in f32 add 9.4 MB in and out at 128 tokens, 4 %.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Few tokens use two launches instead (moe_skinny.cu, moe_few.cu).
 #include <algorithm>
 #include <cmath>
 
@@ -38,8 +30,6 @@ namespace {
 
 constexpr int kSortThreads = 1024;
 constexpr int kRoutedAtOnce = kSortThreads / 32;
-
-// ---- routing: a warp per row ----
 
 struct RouteArgs {
   int32_t* ids;
@@ -67,21 +57,19 @@ __global__ void route_kernel(RouteArgs a) {
   extern __shared__ __align__(16) uint32_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row = static_cast<int>(blockIdx.x) * (static_cast<int>(blockDim.x) / 32) + warp;
-  let_next_start();  // short, launch.h
+  let_next_start();  // short, see launch.h
   wait_for_previous();
   if (row < a.rows) route_row<kPlain>(a, row, shared + warp * choice_words(a.experts), nullptr);
 }
 
-// ---- the list ----
-
 struct SortedPairs {
   ExpertTile* tiles;
   int* tile_count;
-  int* pair_token;  // [pairs] token of each place, places sorted by expert
+  int* pair_token;  // [pairs] token of each place, sorted by expert
   int* place;       // [tokens * used]
 };
 
-// Inclusive sums of both over the block; every thread has its values. `scratch` [32], used once.
+// Inclusive sums over the block. `scratch` [32], used once.
 __device__ inline int2 block_scan(int2 x, int2* scratch) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -96,8 +84,8 @@ __device__ inline int2 block_scan(int2 x, int2* scratch) {
   return {x.x + __reduce_add_sync(kFullWarp, before.x), x.y + __reduce_add_sync(kFullWarp, before.y)};
 }
 
-// By all threads of a block, at least `experts`. with_shared: pairs tokens * used .. are the tokens once
-// more, for expert `experts`.
+// By all threads. with_shared: pairs from tokens * used on are the tokens again, for expert
+// `experts`.
 __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids, int64_t ids_stride,
                                   int tokens, int used, int experts, int tile_rows, bool with_shared) {
   __shared__ int count[kMostExperts];
@@ -141,27 +129,24 @@ __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids,
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(SortedPairs sorted, const int32_t* ids, int64_t ids_stride, int tokens, int used, int experts,
                 int tile_rows, bool with_shared) {
-  let_next_start();  // short, launch.h
+  let_next_start();  // short, see launch.h
   wait_for_previous();
   sort_pairs(sorted, ids, ids_stride, tokens, used, experts, tile_rows, with_shared);
 }
 
-// Both for few tokens, one block: a warp chooses for each token, then all make the list. With registers as if
-// for two blocks, so that the product behind it finds room beside it (launch.h).
+// Limited registers, so that the next product fits beside it (launch.h).
 template <bool kPlain>
 __global__ void __launch_bounds__(kSortThreads, 2)
     route_sort_kernel(RouteArgs route, SortedPairs sorted, int tile_rows, bool with_shared) {
   extern __shared__ __align__(16) uint32_t shared[];
   __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  let_next_start();  // short, launch.h
+  let_next_start();  // short, see launch.h
   wait_for_previous();
   if (warp < route.rows) route_row<kPlain>(route, warp, shared + warp * choice_words(route.experts), ids);
   __syncthreads();
   sort_pairs(sorted, ids, route.used, route.rows, route.used, route.experts, tile_rows, with_shared);
 }
-
-// ---- the sum: blocks of 1024 columns of a token ----
 
 struct CombineArgs {
   float* y;
@@ -197,7 +182,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombineA
   const int column = 4 * (static_cast<int>(blockIdx.y) * kCombineThreads + thread);
   const bool active = column < a.width;
   const int left = a.width - column;
-  let_next_start();  // short, launch.h
+  let_next_start();  // short, see launch.h
   wait_for_previous();
   int place = 0;
   float weight = 0;
@@ -269,8 +254,6 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombineA
   if (left > 3) y[3] = old.w + sum.w;
 }
 
-// ---- workspace ----
-
 struct Layout {
   size_t tiles, tile_count, pair_token, place, hidden, pair_out, shared_hidden, shared_out, stored, end;
 };
@@ -324,12 +307,11 @@ RouteArgs route_args(Tensor ids, Tensor weights, Tensor logits, const RouteParam
           choice_rule(params)};
 }
 
-// How the pairs of `tokens` rows become tiles.
 struct Tiling {
   int64_t pairs;
   Columns columns;
-  int rows;     // of a tile, at most
-  bool joined;  // the shared expert is in the list: one kernel can multiply with its weights too
+  int rows;     // most rows of a tile
+  bool joined;  // the shared expert is in the list: its weights have the same form
 };
 Tiling tiling_of(const Context& context, int64_t tokens, int64_t used, const MoeWeights& w) {
   Tiling t;
@@ -349,8 +331,7 @@ SortedPairs sorted_in(std::byte* work, const Layout& l) {
           reinterpret_cast<int*>(work + l.pair_token), reinterpret_cast<int*>(work + l.place)};
 }
 
-// Few tokens (moe_skinny.cu), by logits, or by the choice that stands in ids and weights. False: nothing was
-// launched.
+// moe_skinny.cu, by logits, or by the choice in ids and weights. False: nothing was launched.
 bool run_skinny(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work, Tensor y, Tensor x,
                 Tensor ids, Tensor weights, const Tensor* logits, const ChoiceRule& rule,
                 const MoeWeights& w) {
@@ -407,7 +388,6 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   run_experts(y, x, ids, weights, w);
 }
 
-// Everything behind the list.
 void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
   const int64_t tokens = x.rows;
   const int64_t used = ids.cols;

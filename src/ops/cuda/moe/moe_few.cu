@@ -1,31 +1,26 @@
-// moe_few.cu -- the experts of 3 to 8 tokens in two launches, of up to kMostFewPairs (token, expert) pairs:
-// route + list + gate and up, then down + the sum.
+// moe_few.cu -- the experts of 3 to 8 tokens in two launches, of up to kMostFewPairs (token,
+// expert) pairs.
 //
-// Every block makes the choice and the list itself, a warp for each token (moe_few.cuh): that needs no kernel
-// and no border. An expert that several tokens chose is one entry; its weights, decoded once, are multiplied
-// with all tokens, which are the 8 columns of an mma.
+// Every block makes the choice and the list itself, a warp per token (moe_few.cuh). An expert that
+// several tokens chose is one entry; its weights, decoded once, meet all tokens as the 8 columns of
+// an mma.
 //
-//   moe_few_in   an item is 32 rows of gate and up of an entry; blocks take them in turn, the shared
-//                expert's first: their weights are asked for before the choice is there. Its 8 warps share k,
-//                by units of 256, which bulk copies fetch whole. A warp for each token makes hidden values of
-//                an item's sums a product later, so that nobody waits, and counts what is stored of each
-//                entry.
-//   moe_few_out  block b makes rows 16 b .. of y, for all tokens. 12 warps share out the (entry, 128 k)
-//                pieces, weigh each with the tokens' weights and meet once, in warp order. It starts when all
-//                blocks of moe_few_in have, and multiplies an entry as soon as all of that is stored: a
-//                thirteenth warp reads the counts. So both take from memory at the same time, where both have
-//                room on a multiprocessor, and no border between them is waited for; nothing in moe_few_in
-//                waits for moe_few_out.
+// - moe_few_in: an item is 32 rows of gate and up of an entry, the shared expert's first, which
+//   load before the choice. 8 warps share k, by units of 256. A warp per token stores hidden values
+//   of an item during the next product, and counts them.
+// - moe_few_out: block b makes rows 16 b .. of y for all tokens. 12 warps divide the (entry, 128 k)
+//   pieces and add up once, in warp order. It starts when all blocks of moe_few_in have started,
+//   and multiplies an entry once it is stored; a thirteenth warp polls the counts. moe_few_in never
+//   waits for it.
 //
-// Sums of a token run in the order of expert ids over all that the step's tokens chose: they are rounded
-// otherwise beside other tokens.
+// A token's sums run over all entries of the step in the order of ids, so their rounding depends on
+// the other tokens.
 //
-// Traffic, 35B: 4 tokens touch 30 experts of 1.9 MB and the shared one, 60 MB, floor 14 us at 4.3 TB/s.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: two blocks of moe_few_in on a multiprocessor; the two kernels in sequence.
+// More: docs/history/cuda-kernels.md.
 #include <algorithm>
 
-// Before 9.0 the kernels are empty, and nobody calls what they are made of.
+// Before 9.0 the kernels are empty and their functions unused.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177
 #endif
@@ -37,7 +32,7 @@
 namespace braid::cuda {
 namespace {
 
-// What both take besides, with what the GPU takes for the second block.
+// Static shared memory of both, with the second block's overhead.
 constexpr int64_t kFewStaticBytes = 13 * 1024;
 
 struct FewLaunch {
@@ -46,7 +41,6 @@ struct FewLaunch {
   size_t in_shared, out_shared;
 };
 
-// The choice works in memory that is used later.
 int64_t choice_bytes(const MoeRoute& route) {
   return int64_t{route.tokens} * choice_words(route.experts) * 4;
 }
@@ -55,7 +49,7 @@ int64_t few_most(const Context& context) {
   return static_cast<int64_t>(context.shared_bytes_per_block) - kFewStaticBytes;
 }
 
-// Two stages, and what is left beside moe_few_in. False: not one.
+// Two stages in the room beside moe_few_in. False: not even one.
 template <class Format>
 bool plan_few_out(const Context& context, const MoeIn& in, const MoeOut& out, FewLaunch& launch) {
   FewOutPlan& plan = launch.out;
@@ -75,12 +69,12 @@ bool plan_few_out(const Context& context, const MoeIn& in, const MoeOut& out, Fe
   return choice_bytes(out.route) <= static_cast<int64_t>(launch.out_shared);
 }
 
-// As many stages as leave room for `out_shared` on the same multiprocessor, two at most, or one.
+// At most two stages that leave room for `out_shared` on the same multiprocessor, or one.
 template <class Format>
 bool plan_few_in(const Context& context, const MoeIn& in, int64_t out_shared, FewLaunch& launch) {
   constexpr int kUnit = unit_bytes(Format::kPack);
   FewInPlan& plan = launch.in;
-  // Where `inverse` is exact.
+  // `inverse` is exact below.
   if (int64_t{in.route.entries()} * in.blocks * in.blocks >= 1 << 22) return false;
   plan.inverse = div_up(1 << 22, in.blocks);
   plan.sources = std::min(in.units, kInWarps);
@@ -93,14 +87,12 @@ bool plan_few_in(const Context& context, const MoeIn& in, int64_t out_shared, Fe
   if (stages < 1) stages = std::min<int64_t>((few_most(context) - fixed) / stage_bytes, 2);
   if (stages < 1) return false;
   plan.stages = static_cast<int>(stages);
-  // Too much for two on a multiprocessor: while the kernel before has blocks on some of them, others would
-  // get two of this one, and blocks of moe_few_out the rest.
+  // Forces one block a multiprocessor: else blocks pile up where the preceding kernel has ended.
   launch.in_shared =
       std::max(static_cast<size_t>(fixed + stages * stage_bytes), context.shared_bytes_per_block / 2);
   return true;
 }
 
-// What moe_few_out wants at least.
 template <class Format>
 int64_t least_out_shared(const MoeOut& out) {
   return int64_t{kOutWarps} * 2 * (out.route.tokens * kFewRowBytes + Slice<Format>::kBytes);

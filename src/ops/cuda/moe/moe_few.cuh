@@ -1,5 +1,4 @@
-// moe_few.cuh -- what moe_few.cu's kernels share: the list of experts, which each block makes for itself, and
-// how the second kernel learns which hidden rows of the first are there.
+// moe_few.cuh -- the list of experts, which each block of moe_few.cu makes; counts of hidden rows.
 #pragma once
 
 #include "ops/cuda/moe/moe_skinny.cuh"
@@ -7,14 +6,14 @@
 namespace braid::cuda {
 
 inline constexpr int kMostFewExperts = 512;  // of a model
-inline constexpr int kFewSumStride = 36;     // floats of a token's 32 sums: lanes that write meet all banks
+// floats of a token's 32 sums, padded against bank conflicts
+inline constexpr int kFewSumStride = 36;
 
-// With these of a thread, the 8 warps of moe_few_in fit beside the 13 of moe_few_out: 2 and 4 of a scheduler.
+// With these registers 8 warps of moe_few_in fit beside 13 of moe_few_out.
 inline constexpr int kFewInRegisters = 96;
 inline constexpr int kFewOutRegisters = 80;
 
-// In shared memory. An entry is an expert with at least one token, in the order of ids; its rows are its
-// tokens', in order, behind those of the entries before it; the shared expert's rows come last.
+// An entry is an expert with at least one token. Rows by entry and token; the shared expert's last.
 struct alignas(16) FewList {
   uint32_t of_expert[kMostFewExperts];  // its tokens, a bit each; then its entry
   int2 total[kMostFewExperts / 32];     // of 32 experts: entries and rows
@@ -23,8 +22,6 @@ struct alignas(16) FewList {
   uint8_t tokens[kMostFewPairs];
   uint8_t first_row[kMostFewPairs];
 };
-
-// ---- which hidden rows are there ----
 
 inline constexpr int kFewLeft = kMostFewPairs + 1;  // the last of kFewCounts
 
@@ -41,10 +38,8 @@ __device__ inline unsigned load_count(const unsigned* count) {
   return x;
 }
 
-// ---- the list ----
-
-// By all threads of a block of at least as many warps as tokens, who have met since of_expert was zeroed, and
-// have met when it returns. `words` [tokens][choice_words()]. Warp t has token t's choice.
+// By all threads, at least a warp per token, after a barrier since of_expert was zeroed; ends with
+// a barrier. `words` [tokens][choice_words()]. Warp t gets token t's choice.
 template <bool kPlain, int kWarps>
 __device__ inline Choice make_few_list(FewList& list, const MoeRoute& route, uint32_t* words, int thread) {
   const int lane = thread % 32;

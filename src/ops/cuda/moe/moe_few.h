@@ -9,7 +9,7 @@ namespace braid::cuda {
 struct MoeIn;
 struct MoeOut;
 
-// False: no form for these, and nothing was launched.
+// False: unsupported form, nothing was launched.
 bool launch_moe_few(Context& context, const MoeIn& in, const MoeOut& out, Pack in_pack, Pack out_pack);
 
 }  // namespace braid::cuda

@@ -8,13 +8,13 @@
 namespace braid::cuda {
 
 struct FewInPlan {
-  int inverse;  // of an expert's blocks, times 2^22: i / blocks without a division
+  int inverse;  // 2^22 / blocks of an expert: i / blocks without a division
   int sources;  // warps that share an item
   int stages;
   int x_bytes;
 };
 
-// Items: 32 rows of gate and up, the shared expert's first, every block's own: blockIdx.x, + gridDim.x, ...
+// 32 rows of gate and up, the shared expert's first; a block takes blockIdx.x, + gridDim.x, ...
 struct FewItem {
   bool shared;
   int entry;
@@ -25,13 +25,11 @@ struct FewItem {
     entry = shared ? 0 : routed * p.inverse >> 22;
     block = shared ? item : routed - entry * a.blocks;
   }
-  // Among the blocks of all experts, or of the shared one.
   __device__ int packed_block(const MoeIn& a, const FewList& list) const {
     return shared ? block : block + list.expert[entry] * a.blocks;
   }
 };
 
-// Asks for a warp's units: of each item those of gate, then those of up.
 template <class Format>
 struct FewAsker {
   static constexpr int kUnit = unit_bytes(Format::kPack);
@@ -65,7 +63,7 @@ struct FewAsker {
   }
 };
 
-// The sums of two items on their way to the warps that store: [item % 2][source][matrix][token][32 rows].
+// Sums of two items for the storing warps: [item % 2][source][matrix][token][32 rows].
 struct FewExchange {
   float* sums;
   int matrix_floats;
@@ -75,7 +73,6 @@ struct FewExchange {
   __device__ float* of(int turn) const { return sums + (turn & 1) * item_floats; }
 };
 
-// By a warp: its sums of one matrix.
 __device__ inline void leave_few_sums(float* to, const float (&acc)[2][2][4], int tokens, int lane) {
   const int g = lane / 4;
   const int c = lane % 4;
@@ -89,7 +86,7 @@ __device__ inline void leave_few_sums(float* to, const float (&acc)[2][2][4], in
     }
 }
 
-// By warp `token`: 32 hidden values of its token, if that has the item.
+// Warp `token` stores 32 hidden values of its token, if it has the item.
 __device__ inline void store_few(const MoeIn& a, const FewInPlan& p, const FewList& list, const FewItem& item,
                                  const FewExchange& exchange, int turn, int token, int lane) {
   const unsigned tokens = item.shared ? (1u << a.route.tokens) - 1 : list.tokens[item.entry];
@@ -118,7 +115,6 @@ __device__ inline void store_few(const MoeIn& a, const FewInPlan& p, const FewLi
   if (kWarpArrivals == 32 || lane == 0) arrive(exchange.empty + 8 * (turn & 1));
 }
 
-// By a warp: its units of one matrix of an item, from its ring, which is filled again.
 template <class Format>
 __device__ inline void multiply_few(float (&acc)[2][2][4], const MoeIn& a, const FewInPlan& p,
                                     const uint8_t* ring, FewAsker<Format>& asker, const LaneX& x,
@@ -194,12 +190,11 @@ __global__ void __maxnreg__(kFewInRegisters)
   make_few_list<kPlain, kInWarps>(list, a.route, reinterpret_cast<uint32_t*>(exchange.sums), thread);
   asker.items = a.shared_blocks + list.entries * a.blocks;
   ask();
-  let_next_start();  // not before: it makes its list, too
+  let_next_start();  // not earlier: the next kernel makes its list, too
   wait_for_copies();
   __syncthreads();
 
-  // An item's hidden values are stored between the two products of the next one, when the sums of all warps
-  // have long been there.
+  // Stored between the two products of the next item, when all warps' sums have arrived.
   const LaneX x(xs, nullptr, false, tokens, lane);
   StagePlace place;
   int turn = 0;
@@ -217,7 +212,7 @@ __global__ void __maxnreg__(kFewInRegisters)
       multiply_few<Format>(acc, a, p, ring, asker, x, place, lane);
       if (matrix == 0) {
         store_last();
-        // What stood there two items ago; a barrier's first phases need no waiting.
+        // Frees the sums of two items ago; the first phases need no wait.
         wait_barrier(exchange.empty + 8 * (turn & 1), (turn >> 1 & 1) ^ 1);
       }
       if (count > 0)

@@ -1,8 +1,6 @@
-// moe_few_out.cuh -- the second kernel of moe_few.cu: down, and the sum over a token's experts.
-//
-// It runs beside the first kernel. A warp of its own reads how far that is; the others multiply a piece as
-// soon as its hidden rows are there, in the order in which they are made: the shared expert, then experts by
-// id.
+// moe_few_out.cuh -- the second kernel of moe_few.cu: down, and the sum over a token's experts. One
+// warp polls the first kernel's progress, the others multiply pieces in the order of their
+// production.
 #pragma once
 
 #include "ops/cuda/moe/moe_few.cuh"
@@ -11,20 +9,21 @@
 namespace braid::cuda {
 
 inline constexpr int kMostFewPieces = 384;
-inline constexpr int kFewStages = 3;           // slices of a warp's ring, at most
-inline constexpr int kFewRowBytes = 256 + 32;  // 128 k of a hidden row: rows 32 bytes apart in banks
+inline constexpr int kFewStages = 3;  // most slices of a warp's ring
+// 128 k of a hidden row: rows 32 bytes apart in banks
+inline constexpr int kFewRowBytes = 256 + 32;
 inline constexpr int kFewOutThreads = kOutThreads + 32;
 inline constexpr int kMostFewHalves = 128;  // of a hidden row
 
 struct FewOutPlan {
   int stages;
   int in_blocks;         // 32 hidden values each, of an expert
-  int in_shared_blocks;  // and of the shared one
+  int in_shared_blocks;  // of the shared expert
 };
 
-// A slice that a block multiplies: looked up once for all, so that the loop over them has little to compute.
+// A slice for a block, looked up once to keep the loop short.
 struct FewPiece {
-  uint32_t at;    // its codes, in steps of 16 bytes from the first of the routed or the shared experts
+  uint32_t at;    // its codes, in 16 bytes from the first routed or shared expert
   uint8_t order;  // of its entry: 0 the shared expert, 1 + number
   uint8_t tokens;
   uint8_t first_row;
@@ -35,10 +34,10 @@ struct FewPieces {
   alignas(8) float weights[kMostFewPairs + 1][kFewTokens];  // by order
   Choice chosen[kMostFewPairs];
   alignas(16) uint4 zeros[16];  // x of tokens that have not chosen an expert
-  int ready;                    // entries that are, in order
+  int ready;                    // number of complete entries, in order
 };
 
-// By all threads, once the list is made.
+// By all threads, after the list.
 template <class Format>
 __device__ inline int make_pieces(FewPieces& pieces, const MoeOut& a, const FewList& list, int block, int r16,
                                   int thread) {
@@ -69,7 +68,6 @@ __device__ inline int make_pieces(FewPieces& pieces, const MoeOut& a, const FewL
   return count;
 }
 
-// A warp's ring of slices, filled by cp.async of its own lanes: a group for each.
 template <class Format>
 struct FewRing {
   using S = Slice<Format>;
@@ -77,9 +75,9 @@ struct FewRing {
   const uint8_t* units;  // plus 16 lane
   const uint8_t* shared_units;
   uint32_t to;  // the ring, plus 16 lane
-  int r16;      // which 16 rows of a unit
+  int r16;      // the 16 rows of a unit
   int high;     // from codes to high bits
-  int tail;     // and to this lane's part of the scales
+  int tail;     // from codes to this lane's part of the scales
   int rest;     // less, in the second half of a unit
   uint64_t policy;
 
@@ -91,7 +89,7 @@ struct FewRing {
         high(2 * S::kCodes - r16 * (S::kCodes - S::kHighBytes)),
         policy(cache_policy(true)) {
     constexpr int kHalf = half_bytes(Format::kPack);
-    const bool both = lane * 16 >= S::kScales;  // what both halves of a unit share
+    const bool both = lane * 16 >= S::kScales;  // data of both halves of a unit
     tail = (both ? 2 * kHalf : kHalf) - S::kScales - r16 * S::kCodes;
     rest = both ? kHalf : 0;
     if constexpr (S::kOwnScales) {  // two stretches of 256 bytes, or one and the levels
@@ -117,12 +115,11 @@ struct FewRing {
   }
 };
 
-// A warp's places for the hidden rows of two pieces: one that is multiplied and the next one. Filled as the
-// ring is; pieces of 16 bytes exchanged so that a quarter warp that multiplies meets all banks.
+// A warp's double buffer of hidden rows, in swizzled 16-byte pieces, filled like the ring.
 struct FewRows {
   const Act* hidden;  // plus 8 (lane % 16)
   int64_t stride;
-  uint32_t to;  // the first place, plus what this lane copies: row lane / 16, piece lane % 16
+  uint32_t to;  // the first place, plus this lane's offset: row lane / 16, piece lane % 16
   int place_bytes;
   int row;
   int column;
@@ -135,7 +132,7 @@ struct FewRows {
         row(lane / 16),
         column(lane % 16 * 8) {}
 
-  // Zeros behind the end of a row.
+  // Zeros after the end of a row.
   __device__ void ask(const MoeOut& a, const FewPiece& piece, int place) const {
     const int k = piece.half / 2 * 128;
     const bool has = k + column < (piece.order == 0 ? a.shared_cols : a.hidden_cols);
@@ -150,7 +147,7 @@ struct FewRows {
   }
 };
 
-// By a warp: tells the others how many entries are there, until all are.
+// By one warp: publishes the number of complete entries until all are.
 __device__ inline void watch_few(FewPieces& pieces, const MoeOut& a, const FewOutPlan& p, const FewList& list,
                                  int lane) {
   constexpr int kEach = (kMostFewPairs + 1 + 31) / 32;
@@ -180,7 +177,7 @@ __device__ inline void watch_few(FewPieces& pieces, const MoeOut& a, const FewOu
   }
 }
 
-// By the same warp once all blocks of the first kernel have stored: the last one leaves zeros.
+// By the same warp, after the first kernel has stored everything: the last block resets the counts.
 __device__ inline void leave_counts(const MoeOut& a, int lane) {
   unsigned before = 0;
   if (lane == 0) before = atomicAdd(a.route.stored + kFewLeft, 1u);
@@ -209,7 +206,6 @@ __device__ inline void add_few_slice(float (&total)[4], const uint8_t* slice, co
   for (int q = 0; q < 4; ++q) total[q] += (q % 2 == 0 ? weight.x : weight.y) * (acc[0][q] + acc[1][q]);
 }
 
-// By a warp: its pieces, in turn.
 template <class Format>
 __device__ inline void add_few_pieces(float (&total)[4], const MoeOut& a, const FewOutPlan& p,
                                       FewPieces& pieces, int count, const FewRing<Format>& ring,
@@ -226,8 +222,7 @@ __device__ inline void add_few_pieces(float (&total)[4], const MoeOut& a, const 
 #pragma unroll 1
   for (int i = warp; i < count; i += kOutWarps) {
     const FewPiece piece = pieces.piece[i];
-    // Groups under way: weights of the pieces after this one, then the next one's rows. This one's rows come
-    // before the last of those weights, but where they were not there in time.
+    // This piece's rows precede the last of the weights under way, unless they were late.
     const bool late = !asked || p.stages == 1;
     if (!asked) {
       while (!__any_sync(kFullWarp, load_flag(pieces.ready) > piece.order)) __nanosleep(100);
@@ -325,7 +320,7 @@ __global__ void __maxnreg__(kFewOutRegisters)
     float total[4] = {};
     add_few_pieces<Format>(total, a, p, pieces, count, ring, ring_memory,
                            row_memory + warp * 2 * tokens * kFewRowBytes, warp, lane);
-    // To where its slices were.
+    // Reuses the memory of the slices.
     static_assert(kSlice >= kFewTokens * 16 * 4);
     wait_copies<0>();
     __syncwarp();

@@ -1,30 +1,24 @@
-// moe_skinny.cu -- the experts of one or two tokens in two launches: route + gate and up, then down + the
-// sum.
+// moe_skinny.cu -- the experts of one or two tokens in two launches: route + gate and up, then down
+// + the sum.
 //
-// Every block makes the choice itself, from the router's logits, with a thread for each expert, or for two
-// (moe_skinny.cuh): that needs no kernel and no border. Each token's experts are entries of their own, so
-// that how the work is cut is known before the choice is; what both tokens chose comes from L2 for the
-// second.
+// Every block makes the choice itself (moe_skinny.cuh). Each token's experts are entries of their
+// own, so the cut of work is known before the choice.
 //
-//   moe_in   an item is 32 rows of gate and up of an entry. One token has a few more of them than there are
-//            multiprocessors: then every block has one, and the blocks of the shared expert, which wait for
-//            no choice, come beside others; else a block has several, the shared expert's first. Its 8 warps
-//            share k, by units of 256, which bulk copies fetch whole; sums meet once for each item.
-//   moe_out  block b makes rows 16 b .. of y, for all tokens. Its warps share out the (entry, 128 k) pieces,
-//            weigh each with the token's weight and meet once, in warp order. The choice is made again, and
-//            all weights, the old y and the shared expert's factor are fetched, while moe_in still runs: what
-//            they need was complete before that began (launch.h).
+// - moe_in: an item is 32 rows of gate and up of an entry. With a few more items than
+//   multiprocessors every block has one; else a block has several, the shared expert's first. 8
+//   warps share k, by units of 256.
+// - moe_out: block b makes rows 16 b .. of y, for all tokens. Warps divide the (entry, 128 k)
+//   pieces and add up once, in warp order. It repeats the choice and loads weights while moe_in
+//   runs (launch.h).
 //
-// Codes are multiplied as they are, with scales on the sums (gemm_skinny_pair.cuh); f16 weights as usual.
-// Sums run in an order that follows from the tokens' places alone; the same step gives the same bytes.
+// The order of sums depends on the tokens' places alone: the same step gives the same bytes.
 //
-// Traffic, 35B (256 experts, 8 used, 2048 x 512, q4_K): 1.8 MB an entry; 1 token has 9 entries, 16 MB, floor
-// 3.7 us at 4.3 TB/s. All of it is asked for at once.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Latency counts (a warp issues an instruction in about 8 clocks). Tried and slower: 16 warps in
+// moe_in; two items in some blocks. A dry run before the wait gains nothing. More:
+// docs/history/cuda-kernels.md.
 #include <algorithm>
 
-// Before 9.0 the kernels are empty, and nobody calls what they are made of.
+// Before 9.0 the kernels are empty and their functions unused.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177
 #endif
@@ -44,7 +38,7 @@ struct MoeLaunch {
   size_t in_shared, out_shared;
 };
 
-// What moe_in leaves for a block of moe_out beside it, if it can; and what both take besides.
+// Room that moe_in leaves for a block of moe_out; static memory of both.
 constexpr int64_t kOutRoom = 80 * 1024;
 constexpr int64_t kStaticBytes = 22 * 1024;
 
@@ -53,13 +47,13 @@ bool plan_in(const Context& context, const MoeIn& in, MoeLaunch& launch) {
   constexpr int kUnit = unit_bytes(InFormat::kPack);
   InPlan& plan = launch.in;
   const int64_t items = int64_t{in.route.tokens} * in.route.used * in.blocks;
-  // Where `inverse` is exact.
+  // `inverse` is exact below.
   if ((items + 2 * context.processors) * in.blocks >= 1 << 22) return false;
   plan.items = static_cast<int>(items);
   plan.inverse = div_up(1 << 22, in.blocks);
   plan.sources = std::min(in.units, kInWarps);
   plan.x_bytes = in.route.tokens * in.x_units * 512 + in.x_units * 2 * kHalfSums<InFormat> * 4;
-  // A few more items than multiprocessors: some of these have two blocks rather than some blocks two items.
+  // With a few more items than multiprocessors, two blocks share some of these.
   const int64_t all = items + in.shared_blocks;
   const bool spread = all > context.processors && all <= context.processors * 5 / 4;
   launch.in_grid = static_cast<unsigned>(spread ? all : std::min<int64_t>(context.processors, all));
@@ -86,7 +80,7 @@ bool plan_out(const Context& context, const MoeOut& out, MoeLaunch& launch) {
   launch.out_grid = static_cast<unsigned>(div_up(out.width, 16));
   launch.out.entry_step = kOutWarps / (2 * out.units);
   launch.out.half_step = kOutWarps % (2 * out.units);
-  // Rows 32 bytes apart in banks.
+  // Rows are 32 bytes apart in banks.
   launch.out.row_bytes = x_units * 512 + 32;
   launch.out.row_sums = x_units * 2 * kHalfSums<OutFormat>;
   const int64_t fixed =
@@ -103,7 +97,7 @@ bool plan_out(const Context& context, const MoeOut& out, MoeLaunch& launch) {
   return stages >= 1;
 }
 
-// Both formats, and that every matrix has them. False: not in one of the forms that the kernels take.
+// False: a matrix has a form that the kernels do not take.
 bool fill_matrices(MoeIn& in, MoeOut& out, const MoeWeights& w) {
   if (!Gemm::same_form(*w.gate, *w.up)) return false;
   const PackedWeight& gate = packed(*w.gate);

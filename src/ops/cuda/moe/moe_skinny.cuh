@@ -1,9 +1,9 @@
-// moe_skinny.cuh -- what the two kernels of moe_skinny.cu are made of: the choice of experts by a whole
-// block, and slices of packed weights with a warp's ring of them.
+// moe_skinny.cuh -- the choice of experts by a whole block, and slices of packed weights with a
+// warp's ring.
 //
-// A slice is 16 of a unit's 32 rows x 128 k (packed.h): its codes stand in one stretch. So do its scales in
-// some formats; in the others they are read with those of the other 16 rows, which another block reads at the
-// same time, so that memory is read once.
+// A slice is 16 of a unit's 32 rows x 128 k (packed.h). Where its scales are not consecutive, it
+// reads those of the other 16 rows, too; another block reads them at the same time, so memory is
+// read once.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_formats.cuh"
@@ -16,14 +16,11 @@
 
 namespace braid::cuda {
 
-// An entry is what a token chose, [token][used] in the order of its choice, then one for the shared expert.
+// A token's choice is an entry, [token][used] in the order of choice; the shared expert comes last.
 inline constexpr int kMostEntries = kSkinnyTokens * kMostUsed + 1;
 inline constexpr int kSliceStages = 8;  // of a warp's ring, at most
 
-// ---- arguments ----
-
-// Where the choice comes from: logits, or null and ids and weights are there already (the ids of a token
-// differ).
+// logits, or null if ids and weights are given. The ids of a token differ.
 struct MoeRoute {
   const float* logits = nullptr;
   int64_t logits_stride = 0;
@@ -35,13 +32,12 @@ struct MoeRoute {
   int used = 0;
   int experts = 0;
   ChoiceRule rule;
-  bool shared = false;         // there is a shared expert: one more entry, with all tokens
+  bool shared = false;         // the shared expert is one more entry, with all tokens
   unsigned* stored = nullptr;  // [kFewCounts] of moe_few.cuh
 
   __host__ __device__ int entries() const { return tokens * used; }  // without the shared one
 };
 
-// One packed matrix of the experts, and that of the shared one.
 struct MoeMatrix {
   const uint8_t* units = nullptr;
   const float* scales = nullptr;
@@ -49,7 +45,7 @@ struct MoeMatrix {
   const float* shared_scales = nullptr;
 };
 
-// Gate and up: hidden[row] = silu(gate x) * up x.
+// hidden[row] = silu(gate x) * up x.
 struct MoeIn {
   MoeRoute route;
   MoeMatrix matrix[2];
@@ -60,19 +56,19 @@ struct MoeIn {
   int x_units = 0;
   int blocks = 0;  // 32-row blocks of an expert
   int shared_blocks = 0;
-  int rows = 0;  // of an expert's hidden rows, to a multiple of 8
+  int rows = 0;  // hidden rows of an expert, rounded up to 8
   int shared_rows = 0;
   Act* hidden = nullptr;  // [tokens * used, then the shared expert's tokens][hidden_stride]
   int64_t hidden_stride = 0;
 };
 
-// Down and the sum: y[t] += sum over entries of weight * down hidden.
+// y[t] += sum over entries of weight * down hidden.
 struct MoeOut {
   MoeRoute route;
   MoeMatrix matrix;
   const Act* hidden = nullptr;
   int64_t hidden_stride = 0;
-  int hidden_cols = 0;  // to a multiple of 8
+  int hidden_cols = 0;  // rounded up to 8
   int shared_cols = 0;
   int units = 0;
   int x_units = 0;
@@ -88,9 +84,7 @@ struct MoeOut {
   const float* shared_scale = nullptr;  // null: the shared expert's factor is 1
 };
 
-// ---- the choice ----
-
-// So many of the keys of each 32 experts are looked at.
+// Keys that are compared of each 32 experts.
 __host__ __device__ inline int most_places(int used) { return (used + 3) / 4 * 4; }
 
 // In shared memory. Entry t * used + j: choice j of token t.
@@ -98,7 +92,7 @@ struct alignas(16) MoeList {
   static constexpr int kWarps = 8;
   static constexpr int kPlaces = kWarps * kMostUsed;
 
-  // Whether there is room for the best of every 32 experts: of 256 always, of 512 for up to 16 used.
+  // Whether there is room for the best of every 32 experts.
   static bool takes(int experts, int used) {
     return experts <= kWarps * 32 || (experts <= kWarps * 64 && kWarps * 2 * most_places(used) <= kPlaces);
   }
@@ -107,11 +101,11 @@ struct alignas(16) MoeList {
   uint32_t best[kSkinnyTokens][kPlaces];    // the largest of each 32 experts, in order, then zeros
   int16_t best_id[kSkinnyTokens][kPlaces];
   uint32_t chosen[kSkinnyTokens][kMostUsed];  // keys
-  float2 weight[kMostEntries];                // with which the sums of both tokens are multiplied
+  float2 weight[kMostEntries];                // factors of both tokens' sums
   int16_t expert[kMostEntries];
 };
 
-// By all threads, who meet before make_list.
+// By all threads, with a barrier before make_list.
 __device__ inline void clear_list(MoeList& list, const MoeRoute& route, int thread) {
   if (route.logits == nullptr) return;
   const int groups = route.experts <= MoeList::kWarps * 32 ? MoeList::kWarps : 2 * MoeList::kWarps;
@@ -119,8 +113,7 @@ __device__ inline void clear_list(MoeList& list, const MoeRoute& route, int thre
     for (int t = 0; t < route.tokens; ++t) list.best[t][thread] = 0;
 }
 
-// What choose() (choose.cuh) finds: a thread for kEach experts finds their places, each among 32, then 4
-// threads for each of the best find its place among the best of all.
+// Like choose() (choose.cuh): threads find places among 32, then 4 threads each those among all.
 template <bool kPlain, int kEach>
 __device__ inline void place_all(MoeList& list, const MoeRoute& route, int thread) {
   constexpr int kThreads = MoeList::kWarps * 32;
@@ -146,9 +139,9 @@ __device__ inline void place_all(MoeList& list, const MoeRoute& route, int threa
     for (int t = 0; t < route.tokens && thread < kThreads; ++t) {
       const uint32_t own = t == 0 ? key[0][i] : key[1][i];
       uint32_t* all = list.key[t][warp];
-      if (i > 0) __syncwarp();  // all have looked at the group before
+      if (i > 0) __syncwarp();  // all have read the preceding group
       all[lane] = own;
-      all[32 + lane] = own + 1;  // seen by higher ids only, which the same key comes before
+      all[32 + lane] = own + 1;  // read by higher ids only, which lose ties
       __syncwarp();
       int place = 0;
 #pragma unroll
@@ -171,7 +164,7 @@ __device__ inline void place_all(MoeList& list, const MoeRoute& route, int threa
     int place = 0;
 #pragma unroll 2
     for (int w = thread % parts * lists, end = w + lists; w < end; ++w) {
-      // Of lower ids the same key comes before; in the own list the order is known.
+      // Lower ids win ties; within the own list the order is known.
       const uint32_t less = w == own_list ? 0xffffffffu : w < own_list ? own - 1 : own;
       if (w == own_list) place += candidate - own_list * most;
 #pragma unroll 2
@@ -191,7 +184,7 @@ __device__ inline void place_all(MoeList& list, const MoeRoute& route, int threa
   }
 }
 
-// By all threads, at least 32 kWarps, who have met when it returns.
+// By all threads, at least 32 kWarps. Ends with a barrier.
 template <bool kPlain>
 __device__ inline void make_list(MoeList& list, const MoeRoute& route, int thread) {
   if (route.logits != nullptr) {
@@ -208,7 +201,6 @@ __device__ inline void make_list(MoeList& list, const MoeRoute& route, int threa
   __syncthreads();
 }
 
-// By a warp, once the list is made: the weights of a token, in lane j that of choice j.
 template <bool kPlain>
 __device__ inline float weights_of(const MoeList& list, const MoeRoute& route, int token, int lane) {
   if (route.logits == nullptr)
@@ -220,14 +212,11 @@ __device__ inline float weights_of(const MoeList& list, const MoeRoute& route, i
                                    list.expert[token * route.used + j]);
 }
 
-// ---- slices ----
-
 template <class Format>
 struct Slice {
   static constexpr Pack kPack = Format::kPack;
   static constexpr int kCodes = kPack == Pack::f16 ? 4096 : kPack == Pack::q8 ? 2048 : 1024;
   static constexpr int kHighBytes = kPack == Pack::q6k ? 512 : kPack == Pack::q5 ? 256 : 0;
-  // Scales of 16 rows in one stretch, and what is in both slices of a half.
   static constexpr bool kOwnScales = kPack == Pack::q5 || kPack == Pack::t4 || kPack == Pack::fp4;
   static constexpr int kLevels = kPack == Pack::t4 ? 16 : 0;
   static constexpr int kScales = kOwnScales ? 256 + kLevels : half_bytes(kPack) - 2 * (kCodes + kHighBytes);
@@ -237,13 +226,13 @@ struct Slice {
   static constexpr int kRestAt = kScalesAt + kScales;
   static constexpr int kBytes = kRestAt + kRest;
   static constexpr int kTailAt = kOwnScales ? kHighAt : kScalesAt;
-  static constexpr int kTail = (kBytes - kTailAt) / 16;  // lanes that copy scales, and high bits if they fit
+  // lanes that copy scales, and high bits if they fit
+  static constexpr int kTail = (kBytes - kTailAt) / 16;
   static_assert(kCodes % 512 == 0 && kScales % 16 == 0 && kTail <= 32);
   static_assert(kOwnScales ? kCodes == 1024 && kRest == 0 && kHighBytes % 256 == 0 : kHighBytes % 512 == 0);
   // Formats count the bytes of scales from the beginning of half a unit.
   static constexpr int kBack = 2 * (kCodes + kHighBytes) - kScalesAt;
 
-  // The codes of a slice in shared memory.
   __device__ static void load(typename Format::Codes& codes, const uint8_t* slice, int lane) {
     if constexpr (kPack == Pack::q6k) {
       const uint4* at = reinterpret_cast<const uint4*>(slice) + lane;
@@ -264,15 +253,14 @@ struct Slice {
   }
 };
 
-// copy_async() of what is read once: the L2 cache lets go of it before it lets go of the kernels' code, which
-// the next layer needs again.
+// Evicts from L2 first, so that the code of kernels stays for the next layer.
 __device__ inline void copy_once(uint32_t to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "l"(policy)
                : "memory");
 }
 
-// Copies of 16 bytes a lane: bulk copies are for larger pieces, each takes a warp ten instructions.
+// 16 bytes a lane: a bulk copy costs a warp ten instructions, too much for small pieces.
 template <class Format>
 struct SliceRing {
   using S = Slice<Format>;
@@ -280,9 +268,9 @@ struct SliceRing {
   const uint8_t* memory;  // of this warp
   uint32_t to;            // the same, for this lane
   uint32_t full;
-  int tail_from;  // where this lane's part of the scales begins, less 16 lane; and one half later
+  int tail_from;  // start of this lane's scales, minus 16 lane; distance to the next half
   int tail_step;
-  int tail_rows;  // and of the other 16 rows
+  int tail_rows;  // distance to the other 16 rows
   uint64_t policy;
   int stages;
   StagePlace place;
@@ -330,9 +318,7 @@ struct SliceRing {
   __device__ void advance() { place.advance(stages); }
 };
 
-// ---- x in shared memory: [row][half] 256 bytes, pieces exchanged as in gemm_skinny_x.cuh ----
-
-// Formats with codes that can be multiplied as they are take x so that they can (gemm_skinny_pair.cuh).
+// These formats multiply codes, and x has the form of gemm_skinny_pair.cuh.
 template <class Format>
 inline constexpr bool kPairForm = Format::kSubBlocks > 0;
 template <class Format>
@@ -342,7 +328,7 @@ __device__ inline int piece_place(int piece, int token) {
   return (piece ^ (piece >> 3) ^ ((token & 1) << 1)) << 4;
 }
 
-// A piece of 8 k, by 16 neighbours together who have those of a half. `sums`: of the half.
+// 8 k, by 16 neighboring lanes that together have a half. `sums`: of the half.
 template <class Format>
 __device__ inline void put_piece(uint8_t* half, float* sums, uint4 v, int piece, int token, int sums_token) {
   if constexpr (kPairForm<Format>)

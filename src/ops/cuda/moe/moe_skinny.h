@@ -1,5 +1,4 @@
-// moe_skinny.h -- the experts of few tokens in two launches: of one or two (moe_skinny.cu), and of more
-// (moe_few.cu).
+// moe_skinny.h -- the experts of few tokens in two launches (moe_skinny.cu, moe_few.cu).
 #pragma once
 
 #include "ops/cuda/primitives/context.h"
@@ -10,21 +9,20 @@
 namespace braid::cuda {
 
 inline constexpr int kSkinnyTokens = 2;
-inline constexpr int kFewTokens = 8;  // moe_few.cu
+inline constexpr int kFewTokens = 8;
 
-// Tokens * used that moe_few.cu takes.
+// Most tokens * used of moe_few.cu.
 inline constexpr int kMostFewPairs = 64;
-// In memory, zeros between steps: how many times 32 hidden values of an entry are stored, the shared expert's
-// first; then how many blocks of the second kernel need these counts no more.
+// Counts of 32 stored hidden values per entry, the shared expert's first; then of finished blocks
+// of the second kernel. Zeros between steps.
 inline constexpr int kFewCounts = kMostFewPairs + 2;
 
 struct MoeMemory {
-  Act* hidden;       // rows * (used + 1) rows of the widest expert's inner width, to a multiple of 8
+  Act* hidden;       // rows * (used + 1) rows of the widest inner width, rounded up to 8
   unsigned* stored;  // [kFewCounts]
 };
 
-// Ops::moe with `logits` and their rule, Ops::moe_ffn without (null); then the ids of a token must differ.
-// False: there is no form for these, and nothing was launched.
+// `logits` null: ids and weights are given, ids distinct per token. False: nothing was launched.
 bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, Tensor ids, Tensor weights,
                 const Tensor* logits, const ChoiceRule& rule, const MoeWeights& w);
 

@@ -1,4 +1,4 @@
-// moe_skinny_in.cuh -- the first kernel of moe_skinny.cu: routing, gate and up of one or two tokens' experts.
+// moe_skinny_in.cuh -- the first kernel of moe_skinny.cu: routing, gate and up.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_skinny.cuh"
@@ -14,16 +14,15 @@ static_assert(kInThreads == MoeList::kWarps * 32);
 struct InPlan {
   int items;    // without the shared expert's
   int uneven;   // of them, in the last round of all blocks
-  int inverse;  // of an expert's blocks, times 2^22: i / blocks without a division
+  int inverse;  // 2^22 / blocks of an expert: i / blocks without a division
   int sources;  // warps that share an item
   int stages;
   int x_bytes;  // rows of x, then their sums
 };
-// The items of a block in turn: those of the shared expert first, which go to the blocks with fewest others
-// and then to the first ones, since the last ones may have to wait for a place beside the kernel before.
+// Shared items go to the blocks with the fewest others, then to the first: the last may start late.
 struct InItems {
   int shared, routed;  // numbers of the next ones
-  int entry, block;    // of the item now
+  int entry, block;    // of the current item
   bool more;
 
   __device__ explicit InItems(const InPlan& p)
@@ -46,7 +45,7 @@ struct InItems {
   }
 };
 
-// Asks for a warp's units: of each item those of gate, then those of up.
+// Loads a warp's units: of each item those of gate, then those of up.
 template <class Format>
 struct InAsker {
   static constexpr int kUnit = unit_bytes(Format::kPack);
@@ -60,7 +59,7 @@ struct InAsker {
   int matrix = 0;
   int unit = 0;
 
-  // Units of items behind the choice: only once that is there.
+  // Items after the shared ones exist only once the choice is made.
   __device__ bool more() const { return items.more; }
   __device__ bool shared() const { return items.entry == a.route.entries(); }
   __device__ void ask(int stage) {
@@ -81,7 +80,6 @@ struct InAsker {
   }
 };
 
-// x to shared memory; `held` is the first piece of each thread.
 template <class Format>
 __device__ inline void keep_x(const MoeIn& a, const uint4 (&held)[kSkinnyTokens], uint8_t* xs, float* x_sums,
                               int thread) {
@@ -104,13 +102,12 @@ __device__ inline void keep_x(const MoeIn& a, const uint4 (&held)[kSkinnyTokens]
           i, t);
 }
 
-// Where a lane finds its token's k of x.
 struct LaneX {
   const uint8_t* own;
   const float* sums;
   int exchanged;
   bool holds;          // the pair form takes x from every fourth lane
-  uint4 pair[2] = {};  // what it takes
+  uint4 pair[2] = {};  // x of the pair form
 
   __device__ LaneX(const uint8_t* xs, const float* x_sums, bool pair_form, int tokens, int lane) {
     const int g = lane / 4;
@@ -144,7 +141,7 @@ __device__ inline void multiply_unit(float (&acc)[2][2][4], const uint8_t* unit,
   }
 }
 
-// A warp's sums of an item, of one matrix: [token][32 rows].
+// [token][32 rows] of one matrix.
 template <class Format>
 __device__ inline void leave_sums(float* to, const float (&acc)[2][2][4], int tokens, int lane) {
   const int g = lane / 4;
@@ -163,16 +160,15 @@ __device__ inline void leave_sums(float* to, const float (&acc)[2][2][4], int to
   }
 }
 
-// By a warp: asks for what the sums of a block of gate and of up are multiplied with. Not by loads to
-// registers: other loads that share their scoreboard would wait for memory with them.
+// Asynchronously: register loads would share a scoreboard with other loads.
 __device__ inline void ask_scales(float (&to)[2], const MoeIn& a, bool shared, int block, int lane) {
-  __syncwarp();  // all have read those of the item before
+  __syncwarp();  // all have read those of the previous item
   if (lane >= 2) return;
   const MoeMatrix& m = a.matrix[lane];
   copy_word_async(&to[lane], (shared ? m.shared_scales : m.scales) + block);
 }
 
-// By a warp for its token: 32 hidden values from the sums [source][matrix][token][32].
+// By a token's warp: 32 hidden values from the sums [source][matrix][token][32].
 __device__ inline void store_hidden(const MoeIn& a, const InPlan& p, const InItems& item, const float* sums,
                                     const float (&scales)[2], int token, int lane) {
   wait_for_copies();
@@ -232,13 +228,13 @@ __global__ void __launch_bounds__(kInThreads, 2)
   ask(true);
   wait_for_previous();
   let_next_start();
-  // The first pieces of x are under way while the choice is made.
+  // The first pieces of x load during the choice.
   uint4 held[kSkinnyTokens] = {};
 #pragma unroll
   for (int t = 0; t < kSkinnyTokens; ++t)
     if (t < tokens && thread * 8 < a.k)
       held[t] = __ldcg(reinterpret_cast<const uint4*>(a.x + t * a.x_stride + thread * 8));
-  if (static_cast<int>(blockIdx.x) < p.items) make_list<kPlain>(list, a.route, thread);  // others have none
+  if (static_cast<int>(blockIdx.x) < p.items) make_list<kPlain>(list, a.route, thread);
   ask(false);
   keep_x<Format>(a, held, xs, x_sums, thread);
   __syncthreads();
@@ -250,7 +246,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
   InItems items(p);
 #pragma unroll 1
   for (items.next(a, p); items.more; items.next(a, p)) {
-    if (warp < tokens) {  // there when the sums are
+    if (warp < tokens) {  // they arrive before the sums
       const bool shared = items.entry == a.route.entries();
       ask_scales(scales[warp], a, shared, items.block + (shared ? 0 : list.expert[items.entry] * a.blocks),
                  lane);
@@ -269,7 +265,7 @@ __global__ void __launch_bounds__(kInThreads, 2)
       }
       leave_sums<Format>(sums + (2 * warp + matrix) * tokens * 32, acc, tokens, lane);
     }
-    // The next item's sums go to the other half of the exchange, and nobody is two items ahead.
+    // The exchange is double-buffered, and no warp is two items ahead.
     __syncthreads();
     if (warp < tokens) store_hidden(a, p, items, sums, scales[warp], warp, lane);
     sums = sums == exchange ? exchange + sums_floats : exchange;

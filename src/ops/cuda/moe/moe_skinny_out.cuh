@@ -1,4 +1,4 @@
-// moe_skinny_out.cuh -- the second kernel of moe_skinny.cu: down, and the sum over a token's experts.
+// moe_skinny_out.cuh -- the second kernel of moe_skinny.cu: down, and the sum over the experts.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_skinny_pair.cuh"
@@ -6,11 +6,10 @@
 
 namespace braid::cuda {
 
-// They share the 36 pieces of a token of the 35B evenly, and with 80 registers a thread they fit beside a
-// block of moe_in. 18 warps are as quick.
+// They divide the 36 pieces of a token of the 35B evenly, and fit beside a block of moe_in.
 inline constexpr int kOutWarps = 12;
 inline constexpr int kOutThreads = 32 * kOutWarps;
-inline constexpr int kZeroBytes = 64;  // for lanes that have no x
+inline constexpr int kZeroBytes = 64;  // for lanes without x
 
 struct OutPlan {
   int entry_step;  // kOutWarps pieces further
@@ -20,13 +19,12 @@ struct OutPlan {
   int row_sums;   // floats of one
 };
 
-// The (entry, half) pieces of a warp: every kOutWarps-th, the shared expert's last.
+// Every kOutWarps-th (entry, half) piece, the shared expert's last.
 struct Pieces {
-  int entry, half;  // of the routed ones, as if they went on for ever
+  int entry, half;  // of the routed ones, unbounded
   int routed, halves, shared_halves;
   int entry_step, half_step;
 
-  // `entries` of routed experts; `p` is the plan of either kernel.
   template <class Plan>
   __device__ Pieces(const MoeOut& a, const Plan& p, int entries, int warp)
       : entry(0),
@@ -53,7 +51,7 @@ struct Pieces {
   }
 };
 
-// A warp's: sigmoid(shared_scale . x), in all lanes.
+// By a warp: sigmoid(shared_scale . x), in all lanes.
 __device__ inline float shared_factor(const MoeOut& a, int token, int lane) {
   const Act* x = a.x + token * a.x_stride;
   float dot = 0;
@@ -71,7 +69,7 @@ __device__ inline float shared_factor(const MoeOut& a, int token, int lane) {
   return sigmoid(warp_sum(dot));
 }
 
-// Hidden rows to shared memory, zeros behind their end.
+// Zeros after the end of a row.
 template <class Format>
 __device__ inline void fetch_hidden(const MoeOut& a, const OutPlan& p, uint8_t* rows, float* sums,
                                     int thread) {
@@ -80,7 +78,6 @@ __device__ inline void fetch_hidden(const MoeOut& a, const OutPlan& p, uint8_t* 
   const int all = routed + (a.route.shared ? a.route.tokens : 0);
   const int halves = 2 * max(a.x_units, a.shared_x_units);
   const int piece = thread % 16;
-  // Numbers of (half, row): a thread keeps its piece.
   const int count = halves * all;
 #pragma unroll 1
   for (int first = thread / 16; first < count; first += kLoads * kOutThreads / 16) {
@@ -111,13 +108,12 @@ __device__ inline void fetch_hidden(const MoeOut& a, const OutPlan& p, uint8_t* 
   }
 }
 
-// What a warp adds up for its lanes: sums of 16 rows, weighed.
 struct OutSum {
   float2 weight;  // of the entry's tokens, times the block's scale
   float total[4] = {};
 };
 
-// One slice. x: this lane's 32 k of its token's hidden row; sums: of both tokens' rows.
+// x: this lane's 32 k of its token's hidden row; sums: of both tokens' rows.
 template <class Format>
 __device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_t* x, int exchanged,
                                  const float* first_sums, const float* second_sums, int r16, int lane) {
@@ -169,7 +165,7 @@ __device__ inline void add_slice(OutSum& out, const uint8_t* slice, const uint8_
   for (int q = 0; q < 4; ++q) out.total[q] += (q % 2 == 0 ? out.weight.x : out.weight.y) * acc[q];
 }
 
-// Lane c of a group ends with the sum number c; f16: lane 0 has all.
+// Lane c of a group gets sum number c; f16: lane 0 has all.
 template <class Format>
 __device__ inline float sum_of_lane(OutSum& out, int lane) {
   if constexpr (kPairForm<Format>) {
@@ -218,7 +214,7 @@ __global__ void __launch_bounds__(kOutThreads, 2)
   const int warp = thread / 32;
   const int tokens = a.route.tokens;
   const int routed = a.route.entries();
-  uint8_t* rows = dynamic + kOutWarps * p.stages * Slice<Format>::kBytes + kZeroBytes;  // behind zeros
+  uint8_t* rows = dynamic + kOutWarps * p.stages * Slice<Format>::kBytes + kZeroBytes;
   float* row_sums = reinterpret_cast<float*>(rows + (routed + tokens) * p.row_bytes);
   SliceRing<Format> ring;
   ring.prepare(dynamic + warp * p.stages * Slice<Format>::kBytes, barriers + warp * kSliceStages, p.stages,
@@ -281,7 +277,6 @@ __global__ void __launch_bounds__(kOutThreads, 2)
     int half = shared ? piece.shared_half() : piece.half;
     if (half >= x_halves) half -= x_halves;
     out.weight = list.weight[entry];
-    // Offsets from the rows: what lies before them are zeros.
     const auto sums_at = [&](int of_row) {
       const int at = sums_begin + (of_row * p.row_sums + half * kHalfSums<Format>)*4;
       return reinterpret_cast<const float*>(rows + (of_row >= 0 ? at : -kZeroBytes));

@@ -1,7 +1,6 @@
-// both.h -- code that a GPU and the host run alike, so that a test without a GPU checks it.
+// both.h -- code for GPU and host, so that tests need no GPU.
 //
-// Arithmetic here is rounded after every operation on both: nothing is fused (nvcc fuses by default, the host
-// is built without contraction), so bytes agree.
+// Every operation is rounded by itself on both (no fused multiply-add), so the bytes agree.
 #pragma once
 
 #include <bit>
@@ -52,7 +51,7 @@ inline float float_of_bf16(uint16_t a) { return bf16_to_f32(a); }
 inline uint16_t bf16_of(float a) { return f32_to_bf16(a); }
 #endif
 
-// As std::min, std::max and std::clamp choose between equal numbers, zeros of either sign among them.
+// Like std::min, std::max and std::clamp for equal numbers, also for zeros of either sign.
 template <typename T>
 BRAID_BOTH constexpr T lesser(T a, T b) {
   return b < a ? b : a;
@@ -67,9 +66,8 @@ BRAID_BOTH constexpr T within(T x, T low, T high) {
 }
 BRAID_BOTH inline float magnitude(float a) { return a < 0.0f ? -a : a; }
 
-// The threads of a block, which do one thing after the other: each(f) runs f(thread) for all of them, and
-// what they leave in shared memory is there for the next. Nothing lives in registers from one to the next.
-// On the host another class with the same functions calls them one by one (kv/host_block_test.h).
+// The threads of a block: each(f) runs f(thread) for all of them, then a barrier. No registers are
+// kept between calls. kv/host_block_test.h has the same interface on the host.
 #if defined(__CUDACC__)
 template <int kThreads>
 struct ThreadBlock {

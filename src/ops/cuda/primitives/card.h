@@ -1,8 +1,8 @@
-// card.h -- what kernels are chosen by: what a GPU has, and not what it is called.
+// card.h -- the features of a GPU by which kernels are chosen.
 //
-// A Card describes this machine's GPU as far as the code that runs on it can use it, or one of the GPUs that
-// people own, whose limits BRAID_GPU puts on another (cuda_device.cu). No CUDA header: tests read it on
-// machines that have none.
+// A Card describes this machine's GPU as far as the running code can use it, or one of the GPUs
+// whose limits BRAID_GPU imposes (cuda_device.cu). No CUDA header: tests include it on machines
+// without CUDA.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,17 @@
 namespace braid::cuda {
 
 struct Card {
-  int capability = 0;                 // 90 for 9.0; for people, and for choosing a card
+  int capability = 0;                 // 90 for 9.0; for messages, and for choosing a card
   int processors = 0;                 // streaming multiprocessors
-  size_t shared_bytes_per_block = 0;  // what a block may ask for
+  size_t shared_bytes_per_block = 0;  // dynamic limit of a block
   size_t l2_bytes = 0;
-  bool has_wgmma = false;             // products of warpgroups, and what else only code for 9.0a has
-  bool has_clusters = false;          // blocks that reach each other's shared memory
-  bool has_bulk_copies = false;       // whole pieces to shared memory, counted by a barrier
-  bool has_dependent_launch = false;  // a kernel may begin while the one before it ends
+  bool has_wgmma = false;             // warpgroup products and other features of 9.0a code
+  bool has_clusters = false;          // blocks access each other's shared memory
+  bool has_bulk_copies = false;       // bulk copies to shared memory, counted by a barrier
+  bool has_dependent_launch = false;  // a kernel may begin while the preceding one ends
 };
 
-// One for each compute capability that has code of its own.
+// One for each compute capability with code of its own.
 inline constexpr Card kCards[] = {
     {80, 108, 163 * 1024, size_t{40} << 20, false, false, false, false},  // A100
     {86, 82, 99 * 1024, size_t{6} << 20, false, false, false, false},     // RTX 3090
@@ -30,7 +30,7 @@ inline constexpr Card kCards[] = {
     {120, 170, 99 * 1024, size_t{96} << 20, false, true, true, true},     // RTX 5090
 };
 
-// What a block may ask for on any of them.
+// The smallest of the limits above.
 inline constexpr size_t kLeastSharedBytes = 99 * 1024;
 
 inline const Card* card_of(int capability) {
@@ -39,7 +39,7 @@ inline const Card* card_of(int capability) {
   return nullptr;
 }
 
-// What code for compute capability `code` uses of a GPU; `wgmma`: it is code for 9.0a.
+// The features that code for compute capability `code` uses; `wgmma`: it is for 9.0a.
 inline Card as_used_by(Card gpu, int code, bool wgmma) {
   gpu.capability = std::min(gpu.capability, code);
   gpu.has_wgmma = wgmma;
@@ -47,7 +47,7 @@ inline Card as_used_by(Card gpu, int code, bool wgmma) {
   return gpu;
 }
 
-// Whether all that is chosen for `card` runs on `gpu`.
+// Whether everything chosen for `card` runs on `gpu`.
 inline bool can_stand_in(const Card& gpu, const Card& card) {
   return card.has_wgmma <= gpu.has_wgmma && card.has_clusters <= gpu.has_clusters &&
          card.has_bulk_copies <= gpu.has_bulk_copies && card.has_dependent_launch <= gpu.has_dependent_launch;
@@ -62,12 +62,12 @@ inline Card limited_to(const Card& card, const Card& gpu) {
   return out;
 }
 
-// What a launch asks of a card, beside the shared memory that its kernel always has.
+// The requirements of a launch, beside the kernel's static shared memory.
 struct KernelLaunch {
   const char* op = "";
   size_t shared_bytes = 0;
   unsigned threads = 0;
-  unsigned cluster = 1;  // blocks
+  unsigned cluster = 1;
 };
 
 }  // namespace braid::cuda

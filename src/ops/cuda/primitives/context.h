@@ -1,8 +1,7 @@
-// context.h -- what every launch needs: the stream, what the GPU has, and the place where errors stay.
+// context.h -- the stream, the card, and the first error, for every launch.
 //
-// Owned by the device, shared by its ops. Errors are sticky: the first one is kept as a sentence that names
-// the GPU and what was being done, later work is pointless, and the engine asks for it after synchronize()
-// (Device::health).
+// Owned by the device, shared by its ops. Errors are sticky: the first one is kept as text with the
+// GPU and the op; the engine reads it after synchronize() (Device::health).
 #pragma once
 
 #include <cstdint>
@@ -16,28 +15,27 @@
 
 namespace braid::cuda {
 
-// A Card: kernels ask the context what they may use, context.shared_bytes_per_block or context.has_clusters.
+// Kernels read the limits of the Card, such as context.shared_bytes_per_block.
 struct Context : Card {
-  int gpu = 0;  // as the driver counts
+  int gpu = 0;  // the driver's number
   cudaStream_t stream = nullptr;
-  bool deterministic = false;   // device.h: forms are chosen without looking at the number of rows
+  bool deterministic = false;   // device.h: forms are chosen independently of the number of rows
   uint64_t launches = 0;        // kernels queued so far
   std::string name;             // "NVIDIA GeForce RTX 3090, 8.6"
-  const char* op = "a kernel";  // that is being queued (profile.h)
+  const char* op = "a kernel";  // the op that is being queued (profile.h)
 
-  // The driver's calls of this thread are for this GPU from now on. What works on a stream or allocates comes
-  // by here first: one thread may serve several GPUs. Where it fails, so does the next call.
+  // Selects this GPU for this thread. Call it before streams are used or memory is allocated: one
+  // thread may serve several GPUs. If it fails, the next driver call fails, too.
   void make_current() const {
     static thread_local int current = -1;
     if (current != gpu && cudaSetDevice(gpu) == cudaSuccess) current = gpu;
   }
 
-  // Remembers the first error. True: all is well.
+  // Remembers the first error. True: no error.
   bool note(cudaError_t error, const char* what) {
     return error == cudaSuccess || keep("failed in", what, error);
   }
-  // After each launch. What a launch is refused for is forgotten when it is asked for; what has broken the
-  // GPU, in whichever kernel, is told every time.
+  // Called after each launch. The driver reports a refused launch once, a broken GPU every time.
   void launched(const char* what) {
     ++launches;
     const cudaError_t error = cudaGetLastError();
@@ -46,12 +44,12 @@ struct Context : Card {
   }
   bool healthy() const { return first_error.empty(); }
 
-  // Where launches are written down instead of made (rehearsal.h); null: they are made.
+  // If not null, launches are recorded here instead of made (rehearsal.h).
   std::vector<KernelLaunch>* rehearsal = nullptr;
 
   std::string first_error;
 
-  // Of kernels, each GPU knows for itself (launch.h): which were prepared, and how many clusters it runs.
+  // Per GPU (launch.h): prepared kernels, and the number of clusters that run at a time.
   struct Clusters {
     const void* kernel;
     unsigned cluster;

@@ -1,8 +1,8 @@
-// device_math.h -- what kernels share: the activation type, warp and block sums, a few functions.
+// device_math.h -- the activation type, warp and block sums, a few functions.
 //
-// Activations are f16: 11 bits where bf16 has 8, and packed codes turn into f16 in fewer instructions
-// (gemm.h). What f16 lacks is range: every store saturates at +-65504 instead of becoming infinite. The
-// residual stream, which grows with depth, stays f32.
+// Activations are f16, which keeps 11 bits (bf16: 8), and into which packed codes convert in fewer
+// instructions. Stores saturate at +-65504 instead of becoming infinite. The residual stream, which
+// grows with depth, stays f32.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,7 @@ __device__ inline float to_float(float x) { return x; }
 inline constexpr float kMostAct = 65504.0f;
 
 #if defined(BRAID_COUNT_CLAMPS)
-// Numbers that did not fit (Device::clamped). Kernels of different source files are not linked with each
-// other, so each file has a counter, and what reads them all is a list.
+// Counts of clamped numbers (Device::clamped). Each source file has its own counter on the device.
 inline std::vector<uint64_t (*)()>& clamp_readers() {
   static std::vector<uint64_t (*)()> readers;
   return readers;
@@ -50,14 +49,14 @@ __device__ inline void count_clamp(float x) {
 __device__ inline void count_clamp(float) {}
 #endif
 
-// Largest finite value instead of infinity; NaN stays NaN.
+// The largest finite value instead of infinity; NaN stays NaN.
 __device__ inline Act to_act(float x) {
   count_clamp(x);
   if (x > kMostAct) x = kMostAct;
   if (x < -kMostAct) x = -kMostAct;
   return __float2half_rn(x);
 }
-// Two of them, x in the low half.
+// x in the low half.
 __device__ __forceinline__ uint32_t pack_act(float x, float y) {
   count_clamp(x);
   count_clamp(y);
@@ -68,7 +67,7 @@ __device__ __forceinline__ uint32_t pack_act(float x, float y) {
 __device__ inline void store(Act* at, float x) { *at = to_act(x); }
 __device__ inline void store(float* at, float x) { *at = x; }
 
-// Element `index` of a buffer whose type is known at run time; the branch is the same in all threads.
+// For a type known at run time; the branch is uniform.
 __device__ inline float load_as(const void* data, DType type, int64_t index) {
   return type == DType::f32 ? static_cast<const float*>(data)[index]
                             : to_float(static_cast<const Act*>(data)[index]);
@@ -86,8 +85,7 @@ __device__ inline float warp_sum(float x) {
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
   return x;
 }
-// Of kSums sums over kLanes neighbours, the one with number lane * kSums / kLanes. Halved with every exchange,
-// each is added as warp_sum() adds.
+// Of kSums sums over kLanes lanes, number lane * kSums / kLanes, added in the order of warp_sum().
 template <int kLanes, int kSums>
 __device__ float group_sum(float (&x)[kSums], int lane, unsigned lanes) {
   static_assert(kSums <= kLanes && (kSums & (kSums - 1)) == 0);
@@ -115,8 +113,7 @@ __device__ inline float warp_max(float x) {
   for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kFullWarp, x, offset));
   return x;
 }
-// Sum over the block, in every thread, in warp order. `scratch` [33] in shared memory; may be used again at
-// once.
+// In every thread, in warp order. `scratch` [33] in shared memory can be reused at once.
 __device__ inline float block_sum(float x, float* scratch) {
   const int warp = threadIdx.x / 32;
   const int warps = (blockDim.x + 31) / 32;

@@ -1,23 +1,22 @@
-// launch.h -- launching kernels so that each may start while the one before it ends (programmatic dependent
-// launch, where the GPU has it; elsewhere a plain launch).
+// launch.h -- launches that may start while the preceding kernel ends (programmatic dependent
+// launch, where the GPU has it; elsewhere plain launches).
 //
-// A kernel launched with launch_early() or launch_clusters() may begin as soon as every block of the kernel
-// before it has called let_next_start() or ended. Rules, for all kernels launched here:
-//   - before wait_for_previous() a kernel reads only what no kernel of a step writes (weights, tables), and
-//     writes nothing outside its own shared memory;
-//   - every block that does anything calls wait_for_previous(), also when it has no need of its own: the
-//     next kernel takes the end of this one for the end of all before it;
-//   - let_next_start() comes after wait_for_previous(). So two kernels overlap, and when a kernel starts, the
-//     one before the one before it is complete and its writes are visible;
-//   - but short kernels between two products (norm, order, route, sort, combine) call it first, so that the
-//     product after them sets itself up under the product before them, not under the few microseconds that
-//     they take. The kernel after one of these may rely on nothing but its own wait, which ends when all
-//     before it have ended: GemmLaunch::beside_previous and ExpertList::early are not for it.
-// Called early, let_next_start() lets the next kernel set itself up and ask for its first weights under the
-// tail of this one, if both fit on a multiprocessor: at most half of its threads, registers and shared
-// memory. All kernels ask for the same division of the L1 cache, since changing it waits for an idle
-// multiprocessor. Except those that have very many loads in flight (launch_loads): what is under way to
-// registers lies in the L1 cache, and the division that the others want leaves it a tenth of itself.
+// A kernel launched here may begin once every block of the preceding kernel has called
+// let_next_start() or ended. Rules for all kernels:
+// - Before wait_for_previous() a kernel reads only data that no kernel of a step writes (weights,
+//   tables), and writes only its own shared memory.
+// - Every block that does anything calls wait_for_previous(), because the end of a kernel must
+//   imply the end of all earlier ones.
+// - let_next_start() comes after wait_for_previous(). So only two kernels overlap, and when a
+//   kernel starts, the one before the preceding one is complete and its writes are visible.
+// - Exception: short kernels between two products (norm, order, route, sort, combine) call it
+//   first, so that the next product sets up during the previous one. The kernel after a short one
+//   may rely only on its own wait: GemmLaunch::beside_previous and ExpertList::early do not apply.
+//
+// Overlap needs room: at most half of a multiprocessor's threads, registers and shared memory. All
+// kernels request the same division of the L1 cache, since a change waits for an idle
+// multiprocessor. Kernels with very many loads in flight (launch_loads) do not: these loads occupy
+// L1.
 #pragma once
 
 #include <utility>
@@ -40,15 +39,15 @@ __device__ inline void let_next_start() {
 #endif
 
 enum class L1 : uint8_t {
-  small,  // as all others
-  large,  // as the driver chooses for the kernel alone: always for this kernel
+  small,  // the common division
+  large,  // the driver's choice for the kernel
 };
 
 // Before the first launch of a kernel on this GPU.
 template <typename... Parameters>
 void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...)) {
   const auto* name = reinterpret_cast<const void*>(kernel);
-  // Also for less than 48 KB: what a block may have unasked includes its static shared memory.
+  // Also for less than 48 KB: the default limit includes static shared memory.
   if (context.prepared.insert(name).second) {
     cudaFuncAttributes attributes;
     context.note(cudaFuncGetAttributes(&attributes, name), context.op);
@@ -62,8 +61,7 @@ void prepare_kernel(Context& context, L1 l1, void (*kernel)(Parameters...)) {
   }
 }
 
-// `shared`: dynamic shared memory. `cluster`: blocks (along x) that run together; above 1 only where the GPU
-// has clusters.
+// `shared`: dynamic bytes. `cluster`: blocks (along x); above 1 only if the GPU has clusters.
 template <typename... Parameters, typename... Args>
 void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Parameters...), dim3 grid,
                unsigned threads, size_t shared, Args&&... args) {
@@ -88,8 +86,7 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
     attributes[config.numAttrs].val.clusterDim.x = cluster;
     attributes[config.numAttrs].val.clusterDim.y = 1;
     attributes[config.numAttrs++].val.clusterDim.z = 1;
-    // Few blocks: on as many multiprocessors. Many: as they come, since beside the blocks of the kernel
-    // before clusters that insist on their own multiprocessors leave some of them to a second round.
+    // Many clusters are not spread: beside the preceding kernel that would take a second round.
     if (grid.x <= static_cast<unsigned>(context.processors)) {
       attributes[config.numAttrs].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
       attributes[config.numAttrs++].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
@@ -100,7 +97,7 @@ void launch_on(Context& context, L1 l1, unsigned cluster, void (*kernel)(Paramet
   context.launched(context.op);
 }
 
-// How many clusters of `cluster` blocks the GPU runs at the same time, if it does nothing else.
+// How many clusters of `cluster` blocks an idle GPU runs at the same time.
 template <typename... Parameters>
 int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Parameters...), unsigned threads,
                       size_t shared) {
@@ -123,7 +120,7 @@ int64_t most_clusters(Context& context, unsigned cluster, void (*kernel)(Paramet
   int count = 0;
   if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
     cudaGetLastError();
-    count = 0;  // a size that this GPU has not
+    count = 0;  // unsupported size
   }
   context.clusters.push_back({name, cluster, shared, count});
   return count;

@@ -1,4 +1,4 @@
-// mma.h -- the warp-wide instructions that tensor-core kernels are made of (sm_80 and up), under short names.
+// mma.h -- warp-wide instructions of tensor-core kernels (sm_80 and up), under short names.
 //
 // Fragments of m16n8k16, lane = 4 g + c:
 //   A [16, 16]  a0 row g, k 2c..2c+1   a1 row g+8   a2 row g, k 2c+8..   a3 row g+8, k 2c+8..
@@ -32,7 +32,7 @@ __device__ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -45,30 +45,27 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "r"(address)
                : "memory");
 }
-// An 8 x 8 matrix of 16-bit elements, one register a lane, transposed.
 __device__ inline uint32_t transpose_matrix(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
 
-// 16 bytes from global to shared memory, in the background.
+// 16 bytes from global to shared memory, asynchronously.
 __device__ inline void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
 }
-// 16 bytes, or zeros.
 __device__ inline void copy_async_or_zero(uint32_t to, const void* from, bool wanted) {
   const int bytes = wanted ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `kPending` groups are under way.
 template <int kPending>
 __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Two floats as 16-bit numbers, x in the low half.
+// x in the low half.
 __device__ inline uint32_t pack(float x, float y, __half) {
   const __half2 h = __floats2half2_rn(x, y);
   return *reinterpret_cast<const uint32_t*>(&h);

@@ -1,9 +1,8 @@
-// norm_math.cuh -- the arithmetic of the norm before a product: one order of additions for the kernel of its
-// own (norm.cu) and for the products that norm their input themselves (gemm_skinny_x.cuh). Both give the same
+// norm_math.cuh -- the norm's arithmetic in one order, for norm.cu and gemm_skinny_x.cuh: the same
 // bytes.
 //
-// A row is kNormThreads chains: chain c adds the squares of the float4 c, c + kNormThreads, ... in this
-// order; the chains of 32 neighbours are added by shuffles, these sums in ascending order.
+// A row is kNormThreads chains: chain c adds the squares of the float4 c, c + kNormThreads, ... in
+// this order. The chains of 32 neighbors are added by shuffles, these sums in ascending order.
 #pragma once
 
 #include "ops/cuda/primitives/device_math.h"
@@ -13,12 +12,11 @@ namespace braid::cuda {
 inline constexpr int kNormThreads = 512;
 inline constexpr int kNormWarps = kNormThreads / 32;
 
-// Without choices for the compiler.
+// Explicitly fused, so the compiler has no choice.
 __device__ inline float add_squares(float sum, const float4& v) {
   return sum + (fmaf(v.x, v.x, v.y * v.y) + fmaf(v.z, v.z, v.w * v.w));
 }
-// sums [kNormWarps] of a row, 16-byte aligned. Every product of a normed row waits for this: short chains, no
-// exact division or root.
+// sums [kNormWarps], 16-byte aligned. No exact division or root, as every product waits for this.
 __device__ inline float inverse_of_sums(const float* sums, int width, float eps) {
   static_assert(kNormWarps == 16);
   const auto* four = reinterpret_cast<const float4*>(sums);

@@ -1,11 +1,11 @@
-// wgmma.cuh -- the warpgroup matrix instruction of sm_90a: A in registers or in shared memory, B in shared
-// memory. Sums f32.
+// wgmma.cuh -- the warpgroup matrix instruction of sm_90a: A in registers or shared memory, B in
+// shared memory, f32 sums.
 //
-// Four warps multiply 64 rows: each brings 16 of them as the same fragments that mma.m16n8k16 takes, and gets
-// sums in the same places. What lies in shared memory are rows of 64 numbers (128 bytes), 16-byte pieces
-// exchanged by row modulo 8, eight rows (1024 bytes, so aligned) to a group: as copies with a tensor map
-// leave them (128-byte swizzle). A row of A has 64 k, a row of B 64 k of a column or 64 columns of one k. A
-// register that an instruction reads must keep its value until wait_wgmma().
+// Four warps multiply 64 rows, 16 each, with fragments and sums as for mma.m16n8k16. Shared memory
+// holds rows of 64 numbers (128 bytes) in groups of eight (1024 bytes, so aligned). 16-byte pieces
+// are swizzled by row modulo 8, as tensor map copies with 128-byte swizzle leave them. A row of A
+// has 64 k, a row of B 64 k of a column or 64 columns of one k. A register that an instruction
+// reads must keep its value until wait_wgmma().
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,7 @@ __device__ inline void wait_wgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
-// What an instruction under way writes or reads must not be touched or moved before the wait for it: named
-// right after that wait.
+// For registers of an instruction, right after its wait: keeps their use after that.
 template <int kCount>
 __device__ inline void hold_wgmma(float (&x)[kCount][4]) {
 #pragma unroll
@@ -38,21 +37,18 @@ __device__ inline void hold_wgmma(uint32_t (&x)[kCount][4]) {
     asm volatile("" : "+r"(x[n][0]), "+r"(x[n][1]), "+r"(x[n][2]), "+r"(x[n][3])::"memory");
 }
 
-// B whose rows are k, at a shared address; 2048 bytes further are the next 16 k, `columns` bytes further the
-// next 64 columns.
+// B with rows of one k: the next 16 k are 2048 bytes further, the next 64 columns `columns` bytes.
 __device__ inline uint64_t wgmma_rows_operand(uint32_t shared, uint32_t columns) {
   return static_cast<uint64_t>(shared >> 4 & 0x3fff) | static_cast<uint64_t>(columns >> 4) << 16 |
          uint64_t{64} << 32 | uint64_t{1} << 62;
 }
-// Rows of 64 k at a shared address; 32 bytes further are the next 16 k. The instruction does not look at the
-// distance here.
+// Rows of 64 k: the next 16 k are 32 bytes further. The distance is unused here.
 __device__ inline uint64_t wgmma_operand(uint32_t shared) { return wgmma_rows_operand(shared, 16); }
-// The operand so many bytes further on.
+// The operand `offset` bytes further.
 __device__ inline uint64_t wgmma_operand_at(uint64_t operand, uint32_t offset) {
   return (operand & ~uint64_t{0xffffffffu}) | (static_cast<uint32_t>(operand) + (offset >> 4));
 }
 
-// Tables of operands.
 #define BRAID_SUMS(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define BRAID_SUMS_2(n) BRAID_SUMS(n), BRAID_SUMS(n + 1)
 #define BRAID_SUMS_4(n) BRAID_SUMS_2(n), BRAID_SUMS_2(n + 2)
@@ -73,7 +69,7 @@ __device__ inline uint64_t wgmma_operand_at(uint64_t operand, uint32_t offset) {
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// A in registers: `operands` are the names after those of the sums, `rows_are_k` is 1 if a row of b is one k.
+// A in registers. `operands`: names after those of the sums; `rows_are_k`: a row of b is one k.
 #define BRAID_MULTIPLY(columns, type, names, operands, rows_are_k, ...)                         \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" names \
                "}, " operands ", 1, 1, 1, " #rows_are_k ";\n"                                   \

@@ -1,6 +1,6 @@
-// choose.cuh -- which experts a row of logits chooses, and their weights, as RouteParams (ops.h) say: the
-// `used` largest, ties to the lowest id. By one warp. What moe.cu and moe_skinny.cu share; every kernel that
-// makes the choice again makes it to the last bit.
+// choose.cuh -- the experts that a row of logits chooses, and their weights (RouteParams, ops.h),
+// by one warp: the `used` largest, ties to the lowest id. All kernels that repeat the choice get
+// equal bits.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace braid::cuda {
 
 inline constexpr int kMostExperts = 1024;
 inline constexpr int kMostUsed = 32;
-// Up to so many experts each lane holds its own in registers.
+// Up to this number each lane holds its experts in registers.
 inline constexpr int kQuickExperts = 256;
 
-__device__ inline uint32_t ordered(float x) {  // as numbers are, NaN lowest but for 0: nothing
+__device__ inline uint32_t ordered(float x) {  // in the order of numbers, NaN lowest; 0: none
   const uint32_t bits = isnan(x) ? 0xff800000u : __float_as_uint(x + 0.0f);  // no -0
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
@@ -24,20 +24,17 @@ __device__ inline float number_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// RouteParams as kernels see them. Kernels come in two kinds: kPlain for softmax over up to kQuickExperts,
-// what most models have, and one for all the rest. A kernel this short is slower by the code that it only
-// jumps over: one kind for all cost 1 to 3 us a layer.
+// kPlain: softmax over up to kQuickExperts. One kernel with skipped code costs 1 to 3 us a layer.
 struct ChoiceRule {
   const float* bias = nullptr;  // null: none
   float scale = 1;
-  bool sigmoid = false;  // or softmax, which keeps the order of the logits
+  bool sigmoid = false;  // else softmax, which keeps the order of the logits
 
   bool plain(int experts) const { return !sigmoid && experts <= kQuickExperts; }
 
-  // As exact as f32 is: a bias may put experts of almost equal scores in any order.
+  // Exact to f32: with a bias, almost equal scores may come in any order.
   __device__ static float score(float logit) { return 1.0f / (1.0f + expf(-logit)); }
-  // By which experts are compared. key[i], bits of the logit of expert first + i * step: all are loaded
-  // before the first is looked at, or each would wait for the one before it.
+  // Keys by which experts first + i * step are compared. All logits load before the first is used.
   template <bool kPlain, int kCount>
   __device__ void keys(uint32_t (&key)[kCount], int first, int step, int experts) const {
     if (!kPlain && sigmoid) {
@@ -52,8 +49,7 @@ struct ChoiceRule {
     for (int i = 0; i < kCount; ++i)
       key[i] = first + i * step < experts ? ordered(__uint_as_float(key[i])) : 0;
   }
-  // By a warp: the weight of this lane's expert, if it has `chosen` one. `first`: the key of the first
-  // choice.
+  // By a warp: the weight of this lane's expert, if `chosen`. `first`: the key of the first choice.
   template <bool kPlain>
   __device__ float weight(bool chosen, uint32_t own, uint32_t first, const float* logits, int expert) const {
     if (kPlain || !sigmoid) {
@@ -76,14 +72,12 @@ struct Choice {
   int id;
 };
 
-// A warp's shared memory for a choice.
 __host__ __device__ inline int choice_words(int experts) {
   return experts > 128 ? (experts + 3) / 4 * 4 : 128;
 }
 
-// Up to kQuickExperts; lane l has experts l, l + 32, ... in registers. Of the largest of each lane, number
-// `used` is a bound: at least `used` experts reach it. They are hardly ever more than 32: one comparison with
-// all others tells the place of each. False: they are more.
+// Lane l has experts l, l + 32, ... The used-th largest of the lanes' maxima bounds the candidates,
+// rarely more than 32; one comparison with all finds each one's place. False: there are more.
 template <bool kPlain>
 __device__ inline bool choose_quickly(Choice& choice, const ChoiceRule& rule, const float* logits,
                                       uint32_t* words, int experts, int used, int lane) {
@@ -126,7 +120,7 @@ __device__ inline bool choose_quickly(Choice& choice, const ChoiceRule& rule, co
 #pragma unroll 1
   for (int j = 0; j < count; j += 4) {
     const uint4 v = *reinterpret_cast<const uint4*>(found + j);
-    // Of lower ids the same key comes before.
+    // Lower ids win ties.
     place += (v.x > (j < lane ? own - 1 : own) ? 1 : 0) + (v.y > (j + 1 < lane ? own - 1 : own) ? 1 : 0) +
              (v.z > (j + 2 < lane ? own - 1 : own) ? 1 : 0) + (v.w > (j + 3 < lane ? own - 1 : own) ? 1 : 0);
   }
@@ -148,7 +142,6 @@ __device__ inline Choice choose(const ChoiceRule& rule, const float* logits, uin
     if (choose_quickly<kPlain>(choice, rule, logits, words, experts, used, lane)) return choice;
     __syncwarp();
   }
-  // Round for round the best of what each lane has left.
   uint32_t best = 0;
   int best_id = experts;
   const auto find = [&]() {

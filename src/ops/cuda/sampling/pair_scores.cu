@@ -1,8 +1,5 @@
-// pair_scores.cu -- which of a drafter's candidates follows which.
-//
-// A block makes one row: the candidates' rows of both tables go to shared memory, 128 columns at a time, and
-// a thread takes some pairs, each a product of two of them in ascending order. With 16 candidates and rank
-// 256 in bf16 a row reads 17 KB that lie in 33 places; what it costs is the way there and back.
+// pair_scores.cu -- scores of pairs of a drafter's candidates, a block per row. The candidates'
+// rows of both tables go to shared memory, 128 columns at a time; a thread takes some pairs.
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm/packed.h"
 #include "ops/cuda/primitives/launch.h"
@@ -38,7 +35,7 @@ struct PairArgs {
   Batch batch;
 };
 
-// Columns k0 .. of a row, by one warp; zeros where there is no such row and behind its end.
+// By one warp; zeros for missing rows and after the end.
 __device__ inline void stage_row(float* to, const PairTable& table, int row, int k0, int rank) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool there = row >= 0 && row < table.count;
@@ -56,7 +53,7 @@ __device__ inline void stage_row(float* to, const PairTable& table, int row, int
   for (int i = 0; i < 32; ++i) to[32 * lane + i] = values[i];
 }
 
-// Grid: output rows. Row 0 .. K - 1 of the memory: predecessors; then successors, and what confidence asks.
+// Grid: output rows. Memory rows: K predecessors, then successors, then the confidence row.
 __global__ __launch_bounds__(kPairThreads) void pair_scores_kernel(const __grid_constant__ PairArgs a) {
   __shared__ alignas(16) float staged[2 * kMostPairCandidates + 1][kPairStride];
   wait_for_previous();

@@ -1,14 +1,13 @@
-// top_k.cu -- the largest logits of a row and its log-sum-exp.
+// top_k.cu -- the largest logits of a row and its log-sum-exp. The row is read once.
 //
-// A row is cut into shares of 8192 numbers (several 8192 where there would be more than 32), one CTA of 256
-// threads each, 32 numbers a thread in registers. Numbers become keys: the number made orderable above, the
-// complement of the id below, so that ties go to the lowest id. The k-th largest of the threads' largest
-// numbers, found bit by bit from the top (a count over the CTA each) until few more than k reach it, is a
-// bound that few more than k numbers reach; those go to a list, where each finds its rank by looking at all
-// others. If too many reach it (ties), the k-th largest of all numbers is searched the same way, then the
-// last id at it. A second CTA per row does the same with what the shares kept. The row is read once.
+// A row is cut into shares of 8192 numbers (multiples of that above 32 shares), a CTA each, 32
+// numbers a thread in registers. A key is the orderable number above the complement of the id, so
+// ties go to the lowest id. A binary search over the threads' maxima finds a bound that few more
+// than k numbers reach; those are ranked against each other. With too many (ties) the search is
+// repeated over all numbers, then over ids. A second kernel merges the shares.
 //
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: always searching all numbers; sorting shares in shared memory; 8 numbers a
+// thread. More: docs/history/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
@@ -28,7 +27,6 @@ constexpr int kShare = kShareThreads * kPerThread;
 constexpr int kMostShares = 32;
 constexpr int kRowsAtOnce = 128;
 constexpr int kListed = 1024;
-// Those that merge what the shares of a row kept.
 constexpr int kMergeThreads = 1024;
 constexpr int kMergePerThread = 4;
 static_assert(kMostShares * kMostTopK <= kMergeThreads * kMergePerThread);
@@ -47,7 +45,7 @@ __device__ inline float number(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// keys[0 .. count) descending; count is a power of two.
+// Sorts descending; count is a power of two.
 __device__ inline void sort_down(unsigned long long* keys, int count) {
   for (int size = 2; size <= count; size *= 2) {
     for (int step = size / 2; step > 0; step /= 2) {
@@ -84,8 +82,7 @@ __device__ inline int id_of(unsigned long long entry) {
   return static_cast<int>(~static_cast<uint32_t>(entry));
 }
 
-// A bound that k of the threads' largest keys reach, and few more: the bits below are not worth their rounds.
-// 0: fewer than k threads have one. Also empties the list.
+// At least k of the threads' maxima reach the bound; 0: fewer than k have one. Empties the list.
 __device__ inline uint32_t bound_of(uint32_t most, int k, ShareMemory& sh) {
   if (threadIdx.x == 0) sh.listed = 0;
   uint32_t bound = 0;
@@ -103,8 +100,7 @@ __device__ inline void put_near(uint32_t key, int id, ShareMemory& sh) {
   const int at = atomicAdd(&sh.listed, 1);
   if (at < kListed) sh.near[at] = whole(key, id);
 }
-// The k largest that were put near to sh.list, in order; false: there are too many, and the list is as it
-// was. Up to eight threads look at the others for each.
+// The k largest of the list, in order. False: too many, the list is unchanged.
 __device__ inline bool rank_near(int k, ShareMemory& sh) {
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x);
@@ -128,8 +124,7 @@ __device__ inline bool rank_near(int k, ShareMemory& sh) {
   return true;
 }
 
-// The same for any numbers, out of order: the k-th largest of all, and the last id at it. key(i), id(i): of
-// this thread's `count`; key 0: nothing.
+// For any numbers, unordered. key(i), id(i): of this thread's `count`; key 0: none.
 template <int kCount, class Key, class Id>
 __device__ inline void list_all(const Key& key, const Id& id, int k, ShareMemory& sh) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -144,7 +139,7 @@ __device__ inline void list_all(const Key& key, const Id& id, int k, ShareMemory
     return all;
   };
   uint32_t threshold = 0;
-  int reached = 0;  // how many are at or above it
+  int reached = 0;  // numbers at or above it
   for (int bit = 31; bit >= 0; --bit) {
     const uint32_t candidate = threshold | 1u << bit;
     int own = 0;
@@ -187,8 +182,7 @@ __device__ inline void list_all(const Key& key, const Id& id, int k, ShareMemory
   __syncthreads();
 }
 
-// A thread's numbers of a piece. Not a number counts as the smallest; behind the end of the row (not kFull)
-// nothing is there: not a number. Returns the largest.
+// NaN counts as the smallest number, as do places past the end (not kFull). Returns the largest.
 template <bool kFull>
 __device__ inline float load_piece(float (&v)[kPerThread], const float* x, int left) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -206,20 +200,19 @@ __device__ inline float load_piece(float (&v)[kPerThread], const float* x, int l
   }
   return most;
 }
-// e to the x, for what is added up with many others.
+// For sums of many terms.
 __device__ inline float fast_exp(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.442695041f));
   return y;
 }
 
-// Grid: shares x rows; a share is so many pieces of kShare numbers. The k kept so far come along from piece
-// to piece.
+// Grid: shares x rows. The best k are carried from piece to piece of a share.
 __global__ void __launch_bounds__(kShareThreads, 4)
     share_top(const float* logits, int64_t stride, int width, int pieces, int k, unsigned long long* kept,
               ShareSum* sums) {
   __shared__ ShareMemory sh;
-  // Not by all threads: they would wait for long, beside the product that makes the logits.
+  // Only one warp: the wait is long, beside the product that makes the logits.
   if (threadIdx.x < 32) wait_for_previous();
   __syncthreads();
   let_next_start();
@@ -265,7 +258,7 @@ __global__ void __launch_bounds__(kShareThreads, 4)
       if (v[i] >= least) put_near(ordered(v[i]), at + i * kShareThreads + thread, sh);
     if (before != 0 && key_of(before) >= bound) put_near(key_of(before), id_of(before), sh);
     if (rank_near(k, sh)) continue;
-    // Read again: kept in registers for this, they would not fit there.
+    // Reads the numbers again, to save registers.
     const auto id = [&](int i) { return i == kPerThread ? id_of(before) : at + i * kShareThreads + thread; };
     const auto key = [&](int i) {
       if (i == kPerThread) return key_of(before);
@@ -332,7 +325,7 @@ void CudaOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, co
   BRAID_CHECK(values.rows >= logits.rows && ids.rows >= logits.rows && log_sum.rows >= logits.rows);
   const auto width = static_cast<int>(logits.cols);
   const int all_pieces = div_up(width, kShare);
-  const int pieces = div_up(all_pieces, kMostShares);  // of a share
+  const int pieces = div_up(all_pieces, kMostShares);  // per share
   const int shares = div_up(all_pieces, pieces);
   auto* kept = reinterpret_cast<unsigned long long*>(top_k_work_);
   auto* sums = reinterpret_cast<ShareSum*>(top_k_work_ + kept_bytes());

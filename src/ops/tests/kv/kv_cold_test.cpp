@@ -1,5 +1,4 @@
-// kv_cold_test.cpp -- sealed KV blocks: what they hold, who reads them, and that nothing but a row's position
-// decides it.
+// kv_cold_test.cpp -- sealed KV blocks: their content and readers, which depend on positions alone.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -18,7 +17,7 @@ TEST(KvCold, DevicesThatRefuseAreNamed) {
   if (!devices.refusing.empty()) GTEST_SKIP() << "not tested, as it seals no blocks: " << devices.refusing;
 }
 
-// Attention of the batch, whose blocks no row reads exact are gone, against the plain computation.
+// Runs without the hot blocks that no row reads exactly.
 void expect_plain(const ColdShape& shape, const std::vector<SequencePlan>& plans, uint64_t seed,
                   const std::string& what, float value_scale = 1.0f) {
   const auto scaled = [&](std::vector<float> o) {
@@ -38,13 +37,13 @@ void expect_plain(const ColdShape& shape, const std::vector<SequencePlan>& plans
     if (expected.empty()) expected = scaled(PlainAttention(world, shape, rows.batch()).all(q));
     world.release(rows);
     DeviceCase rounding = device;
-    if (device.gpu) rounding.activation_type = DType::f16;  // it makes f16 of units, or of scales times q
+    // it makes f16 of units, or of scales times q
+    if (device.gpu) rounding.activation_type = DType::f16;
     const double limit = outputs(rounding, KvFormat::f16, 2.0f);
     expect_close(scaled(world.attend(rows.batch(), q)), expected, limit, limit, device.name + " " + what);
   }
 }
 
-// A batch of few rows for each sequence, which some devices read in place, and one with more.
 const std::vector<SequencePlan> kFewRows = {
     {70, 1}, {1100, 1}, {63, 1, {-1, 0, 0, 1}}, {70, 0, chain(3)}, {290, 3}};
 const std::vector<SequencePlan> kManyRows = {{70, 1}, {40, 30}, {63, 1, {-1, 0, 0, 1}}, {70, 0, chain(3)}};
@@ -78,7 +77,6 @@ TEST(KvCold, SidesMayDiffer) {
   }
 }
 
-// Weights times factors of rows must fit their type, whatever the rows are.
 TEST(KvCold, SmallAndLargeValues) {
   uint64_t seed = 150;
   for (const KvCodec* codec : kv_codecs()) {
@@ -104,7 +102,7 @@ TEST(KvCold, GroupsAndWidths) {
   }
 }
 
-// More runs of sealed blocks than a GPU has multiprocessors, of few and of many queries, short and long.
+// More runs of sealed blocks than a GPU has multiprocessors.
 TEST(KvCold, ManySequencesOfUnlikeRows) {
   std::vector<SequencePlan> plans;
   for (int32_t i = 0; i < 30; ++i) {
@@ -124,7 +122,6 @@ TEST(KvCold, ManySequencesOfUnlikeRows) {
   }
 }
 
-// Rows at every place of a block, alone and several of a sequence, which then lie on both sides of a border.
 TEST(KvCold, BordersLieWhereThePositionSays) {
   std::vector<SequencePlan> few, many, trees, prompts = {{0, 90}, {31, 33}};
   for (int32_t i = 0; i < kBlock; ++i) {
@@ -161,9 +158,7 @@ TEST(KvCold, WindowsHideSealedCellsToo) {
   }
 }
 
-// ---- what units hold ----
-
-// Store and kv_seal leave what the codec makes of the hot rows; rows that are none leave zeros.
+// Rows with a NaN leave zeros.
 TEST(KvCold, UnitsAreWhatTheCodecMakesOfTheRows) {
   for (const DeviceCase& device : sealing_devices().all) {
     for (const auto& [k, v] : {std::pair{"q8_0", "c4"},
@@ -180,9 +175,10 @@ TEST(KvCold, UnitsAreWhatTheCodecMakesOfTheRows) {
       const Batch batch = rows.batch();
       const int64_t count = rows.tokens() * shape.kv_width();
       std::vector<float> keys = random.normals(count), values = random.normals(count);
-      keys[static_cast<size_t>(40 * shape.kv_width() + 3)] = NAN;               // block 1 of head 0
-      values[static_cast<size_t>(75 * shape.kv_width() + 128 + 5)] = INFINITY;  // counts as the largest
-      values[static_cast<size_t>(80 * shape.kv_width() + 128 + 5)] = NAN;       // block 0 of head 1
+      keys[static_cast<size_t>(40 * shape.kv_width() + 3)] = NAN;  // block 1 of head 0
+      // counts as the largest
+      values[static_cast<size_t>(75 * shape.kv_width() + 128 + 5)] = INFINITY;
+      values[static_cast<size_t>(80 * shape.kv_width() + 128 + 5)] = NAN;  // block 0 of head 1
       world.store_and_attend(batch, random.normals(rows.tokens() * shape.width()), keys, values);
       int zeros = 0;
       const auto check = [&](KvSide side, int32_t s, int32_t b, int32_t h) {
@@ -211,7 +207,6 @@ TEST(KvCold, UnitsAreWhatTheCodecMakesOfTheRows) {
   }
 }
 
-// A block is sealed by the step that writes its last certain row, be it one row; a draft seals nothing.
 TEST(KvCold, BlocksAreSealedWhenTheirLastRowIsCertain) {
   for (const DeviceCase& device : sealing_devices().all) {
     Random random(510);
@@ -243,12 +238,10 @@ TEST(KvCold, BlocksAreSealedWhenTheirLastRowIsCertain) {
   }
 }
 
-// ---- what bytes depend on ----
-
 constexpr const char* kSome[][2] = {{"q8_0", "q8_0"}, {"c4", "c4"},       {"q4_0", "q4_0"},
                                     {"q8_0", "q4_0"}, {"q8_0", "r_q4_0"}, {"q5_1", "c4"}};
 
-// Those that are to give equal bytes: a GPU gives them but for rounding, the reference says nothing new.
+// A GPU differs by rounding; the reference adds nothing here.
 std::vector<DeviceCase> exact_sealing_devices() {
   std::vector<DeviceCase> devices = sealing_devices().all;
   std::erase_if(devices, [](const DeviceCase& d) { return d.gpu || d.reference; });
@@ -259,7 +252,6 @@ std::vector<float> part_of(const std::vector<float>& all, int64_t first, int64_t
   return {all.begin() + first * width, all.begin() + (first + rows) * width};
 }
 
-// A prompt in random cuts, whose blocks are given back as it goes, gives and leaves the bytes of the whole.
 TEST(KvCold, BytesDoNotDependOnTheCut) {
   for (const DeviceCase& device : exact_sealing_devices()) {
     for (const auto& [k, v] : kSome) {
@@ -331,7 +323,6 @@ TEST(KvCold, BytesDependOnTheSequenceAlone) {
   }
 }
 
-// A row of a tree over a border of blocks has the bytes of a certain row with its ancestors before it.
 TEST(KvCold, TreeRowsAreAsCertainOnes) {
   const std::vector<int32_t> parents = {-1, 0, 1, 1, 0, -1, 5, 3, 7, 2, 9, 4};
   for (const DeviceCase& device : exact_sealing_devices()) {

@@ -1,5 +1,5 @@
-// kv_cold_world_test.h -- a KV layer that seals blocks, with known rows, on any device; and what attention
-// over it means, computed plainly: units encoded and decoded here, softmax in double.
+// kv_cold_world_test.h -- a KV layer that seals blocks, and a plain computation of attention: units
+// encoded and decoded here, softmax in double.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,6 @@ inline const KvCodec* codec_of(const char* name) {
   return *found;
 }
 
-// The devices that seal blocks, and the names of those that refuse to.
 struct SealingDevices {
   std::vector<DeviceCase> all;
   std::string refusing;
@@ -73,13 +72,11 @@ inline SealingDevices sealing_devices() {
   return devices;
 }
 
-// Whether a device seals such formats: a GPU knows not all of them.
 inline bool seals(const DeviceCase& device, const ColdShape& shape) {
   return World(device).device().accepts(shape.needs()).ok();
 }
 
-// A TestBatch with two tables: hot blocks, of which those that no row reads exact can be taken away, and cold
-// ones, which only blocks of certain rows have.
+// A TestBatch with tables of hot blocks, some removable, and of cold ones for certain rows.
 class ColdBatch {
  public:
   ColdBatch(const std::vector<SequencePlan>& plans, Random& random) : rows_(plans, random) {
@@ -87,7 +84,7 @@ class ColdBatch {
     hot_.assign(b.block_table, b.block_table + b.sequences * b.blocks_per_sequence);
     cold_.assign(hot_.size(), -1);
     for (int32_t s = 0; s < b.sequences; ++s) cold_blocks_ += b.context[s] / kBlockTokens;
-    cold_blocks_ += 1;  // nobody's
+    cold_blocks_ += 1;  // an unused block
     std::vector<int32_t> free(static_cast<size_t>(cold_blocks_));
     std::iota(free.begin(), free.end(), 0);
     random.shuffle(free);
@@ -98,7 +95,6 @@ class ColdBatch {
       }
     }
   }
-  // The same sequences and blocks at another cut.
   ColdBatch(const std::vector<SequencePlan>& plans, const ColdBatch& like)
       : rows_(plans, like.rows_), hot_(like.hot_), cold_(like.cold_), cold_blocks_(like.cold_blocks_) {}
 
@@ -112,7 +108,7 @@ class ColdBatch {
   int32_t hot_blocks() const { return rows_.blocks(); }
   int32_t cold_blocks() const { return cold_blocks_; }
 
-  // Takes away the hot blocks that no row of this batch reads exact; returns them.
+  // Removes the hot blocks that no row of this batch reads exactly; returns them.
   std::vector<int32_t> release(const KvTail& tail) {
     std::vector<int32_t> gone;
     const Batch b = batch();
@@ -151,8 +147,6 @@ class ColdWorld {
   World& world() { return world_; }
   const KvLayer& kv() const { return kv_; }
 
-  // Rows in all cells that rows of the batch see or are at: stretches of a table of random numbers, those of V
-  // times `value_scale`.
   void fill(const Batch& batch, Random& random, float value_scale = 1.0f) {
     constexpr int64_t kTable = 4096;
     std::vector<float> numbers = random.normals(kTable + shape_.head_dim);
@@ -173,7 +167,6 @@ class ColdWorld {
       }
     }
   }
-  // Seals all certain blocks.
   void seal(const Batch& batch) {
     std::vector<KvSeal> blocks;
     for (int32_t s = 0; s < batch.sequences; ++s) {
@@ -183,7 +176,6 @@ class ColdWorld {
     world_.ops().kv_seal(kv_, blocks);
     world_.device().synchronize();
   }
-  // Rows that are no numbers.
   void poison(int32_t hot_block) {
     for (std::byte* at : {kv_.k_row(hot_block, 0, 0), kv_.v_row(hot_block, 0, 0)})
       std::memset(at, 0x7e, static_cast<size_t>(kv_.shape.k_block_bytes()));
@@ -198,7 +190,6 @@ class ColdWorld {
     world_.device().synchronize();
     return values_of(o);
   }
-  // k and v go to the cells and are sealed; what attention over them gives.
   std::vector<float> store_and_attend(const Batch& batch, const std::vector<float>& qg,
                                       const std::vector<float>& k, const std::vector<float>& v) {
     const int64_t rows = batch.tokens;
@@ -214,7 +205,6 @@ class ColdWorld {
     return values_of(o);
   }
 
-  // Units of a sequence's first `blocks` blocks.
   std::vector<std::byte> units(const Batch& batch, int32_t s, int32_t blocks) const {
     std::vector<std::byte> all;
     for (int32_t b = 0; b < blocks; ++b) {
@@ -229,7 +219,7 @@ class ColdWorld {
   }
 
  private:
-  // What is not sealed holds large numbers.
+  // Unsealed memory holds large numbers.
   std::byte* pool(int64_t size_bytes) {
     auto* at = reinterpret_cast<std::byte*>(world_.array(size_bytes / 4));
     std::memset(at, 0x7b, static_cast<size_t>(size_bytes));
@@ -241,7 +231,6 @@ class ColdWorld {
   KvLayer kv_;
 };
 
-// The rows of one side of a block of one head, as f16.
 inline std::vector<uint16_t> hot_rows(const KvLayer& kv, KvSide side, int32_t block, int32_t head) {
   const std::byte* at = side == KvSide::k ? kv.k_row(block, head, 0) : kv.v_row(block, head, 0);
   std::vector<uint16_t> rows(static_cast<size_t>(kBlockTokens * kv.shape.head_dim));
@@ -249,7 +238,6 @@ inline std::vector<uint16_t> hot_rows(const KvLayer& kv, KvSide side, int32_t bl
   return rows;
 }
 
-// What the rows of a batch get whose hot blocks are all there.
 class PlainAttention {
  public:
   PlainAttention(const ColdWorld& world, const ColdShape& shape, const Batch& batch)

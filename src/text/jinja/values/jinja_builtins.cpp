@@ -12,8 +12,6 @@ namespace braid::jinja {
 
 namespace {
 
-// --- dict ---
-
 Value dict_get(Runtime& rt, const Value& self, const Arguments& args) {
   const Bound bound(rt, "get", args, {"key", "default"});
   if (!rt.search(*self.dict, bound[0])) return {};
@@ -54,14 +52,12 @@ Value dict_copy(Runtime& rt, const Value& self, const Arguments& args) {
   return copy;
 }
 
-// What the immutable sandbox of the reference environment refuses.
+// Refused as in Python's immutable sandbox.
 Value refuse(Runtime& rt, const Value& self, const Arguments&) {
   return rt.fail(fmt::format("a method that would change a {} is not allowed", type_name(self)));
 }
 
-// --- list ---
-
-// The one change that is allowed: templates in use build lists with it.
+// The only allowed mutation: published templates build lists with it.
 Value list_append(Runtime& rt, const Value& self, const Arguments& args) {
   const Bound bound(rt, "append", args, {"item"});
   if (!rt.failed()) rt.list_add(self.list->items, bound[0]);
@@ -91,8 +87,6 @@ Value list_copy(Runtime& rt, const Value& self, const Arguments& args) {
   return rt.failed() ? Value::undefined() : rt.list(std::move(items));
 }
 
-// --- cycler ---
-
 Value cycler_next(Runtime& rt, const Value& self, const Arguments& args) {
   no_arguments(rt, "next", args);
   Cycler& cycler = *self.cycler;
@@ -106,8 +100,6 @@ Value cycler_reset(Runtime& rt, const Value& self, const Arguments& args) {
   self.cycler->next = 0;
   return Value::none();
 }
-
-// --- loop ---
 
 Value loop_cycle(Runtime& rt, const Value& self, const Arguments& args) {
   if (args.positional.empty()) return rt.fail("cycle needs items");
@@ -124,8 +116,6 @@ Value loop_changed(Runtime& rt, const Value& self, const Arguments& args) {
   loop.changed_before = true;
   return Value::of(!same);
 }
-
-// --- globals ---
 
 constexpr int64_t kMaxRange = 100'000;
 
@@ -145,7 +135,6 @@ Value global_range(Runtime& rt, const Value&, const Arguments& args) {
   return rt.failed() ? Value::undefined() : rt.list(std::move(items));
 }
 
-// dict(mapping, key=value...) and namespace(...) take the same arguments.
 Value make_mapping(Runtime& rt, Kind kind, const Arguments& args) {
   const Value mapping = rt.dict(kind);
   if (args.positional.size() > 1) return rt.fail("at most one mapping can be given");
@@ -196,7 +185,7 @@ constexpr std::string_view kMonths[] = {"January",   "February", "March",    "Ap
 constexpr std::string_view kDays[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
                                       "Thursday", "Friday", "Saturday"};
 
-// One conversion of strftime with English names; false if `code` is none of ours.
+// One strftime conversion with English names; false if `code` is unknown.
 bool append_time(std::string& out, char code, bool unpadded, const std::tm& now) {
   const int width = unpadded ? 1 : 2;
   const int hour12 = now.tm_hour % 12 == 0 ? 12 : now.tm_hour % 12;

@@ -1,7 +1,6 @@
-// jinja_builtins.h -- the names a template can use without defining them: filters, tests, methods, globals.
-//
-// All of them take their arguments unchecked and report misuse through the runtime. Each must bound its work:
-// charge() before taking memory, scan() or steps() before reading much.
+// jinja_builtins.h -- the names of the language: filters, tests, methods, globals.
+// All get unchecked arguments and report misuse through the runtime. Each must bound its work:
+// charge() before allocating, scan() or steps() before reading much.
 #pragma once
 
 #include <string_view>
@@ -13,25 +12,24 @@ namespace braid::jinja {
 using FilterBody = Value (*)(Runtime&, const Value& input, const Arguments&);
 using TestBody = bool (*)(Runtime&, const Value& input, const Arguments&);
 
-// Null if there is none of that name.
+// Null if unknown.
 FilterBody filter_of(std::string_view name);
-FilterBody text_filter_of(std::string_view name);  // those of jinja_filters_text.cpp
-FilterBody list_filter_of(std::string_view name);  // those of jinja_filters_list.cpp
+FilterBody text_filter_of(std::string_view name);  // of jinja_filters_text.cpp
+FilterBody list_filter_of(std::string_view name);  // of jinja_filters_list.cpp
 TestBody test_of(std::string_view name);
 FunctionBody method_of(Kind kind, std::string_view name);
 FunctionBody string_method_of(std::string_view name);
-// A global function as a value; undefined if there is none of that name.
 Value global_of(Runtime& rt, std::string_view name);
 
 void bind_arguments(Runtime& rt, const char* callee, const Arguments& args, const std::string_view* names,
                     size_t count, Value* values, bool* given);
 
-// 'a %s' % values and 'a {}'.format(values), jinja_format.cpp. REQUIRES: `format` is a string.
+// 'a %s' % values and 'a {}'.format(values), in jinja_format.cpp. REQUIRES: `format` is a string.
 Value format_percent(Runtime& rt, const Value& format, const Value& values);
 Value format_fields(Runtime& rt, const Value& format, const Arguments& args);
 
-// Sorts the arguments of a call into parameters, by position and by keyword. Parameters not given stay
-// undefined; given() tells. Too many or unknown arguments fail the render.
+// Assigns the arguments of a call to parameters, by position and by keyword. Missing ones stay
+// undefined (see given()). Too many or unknown arguments fail the render.
 template <size_t N>
 class Bound {
  public:
@@ -43,14 +41,14 @@ class Bound {
   bool truthy(size_t i, bool fallback = false) const {
     return given_[i] ? braid::jinja::truthy(values_[i]) : fallback;
   }
-  // A whole number, or `fallback` if not given or none; other types fail.
+  // A whole number; `fallback` if missing or none; other types fail.
   int64_t whole(Runtime& rt, size_t i, int64_t fallback) const {
     if (!given_[i] || values_[i].is(Kind::none)) return fallback;
     if (values_[i].is_whole()) return values_[i].whole();
     rt.fail("an argument must be a whole number");
     return fallback;
   }
-  // Text, or `fallback` if not given; other types fail.
+  // Text; `fallback` if missing; other types fail.
   std::string_view text(Runtime& rt, size_t i, std::string_view fallback) const {
     if (!given_[i]) return fallback;
     if (values_[i].is_string()) return values_[i].text();
@@ -63,7 +61,6 @@ class Bound {
   bool given_[N] = {};
 };
 
-// Fails the render if there are any arguments.
 void no_arguments(Runtime& rt, const char* callee, const Arguments& args);
 
 }  // namespace braid::jinja

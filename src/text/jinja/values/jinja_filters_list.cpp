@@ -1,4 +1,4 @@
-// jinja_filters_list.cpp -- filters that give elements, one or many. Lists where Jinja has generators.
+// jinja_filters_list.cpp -- filters that give elements. They give lists where Jinja has generators.
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
@@ -12,10 +12,10 @@ namespace braid::jinja {
 
 namespace {
 
-// One or more attribute paths, "a.b" or "a,b.0" or a number, applied to elements.
+// Attribute paths, "a.b" or "a,b.0" or a number, applied to elements.
 class AttributePath {
  public:
-  // `several`: a comma separates paths, and get() gives a tuple if there is one.
+  // `several`: commas separate paths; get() then gives a tuple.
   AttributePath(Runtime& rt, const Value& spelled, bool several) : rt_(rt) {
     if (spelled.is_undefined() || spelled.is(Kind::none)) return;
     if (!spelled.is_string()) {
@@ -62,7 +62,7 @@ class AttributePath {
   std::vector<std::vector<Value>> paths_;
 };
 
-// What sort, unique, min, max and groupby compare: text in lower case unless case matters.
+// Key for sort, unique, min, max and groupby: lower case text unless case matters.
 Value comparable(Runtime& rt, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is_string() || !rt.scan(value.size)) return value;
   return rt.text(lower(value.text()), 0, value.origin);
@@ -77,8 +77,7 @@ bool key_less(Runtime& rt, const Value& a, const Value& b) {
   return !(a.is_undefined() && b.is_undefined()) && less(rt, a, b);
 }
 
-// Stable merge sort. Safe whatever less() answers: a failing render stops comparing, and mixed types or NaN
-// have no consistent order that std::sort could rely on.
+// Stable merge sort: unlike std::sort safe with mixed types, NaN, or a failed render.
 void sort_keyed(Runtime& rt, std::vector<Keyed>& items, bool reverse) {
   std::vector<Keyed> spare(items.size());
   for (size_t width = 1; width < items.size() && !rt.failed(); width *= 2) {
@@ -184,7 +183,7 @@ Value filter_groupby(Runtime& rt, const Value& input, const Arguments& args) {
     while (end < items.size() && (end == begin || equal(rt, items[begin].key, items[end].key))) {
       if (!rt.list_add(members, items[end++].item)) return {};
     }
-    // The first member spells the key; the comparison may have ignored its case.
+    // The key has the spelling of the first member, because the comparison may ignore case.
     const Value spelled = path.get(items[begin].item);
     Value group = rt.pair(spelled.is_undefined() ? items[begin].key : spelled, rt.list(std::move(members)));
     if (rt.failed()) return {};
@@ -243,7 +242,6 @@ Value filter_last(Runtime& rt, const Value& input, const Arguments& args) {
   return items.empty() ? Value::undefined() : items.back();
 }
 
-// The arguments behind the first `skip` ones.
 Arguments without_first(const Arguments& args, size_t skip) {
   Arguments rest = args;
   rest.positional.erase(rest.positional.begin(), rest.positional.begin() + static_cast<ptrdiff_t>(skip));
@@ -253,7 +251,7 @@ Arguments without_first(const Arguments& args, size_t skip) {
 // map(attribute=, default=) or map('filter', arguments...)
 Value filter_map(Runtime& rt, const Value& input, const Arguments& args) {
   std::vector<Value> out;
-  if (!truthy(input)) return rt.list({});  // none and 0 too, as in Jinja
+  if (!truthy(input)) return rt.list({});  // also none and 0, as in Jinja
   if (args.positional.empty()) {
     const Bound bound(rt, "map", args, {"attribute", "default"});
     if (!bound.given(0)) return rt.fail("map needs a filter or an attribute");
@@ -275,9 +273,9 @@ Value filter_map(Runtime& rt, const Value& input, const Arguments& args) {
   return rt.failed() ? Value::undefined() : rt.list(std::move(out));
 }
 
-// select, reject, selectattr and rejectattr: keep the elements for which a test (or truth) is `wanted`.
+// select, reject, selectattr and rejectattr: keeps elements whose test (or truth) is `wanted`.
 Value filtered(Runtime& rt, const Value& input, const Arguments& args, bool by_attribute, bool wanted) {
-  if (!truthy(input)) return rt.list({});  // none and 0 too, as in Jinja
+  if (!truthy(input)) return rt.list({});  // also none and 0, as in Jinja
   const size_t first = by_attribute ? 1 : 0;
   if (args.positional.size() < first) return rt.fail("an attribute to select by is missing");
   const AttributePath path(rt, by_attribute ? args.positional[0] : Value::none(), false);

@@ -38,7 +38,6 @@ void no_arguments(Runtime& rt, const char* callee, const Arguments& args) {
 
 namespace {
 
-// Runs a text -> text function over str(input).
 template <typename Map>
 Value mapped(Runtime& rt, const char* name, const Value& input, const Arguments& args, Map map) {
   no_arguments(rt, name, args);
@@ -169,7 +168,7 @@ Value filter_round(Runtime& rt, const Value& input, const Arguments& args) {
     const double scale = std::pow(10.0, static_cast<double>(-precision));
     return Value::of(std::nearbyint(number / scale) * scale);
   }
-  // Printing rounds the exact binary value, ties to even, which is what Python's round() does.
+  // Printing rounds the exact binary value, ties to even, as Python's round() does.
   const std::string text = fmt::format("{:.{}f}", number, static_cast<int>(precision));
   double rounded = 0;
   std::from_chars(text.data(), text.data() + text.size(), rounded);
@@ -215,7 +214,7 @@ Value filter_indent(Runtime& rt, const Value& input, const Arguments& args) {
   if (rt.failed() || !rt.scan(text.size)) return {};
   Sink sink(rt);
   if (bound.truthy(1)) sink.put_str(margin);
-  // A newline is added before splitting, as Jinja does, so that a trailing line end survives.
+  // Like Jinja, adds a newline before splitting, so that a trailing line end survives.
   std::vector<std::string_view> lines = split_lines(text.text());
   const std::string_view all = text.text();
   if (all.empty() || lines.empty() || lines.back().data() + lines.back().size() != all.data() + all.size()) {
@@ -304,7 +303,7 @@ Value filter_filesizeformat(Runtime& rt, const Value& input, const Arguments& ar
                  Origin::written);
 }
 
-// Text as a part of a URL. In a query blanks are plus signs.
+// Quotes text for a URL. In a query blanks become plus signs.
 std::string url_quoted(std::string_view text, bool query) {
   std::string out;
   for (const char c : text) {
@@ -344,7 +343,7 @@ Value filter_urlencode(Runtime& rt, const Value& input, const Arguments& args) {
   return rt.failed() ? Value::undefined() : sink.take();
 }
 
-// Attributes of an XML element: name="value" of what is neither none nor undefined.
+// XML attributes name="value"; none and undefined are left out.
 Value filter_xmlattr(Runtime& rt, const Value& input, const Arguments& args) {
   const Bound bound(rt, "xmlattr", args, {"autospace"});
   if (!input.is(Kind::dict)) return rt.fail(fmt::format("xmlattr needs a dict, not a {}", type_name(input)));

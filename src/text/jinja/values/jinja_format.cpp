@@ -1,6 +1,5 @@
-// jinja_format.cpp -- Python's two ways to put values into text: 'a %s' % values and 'a {}'.format(values).
-//
-// Each piece keeps its own origin: the words of the format, and each value's text. Padding has that of the format.
+// jinja_format.cpp -- Python's text formatting: 'a %s' % values and 'a {}'.format(values).
+// Each piece keeps its origin. Padding has the origin of the format.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,7 +16,6 @@ namespace braid::jinja {
 
 namespace {
 
-// A wider column, or more digits behind the point, is a mistake or an attack.
 constexpr int64_t kMaxWidth = 100'000, kMaxPrecision = 1'000;
 
 struct FormatSpec {
@@ -29,7 +27,7 @@ struct FormatSpec {
   int64_t width = 0;
   int64_t precision = -1;  // -1: none
   char type = 0;
-  Origin origin = Origin::written;  // of the text that holds this
+  Origin origin = Origin::written;  // of the specification's text
 };
 
 bool check(Runtime& rt, const FormatSpec& spec) {
@@ -38,7 +36,7 @@ bool check(Runtime& rt, const FormatSpec& spec) {
   return rt.scan(static_cast<uint64_t>(std::max<int64_t>(spec.width, 0)));
 }
 
-// `text` in its column. `own` is where it stands if the specification does not say.
+// Pads `text`. `own` is the alignment if the specification has none.
 void put_padded(Sink& sink, const FormatSpec& spec, char own, const Value& text) {
   if (!sink.runtime().scan(text.size)) return;
   const int64_t pad = spec.width - static_cast<int64_t>(count_chars(text.text()));
@@ -49,7 +47,6 @@ void put_padded(Sink& sink, const FormatSpec& spec, char own, const Value& text)
   for (int64_t i = left; i < pad; ++i) sink.put(spec.fill, spec.origin);
 }
 
-// Inserts the separator between thousands of the digits at the start of `number`.
 void group_thousands(std::string& number, char separator) {
   size_t digits = number.find_first_not_of("0123456789");
   if (digits == number.npos) digits = number.size();
@@ -67,7 +64,7 @@ std::string real_digits(double magnitude, const FormatSpec& spec) {
   const double shown = percent ? magnitude * 100 : magnitude;
   std::string out(buffer,
                   static_cast<size_t>(std::snprintf(buffer, sizeof buffer, form.c_str(), precision, shown)));
-  // Without a type a real keeps looking like one.
+  // Without a type, a real keeps a point.
   if (spec.type == 0 && out.find_first_not_of("0123456789") == out.npos) out += ".0";
   return percent ? out + "%" : out;
 }
@@ -87,7 +84,6 @@ std::string whole_digits(uint64_t magnitude, const FormatSpec& spec) {
   }
 }
 
-// A number in its column; whole: as one.
 void put_number(Sink& sink, const FormatSpec& spec, const Value& value, bool whole, int64_t fewest_digits) {
   std::string digits, prefix;
   bool negative;
@@ -138,8 +134,6 @@ void put_text(Sink& sink, const FormatSpec& spec, const Value& text) {
   put_padded(sink, spec, '<', shown);
 }
 
-// --- 'text' % values ---
-
 class PercentFormat {
  public:
   PercentFormat(Runtime& rt, const Value& format, const Value& values)
@@ -175,7 +169,6 @@ class PercentFormat {
     return rt_.fail("%: there are fewer values than conversions");
   }
 
-  // Digits, or * for a value.
   int64_t take_number() {
     if (now() == '*') {
       ++at_;
@@ -188,7 +181,6 @@ class PercentFormat {
     return number;
   }
 
-  // (key) of a mapping.
   void take_key() {
     const size_t end = text_.find(')', at_);
     if (end == text_.npos || !values_.is(Kind::dict)) {
@@ -284,7 +276,7 @@ class PercentFormat {
     Value character = value;
     if (value.is_whole() && value.whole() >= 0 && value.whole() <= 0x10FFFF) {
       append_utf8(spelled, static_cast<char32_t>(value.whole()));
-      character = Value::view(spelled, Origin::data);  // a number does not know who wrote it
+      character = Value::view(spelled, Origin::data);  // numbers have no origin
     } else if (!value.is_string() || value.size == 0 || char_bytes(value.text(), 0) != value.size) {
       rt_.fail("%c needs one character");
       return;
@@ -298,14 +290,12 @@ class PercentFormat {
   const Value values_;
   Sink sink_;
   size_t at_ = 0;
-  size_t next_ = 0;  // value
+  size_t next_ = 0;  // next value
   bool keyed_ = false;
   Value key_value_;
 };
 
-// --- 'text'.format(values) ---
-
-// The specification behind the colon of a field; nothing if it is malformed.
+// The specification after the colon of a field; empty if it is malformed.
 std::optional<FormatSpec> read_spec(std::string_view text) {
   FormatSpec spec;
   size_t at = 0;
@@ -349,7 +339,7 @@ class FieldFormat {
  public:
   FieldFormat(Runtime& rt, const Arguments& args) : rt_(rt), args_(args) {}
 
-  // `nested`: this is the specification of a field, whose fields have none of their own.
+  // `nested`: a field's specification, whose fields have no specifications.
   Value run(const Value& format, bool nested) {
     Sink sink(rt_);
     const std::string_view text = format.text();
@@ -413,7 +403,7 @@ class FieldFormat {
     if (!rt_.failed()) put(sink, shown, spec);
   }
 
-  // 0, name, or nothing for the next one; then .attributes and [items].
+  // 0, a name, or nothing for the next value; then .attributes and [items].
   Value value_of(const Value& format, std::string_view path) {
     const size_t name_end = std::min(path.find_first_of(".["), path.size());
     const std::string_view name = path.substr(0, name_end);

@@ -1,4 +1,4 @@
-// jinja_json.cpp -- JSON to values and back, as Python's json module spells it.
+// jinja_json.cpp -- JSON to values and back, in the spelling of Python's json module.
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Values that a render makes are steps of it; those that its caller passes in allow for more of them.
+// Values made by the render count as steps; values of the caller raise the step limit.
 class Reader {
  public:
   Reader(Runtime& rt, bool copy, Origin origin) : rt_(rt), copy_(copy), origin_(origin) {}
@@ -121,7 +121,7 @@ class Writer {
   }
 
   void string(std::string_view text, Origin origin = Origin::written) {
-    // Quoting can make six bytes of one; texts too short to matter are charged as they come out.
+    // Quoting can turn one byte into six; short texts are charged as they are written.
     const size_t worst = text.size() > 4096 ? text.size() * 5 : 0;
     if (!rt_.charge(worst) || !rt_.scan(uint64_t{text.size()} * 2)) return;
     std::string quoted;
@@ -215,14 +215,15 @@ Value from_json(Runtime& rt, const Json& json, bool copy, Origin origin) {
 }
 
 Value parse_json_text(Runtime& rt, const Value& text) {
-  // The document is made before its values are: at most so much for each, a step for four bytes of the text.
+  // The document is built before its values. Each value may take kBytesPerValue bytes, and needs a
+  // step for four bytes of text.
   constexpr uint64_t kBytesPerValue = 160;
   const uint64_t room = rt.memory_left() / kBytesPerValue;
   if (!rt.charge(text.size) || !rt.steps(text.size / 4)) return {};
   JsonBudget budget{.max_depth = static_cast<int>(kMaxDataDepth),
                     .max_values = std::min<uint64_t>(room, rt.steps_left())};
   const auto json = parse_json(text.text(), budget);
-  // Spent, whatever came of it.
+  // Charged even on failure.
   if (!rt.charge(budget.values * kBytesPerValue) || !rt.steps(budget.values + budget.comparisons / 4))
     return {};
   if (json.ok()) return from_json(rt, *json, true, text.origin);
@@ -246,7 +247,6 @@ Origin origin_of(const Json& message) {
   return *role == "system" || *role == "developer" ? Origin::instruction : Origin::data;
 }
 
-// The first `bytes` of the message's content are an instruction.
 void mark_instruction(Runtime& rt, const Json& message, size_t bytes, const Value& dict) {
   const auto content = message.find("content");
   if (content == message.end() || !content->is_string()) return;

@@ -1,4 +1,4 @@
-// jinja_methods_string.cpp -- methods of str, with Python's meaning. Pieces share the bytes of their string.
+// jinja_methods_string.cpp -- Python's methods of str. Pieces share the bytes of their string.
 #include <algorithm>
 #include <utility>
 
@@ -30,7 +30,7 @@ Value split_space(Runtime& rt, const Value& self, int64_t limit, bool from_right
   std::vector<Value> parts;
   std::string_view rest = strip_right(strip_left(self.text()));
   while (!rest.empty() && static_cast<int64_t>(parts.size()) < limit) {
-    size_t cut = from_right ? rest.size() : 0;  // where the word next to the end in question stops
+    size_t cut = from_right ? rest.size() : 0;  // end of the word next to the side to split from
     if (from_right) {
       while (cut > 0 && strip_right(rest.substr(0, cut)).size() == cut) --cut;
       if (!rt.list_add(parts, self.part(rest.substr(cut)))) return {};
@@ -76,7 +76,7 @@ Value method_rsplit(Runtime& rt, const Value& self, const Arguments& args) {
   std::vector<Value> parts;
   std::string_view rest = self.text();
   while (static_cast<int64_t>(parts.size()) < limit) {
-    // Searching backwards may look at a byte once per separator byte.
+    // Searching backwards may read a byte once per separator byte.
     const size_t cut = rest.rfind(separator);
     const size_t passed = cut == rest.npos ? rest.size() : rest.size() - cut;
     if (!rt.scan(uint64_t{passed} * separator.size())) return {};
@@ -110,8 +110,8 @@ Value method_rstrip(Runtime& rt, const Value& self, const Arguments& args) {
   return strip(rt, "rstrip", self, args, false, true);
 }
 
-// The part between two character positions, as the optional arguments `first` and `first` + 1 name it; negative ones
-// count from the end. Null data: the part begins behind the text.
+// The part between two character positions, in the optional arguments `first` and `first` + 1.
+// Negative ones count from the end. Null data: the part begins after the text.
 template <size_t N>
 std::string_view range_of(Runtime& rt, const Value& self, const Bound<N>& bound, size_t first) {
   const std::string_view text = self.text();
@@ -129,7 +129,6 @@ std::string_view range_of(Runtime& rt, const Value& self, const Bound<N>& bound,
   return text.substr(from, to - from);
 }
 
-// startswith and endswith: one text or a tuple of them.
 Value affix(Runtime& rt, const char* name, const Value& self, const Arguments& args, bool start) {
   const Bound bound(rt, name, args, {"affix", "start", "end"});
   const std::string_view text = range_of(rt, self, bound, 1);
@@ -190,7 +189,7 @@ Value method_replace(Runtime& rt, const Value& self, const Arguments& args) {
   Sink sink(rt);
   size_t at = 0;
   for (uint64_t i = 0; i < hits && rt.step(); ++i) {
-    if (before.empty()) {  // an empty text stands before every character and at the end
+    if (before.empty()) {  // an empty text is before every character and at the end
       sink.put_str(bound[1]);
       const size_t bytes = at < text.size() ? char_bytes(text, at) : 0;
       sink.put_part(self, text.substr(at, bytes));
@@ -219,7 +218,7 @@ Value method_count(Runtime& rt, const Value& self, const Arguments& args) {
   return Value::of(text.data() == nullptr ? size_t{0} : count_of(text, needle));
 }
 
-// Its position in characters; -1: not there.
+// Position in characters; -1: not found.
 Value find(Runtime& rt, const char* name, const Value& self, const Arguments& args, bool last) {
   const Bound bound(rt, name, args, {"sub", "start", "end"});
   const std::string_view needle = bound.text(rt, 0, ""), text = range_of(rt, self, bound, 1);
@@ -290,7 +289,6 @@ Value all_chars(Runtime& rt, const Value& self, const Arguments& args) {
   return Value::of(self.size > 0);
 }
 
-// partition and rpartition: before, separator, after.
 Value partition(Runtime& rt, const char* name, const Value& self, const Arguments& args, bool last) {
   const Bound bound(rt, name, args, {"sep"});
   const std::string_view separator = bound.text(rt, 0, ""), text = self.text();
@@ -312,7 +310,6 @@ Value method_rpartition(Runtime& rt, const Value& self, const Arguments& args) {
   return partition(rt, "rpartition", self, args, true);
 }
 
-// `before` and `after` characters of `fill` around the text.
 Value padded(Runtime& rt, const Value& self, const Value& fill, int64_t before, int64_t after) {
   const Value left = repeat(rt, fill, before), right = repeat(rt, fill, after);
   return rt.failed() ? Value::undefined() : concatenate(rt, concatenate(rt, left, self), right);

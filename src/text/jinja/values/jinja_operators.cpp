@@ -1,7 +1,6 @@
-// jinja_operators.cpp -- truth, equality, order, arithmetic and concatenation, as Python has them.
-//
-// Data may be a graph (a list appended to itself, one list held twice), so every walk over two values counts
-// steps and nesting.
+// jinja_operators.cpp -- Python's truth, equality, order, arithmetic and concatenation.
+// Values may form a graph (a list inside itself, one list held twice), so walks over two values
+// count steps and nesting.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -143,7 +142,7 @@ bool compare(Runtime& rt, Operator op, const Value& a, const Value& b) {
       return less(rt, a, b);
     case Operator::greater:
       return less(rt, b, a);
-    // Not the negation of the other side: NaN is on neither.
+    // Not the negation of the other side: with NaN both are false.
     case Operator::less_equal:
       return less(rt, a, b) || (!rt.failed() && equal(rt, a, b));
     case Operator::greater_equal:
@@ -161,7 +160,7 @@ bool compare(Runtime& rt, Operator op, const Value& a, const Value& b) {
 
 namespace {
 
-// Adds `value` at the end of `text`, which has room for it.
+// REQUIRES: `text` has capacity for `value`.
 void append(Text& text, const Value& value) {
   for_each_origin(value, [&text](std::string_view bytes, Origin origin) {
     append_origin(text.spans, text.bytes.size(), text.bytes.size() + bytes.size(), origin);
@@ -169,7 +168,7 @@ void append(Text& text, const Value& value) {
   });
 }
 
-// How many spans for_each_origin() goes through, at most.
+// Upper bound of the spans that for_each_origin() visits.
 uint64_t spans_of(const Value& text) {
   if (text.origin == Origin::written || text.owner == nullptr) return 1;
   const size_t base = static_cast<size_t>(text.data - text.owner->bytes.data());
@@ -185,7 +184,7 @@ Value concatenate(Runtime& rt, const Value& a, const Value& b) {
   if (a.size == 0 && b.flags == safe) return b;
   const Origin origin = std::max(a.origin, b.origin);
   if (origin != Origin::written && !rt.charge(sizeof(OriginSpan) * (spans_of(a) + spans_of(b)))) return {};
-  // In place: `a` ends where its Text ends, and there is room. Nothing that anybody sees moves.
+  // In place: `a` ends at the end of its Text, which has room. Existing views stay valid.
   if (a.owner != nullptr) {
     std::string& bytes = a.owner->bytes;
     if (a.data + a.size == bytes.data() + bytes.size() && bytes.capacity() - bytes.size() >= b.size) {
@@ -198,7 +197,7 @@ Value concatenate(Runtime& rt, const Value& a, const Value& b) {
       return value;
     }
   }
-  // Half as much again in reserve, so that a long chain of appends copies each byte a few times at most.
+  // 50 % reserve, so that a long chain of appends copies each byte only a few times.
   const uint64_t size = uint64_t{a.size} + b.size, capacity = size + size / 2 + 32;
   if (!rt.charge(capacity)) return {};
   Text* const text = rt.keep(std::make_unique<Text>());

@@ -1,4 +1,4 @@
-// jinja_tests.cpp -- what may follow `is`.
+// jinja_tests.cpp -- the tests after `is`.
 #include <utility>
 
 #include <fmt/format.h>
@@ -18,7 +18,6 @@ bool plain(Runtime& rt, const Value& input, const Arguments& args, Check check) 
   return check(input);
 }
 
-// The one argument of a two-sided test.
 const Value& other(Runtime& rt, const Arguments& args) {
   static const Value kMissing = Value::undefined();
   if (args.positional.size() == 1 && args.named.empty()) return args.positional[0];
@@ -86,7 +85,7 @@ bool is_test(Runtime& rt, const Value& v, const Arguments& args) {
   return v.is_string() && test_of(v.text()) != nullptr;
 }
 
-// Strings, dicts and undefined are iterable and sequences, as they are for Jinja.
+// As in Jinja, strings, dicts and undefined are iterable and sequences.
 bool iterable(const Value& v) {
   return v.is_undefined() || v.is_string() || v.is_sequence() || v.is(Kind::dict) || v.is(Kind::loop);
 }

@@ -104,7 +104,6 @@ bool is_cased(uint32_t c) { return to_upper(c) != c || to_lower(c) != c || c == 
 
 namespace {
 
-// Rewrites every character; a broken byte is copied as it is.
 template <typename Map>
 std::string map_chars(std::string_view text, Map map) {
   std::string out;
@@ -183,7 +182,7 @@ std::string_view strip_left(std::string_view text, std::string_view chars) {
 std::string_view strip_right(std::string_view text, std::string_view chars) {
   size_t end = text.size();
   while (end > 0) {
-    // Step back over continuation bytes to the start of the last character; broken bytes stand alone.
+    // Skip continuation bytes back to the start of the last character; invalid bytes are single.
     size_t start = end - 1;
     while (start > 0 && end - start < 4 && (static_cast<unsigned char>(text[start]) & 0xC0) == 0x80) --start;
     size_t bytes;
@@ -201,7 +200,8 @@ std::string_view strip_right(std::string_view text, std::string_view chars) {
 size_t find_text(std::string_view text, std::string_view needle, size_t from) {
   if (from > text.size()) return std::string_view::npos;
   if (needle.empty()) return from;
-  // memmem is linear in the C libraries we build on; string_view::find is not for needles like "aaaa...b".
+  // memmem is linear in the C libraries that braid builds on; string_view::find is not for needles
+  // like "aaaa...b".
   const void* hit = memmem(text.data() + from, text.size() - from, needle.data(), needle.size());
   return hit == nullptr ? std::string_view::npos
                         : static_cast<size_t>(static_cast<const char*>(hit) - text.data());
@@ -226,7 +226,7 @@ std::string format_real(double number) {
   if (std::isinf(number)) return number < 0 ? "-inf" : "inf";
   char buffer[40];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::scientific).ptr;
-  // Shortest digits as d[.ddd]e[+-]xx; lay them out the way Python does.
+  // Shortest digits as d[.ddd]e[+-]xx, converted to Python's layout.
   std::string_view scientific(buffer, static_cast<size_t>(end - buffer));
   const size_t e = scientific.find('e');
   const int exponent = std::atoi(std::string(scientific.substr(e + 1)).c_str());

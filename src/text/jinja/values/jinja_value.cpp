@@ -1,4 +1,4 @@
-// jinja_value.cpp -- ownership, accounting, printing and access; arithmetic is in jinja_operators.cpp.
+// jinja_value.cpp -- ownership, accounting, printing and access.
 #include "text/jinja/values/jinja_value.h"
 
 #include <algorithm>
@@ -17,8 +17,6 @@ double Value::number() const {
   if (flags & kUnsigned) return static_cast<double>(static_cast<uint64_t>(integer));
   return static_cast<double>(whole());
 }
-
-// --- Dict ---
 
 Value* Dict::find(std::string_view key) {
   if (entries.size() < kIndexFrom) {
@@ -56,8 +54,6 @@ void Dict::set(const Value& key, const Value& value) {
   }
 }
 
-// --- Runtime ---
-
 Runtime::Runtime(const Limits& limits, const std::tm& now)
     : limits_(limits), now_(now), start_(std::chrono::steady_clock::now()), max_steps_(limits.max_steps) {
   check_at_ = std::min(kClockSteps, max_steps_ + 1);
@@ -72,7 +68,7 @@ Value Runtime::fail_plain(std::string message) {
   if (!failed_) {
     failed_ = true;
     error_.message = std::move(message);
-    check_at_ = 0;  // from here on every step() takes the slow path and says no
+    check_at_ = 0;  // every later step() takes the slow path and fails
   }
   return Value::undefined();
 }
@@ -101,7 +97,7 @@ bool Runtime::check_limits() {
   return true;
 }
 
-// Few entries are walked through, many are sorted; keys other than strings always by a walk.
+// Text keys: linear in a short dict, by index in a long one. Other keys: always linear.
 bool Runtime::search(const Dict& dict, const Value& key) {
   const uint64_t entries = dict.entries.size();
   if (!key.is_string()) return steps(entries);
@@ -181,8 +177,6 @@ bool Runtime::list_add(std::vector<Value>& items, const Value& value) {
   return true;
 }
 
-// --- printing ---
-
 bool Sink::put(std::string_view bytes, Origin origin) {
   if (bytes.size() > max_bytes_ - std::min<uint64_t>(out_.text.size(), max_bytes_)) {
     rt_.fail_limit("the rendered text is longer than allowed");
@@ -214,7 +208,7 @@ void Sink::put_str(const Value& value) {
 namespace {
 
 void put_items(Sink& sink, const std::vector<Value>& items) {
-  // By index: a list may hold itself, but nothing can change it while it is printed.
+  // By index: a list may hold itself, but is not changed while it is printed.
   for (size_t i = 0; i < items.size(); ++i) {
     if (i > 0 && !sink.put(", ")) return;
     sink.put_repr(items[i]);
@@ -257,7 +251,7 @@ void Sink::put_repr(const Value& value) {
       put(format_real(value.real));
       return;
     case Kind::string: {
-      // The worst that quoting can do is "\x00".
+      // Worst case of quoting: "\x00".
       if (!rt_.charge(uint64_t{value.size} * 4) || !rt_.scan(uint64_t{value.size} * 2)) return;
       std::string quoted;
       append_repr(quoted, value.text());
@@ -343,8 +337,6 @@ const char* type_name(const Value& value) {
   return "value";
 }
 
-// --- access ---
-
 std::vector<Value> elements(Runtime& rt, const Value& value) {
   std::vector<Value> items;
   switch (value.kind) {
@@ -398,7 +390,6 @@ Value fail_undefined(Runtime& rt, const Value& value) {
   return rt.fail(value.name ? fmt::format("'{}' is undefined", *value.name) : "an undefined value was used");
 }
 
-// A bound method for `name`, or undefined if the type has no such method.
 Value find_method(Runtime& rt, const Value& object, std::string_view name) {
   const FunctionBody body = method_of(object.kind, name);
   return body ? rt.bind(body, object) : Value::undefined();
@@ -442,7 +433,8 @@ Value get_item(Runtime& rt, const Value& object, const Value& key) {
     return object.part(text.substr(begin, char_bytes(text, begin)));
   }
   if (!key.is_string()) return Value::undefined();
-  // x['name'] falls back to x.name; the name must outlive the value, so it is not attached to an undefined.
+  // x['name'] falls back to x.name. The local name does not outlive the value, so it is not
+  // attached to an undefined.
   const std::string name(key.text());
   const Value value = get_attribute(rt, object, name);
   return value.is_undefined() ? Value::undefined() : value;
@@ -450,7 +442,6 @@ Value get_item(Runtime& rt, const Value& object, const Value& key) {
 
 namespace {
 
-// Resolves one slice bound the way Python's slice.indices does.
 bool slice_bound(Runtime& rt, const Value& bound, int64_t size, int64_t low, int64_t high, int64_t missing,
                  int64_t* out) {
   if (bound.is_undefined() || bound.is(Kind::none)) {
@@ -471,7 +462,7 @@ bool slice_bound(Runtime& rt, const Value& bound, int64_t size, int64_t low, int
 
 Value get_slice(Runtime& rt, const Value& object, const Value& start, const Value& stop, const Value& step) {
   if (object.is_undefined()) return fail_undefined(rt, object);
-  // Like any subscript that does not fit, a slice of a number or of none is undefined.
+  // Like any invalid subscript, a slice of a number or of none is undefined.
   if (!object.is_sequence() && !object.is_string()) return Value::undefined();
   int64_t stride = 1;
   if (!step.is_undefined() && !step.is(Kind::none)) {

@@ -1,19 +1,16 @@
 // jinja_value.h -- the values of one render, and the runtime that owns and counts them.
 //
-// A Value is a small handle, free to copy. Strings are views: into the caller's JSON, into the template, or
-// into a Text of this render. Bytes that a view covers never move and never change, so splitting, trimming
-// and slicing copy nothing; appending to the newest end of a Text with room to spare happens in place, so
-// building a string piece by piece is linear.
+// Strings are views into the caller's JSON, the template, or a Text of this render. Viewed bytes
+// never move or change, so slicing copies nothing. Appending at the end of a Text with free
+// capacity happens in place, so building a string is linear.
 //
-// Every string knows who wrote it (origin.h). A Text marks its bytes, whole and exactly, and views inherit
-// the marks; a view outside the runtime is of one origin. What is computed from a string as a whole (upper,
-// repr) takes its least trusted origin.
+// Every string has an origin (origin.h). A Text marks its bytes exactly, and views inherit the
+// marks; other views have one origin. A value computed from a whole string (upper, repr) takes its
+// least trusted one.
 //
-// Everything a render creates belongs to its Runtime and dies with it, not before. That makes cycles harmless
-// and destruction flat, and the memory limit an upper bound by construction.
-//
-// Failure is sticky: fail() keeps the first error, every later operation is a cheap no-op that returns an
-// undefined value, and loops stop at the next check of failed().
+// The Runtime owns all objects until it ends, so cycles are harmless and destruction needs no
+// recursion. After fail(), operations return undefined, and loops stop at the next check of
+// failed().
 #pragma once
 
 #include <algorithm>
@@ -62,11 +59,9 @@ struct Loop;
 struct Cycler;
 struct Joiner;
 
-// Flags of a Value.
-constexpr uint8_t kSafe = 1;  // string: came from `safe` or `escape`, so `+` escapes the other side
-constexpr uint8_t kUnsigned =
-    2;                         // integer: the bits are a uint64_t above INT64_MAX; prints, does no arithmetic
-constexpr uint8_t kGroup = 4;  // tuple: an element of groupby, with .grouper and .list
+constexpr uint8_t kSafe = 1;      // string from `safe` or `escape`, so `+` escapes the other side
+constexpr uint8_t kUnsigned = 2;  // integer: a uint64_t above INT64_MAX; prints, has no arithmetic
+constexpr uint8_t kGroup = 4;     // tuple: an element of groupby, with .grouper and .list
 
 struct Value {
   Kind kind = Kind::undefined;
@@ -74,7 +69,7 @@ struct Value {
   Origin origin = Origin::written;  // string: the least trusted of its parts, or worse
   uint32_t size = 0;                // string: bytes
   union {
-    const std::string* name = nullptr;  // undefined: what was looked up, may be null
+    const std::string* name = nullptr;  // undefined: the looked-up name, may be null
     bool boolean;
     int64_t integer;
     double real;
@@ -88,7 +83,7 @@ struct Value {
     Joiner* joiner;
     Object* object;
   };
-  Text* owner = nullptr;  // string: the Text it lies in, null for bytes outside the runtime
+  Text* owner = nullptr;  // string: its Text, null for bytes outside the runtime
 
   static Value none() { return of(Kind::none); }
   static Value undefined(const std::string* name = nullptr) {
@@ -117,7 +112,7 @@ struct Value {
     value.real = real;
     return value;
   }
-  // A view of bytes that outlive the runtime. REQUIRES: bytes.size() < 4 GiB.
+  // REQUIRES: the bytes outlive the runtime; bytes.size() < 4 GiB.
   static Value view(std::string_view bytes, Origin origin = Origin::written) {
     Value value = of(Kind::string);
     value.origin = origin;
@@ -125,7 +120,7 @@ struct Value {
     value.size = static_cast<uint32_t>(bytes.size());
     return value;
   }
-  static Value of(const char*) = delete;  // would be taken for a bool
+  static Value of(const char*) = delete;  // would convert to bool
   static Value of(int) = delete;
 
   std::string_view text() const { return {data, size}; }
@@ -157,9 +152,9 @@ struct List : Object {
   std::vector<Value> items;
 };
 
-// Insertion order; keys compare as Python's do (1, 1.0 and true are one key).
+// Insertion order; keys compare as in Python (1, 1.0 and true are one key).
 struct Dict : Object {
-  static constexpr size_t kIndexFrom = 9;  // shorter dicts are searched entry by entry, others in log n
+  static constexpr size_t kIndexFrom = 9;  // shorter dicts are searched linearly, others in log n
   std::vector<std::pair<Value, Value>> entries;
 
   Value* find(std::string_view key);
@@ -167,10 +162,9 @@ struct Dict : Object {
   void set(const Value& key, const Value& value);
 
  private:
-  std::map<std::string_view, uint32_t> index_;  // of text: no choice of keys makes it slow
+  std::map<std::string_view, uint32_t> index_;  // of text keys: no choice of keys makes it slow
 };
 
-// Calls collect their arguments here.
 struct Arguments {
   std::vector<Value> positional;
   std::vector<std::pair<std::string_view, Value>> named;
@@ -198,32 +192,29 @@ class Runtime {
  public:
   Runtime(const Limits& limits, const std::tm& now);
 
-  // --- errors ---
-  // Keeps the first error, prefixed with the template line. Always returns undefined, for `return
-  // rt.fail(...)`.
+  // Keeps the first error, prefixed with the template line. Always returns undefined.
   Value fail(std::string message);
-  Value fail_plain(std::string message);  // raise_exception: word for word
+  Value fail_plain(std::string message);  // raise_exception: unchanged
   Value fail_limit(std::string message);  // as fail(), with kind exhausted
   bool failed() const { return failed_; }
   const Error& error() const { return error_; }
   void at_line(uint32_t line) { line_ = line; }
   uint32_t line() const { return line_; }
 
-  // --- limits; each returns false once the render has failed ---
+  // Limits; each returns false once the render has failed.
   bool step() { return ++steps_ < check_at_ ? !failed_ : check_limits(); }
   bool steps(uint64_t count) {
     steps_ += count;
     return steps_ < check_at_ ? !failed_ : check_limits();
   }
-  bool charge(uint64_t bytes);                             // memory about to be taken
-  bool scan(uint64_t bytes) { return steps(bytes >> 6); }  // text about to be read
-  // A key about to be searched for.
+  bool charge(uint64_t bytes);                             // before allocating
+  bool scan(uint64_t bytes) { return steps(bytes >> 6); }  // before reading text
+  // Before searching for a key.
   bool search(const Dict& dict, const Value& key);
-  // The caller passes in a value with so many bytes of text: more may be done with it.
+  // The caller passes in a value with `bytes` of text, which raises the limits.
   void allow_for(uint64_t bytes) { max_steps_ += limits_.input_steps * (1 + (bytes >> 6)); }
   uint64_t steps_taken() const { return steps_; }
   uint64_t memory_taken() const { return memory_; }
-  // What may still be taken.
   uint64_t steps_left() const { return max_steps_ - std::min(steps_, max_steps_); }
   uint64_t memory_left() const { return memory_limit() - std::min(memory_, memory_limit()); }
   const Limits& limits() const { return limits_; }
@@ -231,12 +222,10 @@ class Runtime {
 
   // Depth of evaluation on the C++ stack, see Nested.
   uint32_t nesting = 0;
-  // Depth of macro, caller and recursive loop calls.
   uint32_t recursion = 0;
 
-  // --- making values ---
   Value text(std::string bytes, uint8_t flags, Origin origin);  // charges
-  Value adopt(RenderedText text);                               // charged by the caller already
+  Value adopt(RenderedText text);                               // already charged by the caller
   Value list(std::vector<Value> items, Kind kind = Kind::list);
   Value tuple(std::vector<Value> items) { return list(std::move(items), Kind::tuple); }
   Value pair(const Value& first, const Value& second);
@@ -245,7 +234,6 @@ class Runtime {
   bool dict_set(Dict& dict, const Value& key, const Value& value);  // charges; fails on unhashable keys
   bool list_add(std::vector<Value>& items, const Value& value);     // charges
 
-  // Takes ownership of an object that lives as long as the render.
   template <typename T>
   T* keep(std::unique_ptr<T> object) {
     T* raw = object.get();
@@ -274,7 +262,7 @@ class Runtime {
   Error error_{ErrorKind::invalid_argument, ""};
 };
 
-// One level of C++ recursion over templates or data. Check ok() before going deeper.
+// One level of C++ recursion over templates or data. Check ok() before recursing.
 constexpr uint32_t kMaxNesting = 1200;
 class Nested {
  public:
@@ -290,7 +278,7 @@ class Nested {
   Runtime& rt_;
 };
 
-// Text being written, with every byte charged before it is taken.
+// Output text; every byte is charged before it is written.
 class Sink {
  public:
   explicit Sink(Runtime& rt, uint64_t max_bytes = UINT64_MAX) : rt_(rt), max_bytes_(max_bytes) {}
@@ -308,13 +296,12 @@ class Sink {
   RenderedText out_;
 };
 
-// --- what every value can do (jinja_value.cpp, jinja_operators.cpp) ---
 const char* type_name(const Value& value);  // Python's names, for messages
 bool truthy(const Value& value);
-Value to_string(Runtime& rt, const Value& value);  // str(value); strings are returned as they are
+Value to_string(Runtime& rt, const Value& value);  // str(value); strings are returned unchanged
 bool equal(Runtime& rt, const Value& a, const Value& b);
 bool identical(const Value& a, const Value& b);
-// a < b for sorting and comparison operators; fails on types that have no order.
+// a < b; fails on types that have no order.
 bool less(Runtime& rt, const Value& a, const Value& b);
 bool contains(Runtime& rt, const Value& container, const Value& item);
 Value length_of(Runtime& rt, const Value& value);
@@ -346,19 +333,19 @@ Value calculate(Runtime& rt, Operator op, const Value& a, const Value& b);
 bool compare(Runtime& rt, Operator op, const Value& a, const Value& b);
 Value negate(Runtime& rt, const Value& value);
 Value concatenate(Runtime& rt, const Value& a, const Value& b);  // of two strings
-// Calls take(bytes, origin) for the parts of a string, each of one origin, from left to right. The bytes of
-// its Text may grow meanwhile, within their capacity.
+// Calls take(bytes, origin) for the parts of a string from left to right, each of one origin. The
+// bytes of its Text may grow meanwhile, within their capacity.
 template <typename Take>
 void for_each_origin(const Value& text, const Take& take);
 Value repeat(Runtime& rt, const Value& text, int64_t times);
 
-// --- JSON (jinja_json.cpp) ---
-// Strings are viewed in place unless `copy`. Fails on data nested deeper than kMaxDataDepth.
+// JSON (jinja_json.cpp). Strings are viewed in place unless `copy`. Fails on data nested deeper
+// than kMaxDataDepth.
 constexpr uint32_t kMaxDataDepth = 400;
 Value from_json(Runtime& rt, const nlohmann::ordered_json& json, bool copy, Origin origin);
-// What a string says as JSON, made in this render: its steps, its memory.
+// Parses a string as JSON; the render pays the steps and memory.
 Value parse_json_text(Runtime& rt, const Value& text);
-// A list of messages, in place: what the role assistant said is an answer, the rest data.
+// A list of messages, in place: content of the role assistant is an answer, the rest data.
 Value from_messages(Runtime& rt, const nlohmann::ordered_json& json,
                     const std::vector<size_t>* instruction_bytes);
 struct JsonStyle {
@@ -378,7 +365,7 @@ void for_each_origin(const Value& text, const Take& take) {
     take(bytes, text.origin);
     return;
   }
-  // By index and with the end fixed: what is taken may be appended to the same Text.
+  // By index and with the end fixed: take() may append to the same Text.
   const OriginSpans& spans = text.owner->spans;
   const size_t base = static_cast<size_t>(text.data - text.owner->bytes.data());
   const size_t end = base + bytes.size();

@@ -1,5 +1,5 @@
-// activations_neon.cpp -- quantizing activation rows, and silu(gate) * up, on aarch64. The formulas are those
-// of activations.h, operation for operation; the planes of int16 codes are those of kernels_neon.h.
+// activations_neon.cpp -- quantizing activation rows, and silu(gate) * up, on aarch64. Formulas:
+// activations.h, operation for operation; planes of int16 codes: kernels_neon.h.
 
 #if defined(__aarch64__)
 #include "ops/cpu/gemm/activations.h"
@@ -17,7 +17,6 @@ int8x16_t narrow(const int32x4_t* c) {
   return vcombine_s8(vmovn_s16(a), vmovn_s16(b));
 }
 
-// 32 values; x == nullptr: zeros.
 void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   float32x4_t v[8];
   float32x4_t largest = vdupq_n_f32(0);
@@ -43,7 +42,7 @@ void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   head.sum16[2 * sub] = static_cast<int16_t>(s0);
   head.sum16[2 * sub + 1] = static_cast<int16_t>(s1);
   if (job.wide_codes) {
-    // low = the lowest byte with its sign, high = (code - low) / 256, at most 127 because of kWideRange.
+    // low = the sign-extended lowest byte, high = (code - low) / 256 <= 127 because of kWideRange.
     if ((job.needs & kNeedsNibbles) == 0) return;
     ActNibbles& planes = job.nibbles[at];
     for (int i = 0; i < 2; i++) {

@@ -1,7 +1,5 @@
-// kernels_neon.h -- the functions that products.cpp puts into the tables of aarch64; see products.h for what
-// they do. Each exists with the dot product instructions (kDot) and without.
-//
-// For int16 codes ActNibbles holds two int8 planes, code = 256 high + low.
+// kernels_neon.h -- the kernels of the aarch64 tables (products.h), with sdot (kDot) and without.
+// For int16 codes, ActNibbles has two int8 planes: code = 256 high + low.
 #pragma once
 
 #include "ops/cpu/gemm/products.h"
@@ -18,7 +16,7 @@ template <bool kDot>
 void w5k_rows(const Job& job);
 template <bool kDot>
 void w6k_rows(const Job& job);
-// The small types with int8 activations, and with int16 ones every quantized type but Q8_0.
+// The small types with int8 activations; with int16 activations every quantized type but Q8_0.
 template <bool kDot, Layout L>
 void small_rows(const Job& job);
 template <bool kDot, Layout L>

@@ -1,8 +1,6 @@
-// products_float_neon.cpp -- float weights, and quantized weights decoded to float, times f32 activations, on
-// aarch64.
-//
-// The sums of 16 rows and up to 4 activation rows stay in registers over 256 k; f32, f16 and bf16 weights are
-// converted where they are used, other layouts are decoded to f32 first. One FMA per product, k ascending.
+// products_float_neon.cpp -- float and decoded weights times f32 activations, on aarch64.
+// Sums of 16 rows and up to 4 activation rows stay in registers over 256 k. f32, f16 and bf16 are
+// converted at use; other layouts are decoded first. One FMA per product, k ascending.
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -18,7 +16,6 @@ namespace {
 constexpr int kTile = 4;
 constexpr int kAheadBytes = 4096;
 
-// Rows 4 r .. 4 r + 3 of the weights of one k, which is odd or even.
 template <Layout L>
 BRAID_INLINE float32x4_t load_four(const std::byte* tiles, int64_t i, bool odd, int r) {
   if constexpr (L == Layout::f32) {
@@ -46,7 +43,7 @@ BRAID_INLINE void add_k(const std::byte* tiles, int64_t i, bool odd, const float
   }
 }
 
-// out[m] += k = begin .. begin + count - 1, or = when `first`; x_in[m] points to the activation of `begin`.
+// x_in[m] points to the activation of k = begin.
 template <Layout L, int M>
 __attribute__((noinline)) void add_rows(const std::byte* tiles, int64_t begin, int64_t count, bool first,
                                         const float* const* x_in, float* const* out) {
@@ -81,7 +78,6 @@ __attribute__((noinline)) void add_rows(const std::byte* tiles, int64_t begin, i
   }
 }
 
-// 256 k of weights that lie at k = `at` of `tiles`, for all rows.
 template <Layout L>
 void add_block(const Job& job, int64_t group, const std::byte* tiles, int64_t at, int64_t begin,
                int64_t count) {

@@ -1,5 +1,4 @@
-// products_neon.cpp -- the kernels of products_neon.h without the dot product instructions; empty on other
-// processors.
+// products_neon.cpp -- the kernels of products_neon.h without sdot; empty on other processors.
 
 #if defined(__aarch64__)
 #include "ops/cpu/gemm/neon/products_small_neon.h"

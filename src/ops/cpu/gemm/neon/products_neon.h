@@ -1,10 +1,10 @@
-// products_neon.h -- quantized weights on aarch64: Q8_0 with int8 and int16 activations, Q4_K, Q5_K and Q6_K
-// with int8 activations. Included by products_neon.cpp and, compiled with sdot, products_neon_dotprod.cpp.
+// products_neon.h -- quantized weights on aarch64: Q8_0 with int8 and int16 activations, Q4_K, Q5_K
+// and Q6_K with int8. Included by products_neon.cpp and products_neon_dotprod.cpp (with sdot).
 //
-// Four registers hold a quad of 16 rows; sdot multiplies each with four bytes of one activation row, taken
-// from a lane. Codes are made signed on the way (w8: code + 128 flips its top bit, w6k: minus 32), so sums
-// need no start value. Processors without sdot multiply to words and add pairs. K-quants are unpacked to
-// bytes 256 k at a time, for all rows; scales are applied in integers.
+// Four registers hold a quad of 16 rows; sdot multiplies each with four bytes of one activation
+// row, taken from a lane. Codes are made signed (w8: the top bit of code + 128 is flipped; w6k:
+// minus 32), so sums start at zero. Without sdot, products are words and added in pairs. K-quants
+// are unpacked to bytes 256 k at a time, for all rows; scales are applied in integers.
 #pragma once
 
 #include <arm_neon.h>
@@ -15,8 +15,8 @@ namespace braid::cpu::neon {
 namespace {
 
 #define BRAID_INLINE __attribute__((always_inline)) inline
-// What lets the assembler take sdot; g++ gets there by the pragma of products_neon_dotprod.cpp. Inline
-// assembly and not an intrinsic, because the headers of clang hide it from files without flags of their own.
+// Makes clang's assembler accept sdot; for g++ products_neon_dotprod.cpp has a pragma. Inline
+// assembly, because clang's headers hide the intrinsic without per-file flags.
 #if defined(__clang__)
 #define BRAID_DOTPROD ".arch_extension dotprod\n\t"
 #else
@@ -29,8 +29,8 @@ BRAID_INLINE int64_t job_row(const Job& job, int64_t m) {
   return job.row != nullptr ? job.row[m] : job.first + m;
 }
 
-// How four products per row are added to the row's sum. Words: without sdot, by pairs in 16 bits, which hold
-// 2 x 128 x 127 but not 2 x 128 x 128 (the low plane of int16 codes).
+// Words: without sdot, pairs are added in 16 bits, which hold 2 x 128 x 127 but not 2 x 128 x 128
+// (the low plane of int16 codes needs longs).
 enum class Sum { dot, words, longs };
 
 template <Sum kSum, int kLane>
@@ -50,7 +50,6 @@ BRAID_INLINE void add_quad(int32x4_t& s, int8x16_t w, int8x16_t x) {
   }
 }
 
-// One quad: 64 bytes of weights, lane kLane of each row's activations.
 template <Sum kSum, int M, bool kFlip, int kLane>
 BRAID_INLINE void quad_of(const uint8_t* q, const int8x16_t* x, int32x4_t (*s)[4]) {
 #pragma GCC unroll 4
@@ -62,7 +61,6 @@ BRAID_INLINE void quad_of(const uint8_t* q, const int8x16_t* x, int32x4_t (*s)[4
   }
 }
 
-// s[m] += 16 k: 4 quads from q, 16 activation bytes at x[m].
 template <Sum kSum, int M, bool kFlip>
 BRAID_INLINE void add_16(const uint8_t* q, const int8_t* const* x, int offset, int32x4_t (*s)[4]) {
   int8x16_t v[M];
@@ -80,13 +78,11 @@ BRAID_INLINE void clear(int32x4_t (*s)[4]) {
   for (int m = 0; m < M; m++) s[m][0] = s[m][1] = s[m][2] = s[m][3] = vdupq_n_s32(0);
 }
 
-// f16 factors of rows 4 r .. 4 r + 3.
 BRAID_INLINE float32x4_t load_half4(const uint16_t* p, int r) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * r)));
 }
 
-// Calls run.template rows<M>(m) for tiles of rows: with sdot 4 and what is left; without, products need
-// registers of their own, and 2.
+// Row tiles of M = 4 and the rest with sdot; of 2 without, where products need registers too.
 template <bool kDot, typename Run>
 BRAID_INLINE void for_tiles(int64_t rows, const Run& run) {
   int64_t m = 0;
@@ -98,9 +94,6 @@ BRAID_INLINE void for_tiles(int64_t rows, const Run& run) {
   if (m < rows) run.template rows<1>(m);
 }
 
-// --- Q8_0
-
-// The whole k of one row group.
 template <bool kDot, bool kWide>
 struct Group8 {
   const Job& job;
@@ -175,12 +168,10 @@ void rows_8(const Job& job) {
   }
 }
 
-// --- K-quants
-
-// 256 k of a row group, unpacked.
+// K-quants: 256 k of a row group, unpacked.
 struct alignas(64) Panel {
   uint8_t q[16][4][64];   // [group of 16 k][quad], signed codes
-  int32_t scale[16][16];  // of each 32 k (the first 8) or of each 16 k
+  int32_t scale[16][16];  // of each 32 k (the first 8), or of each 16 k
   float min[8][16];
   float d[16], dmin[16];
 };
@@ -188,7 +179,6 @@ static_assert(sizeof(Panel) <= kScratchBytes);
 
 BRAID_INLINE uint8x16_t bits(int b) { return vdupq_n_u8(static_cast<uint8_t>(b)); }
 
-// One register of 16 bytes of each of the 8 quads of 32 k.
 BRAID_INLINE void codes_of(const W4K& tile, int sub, int at, uint8x16_t* code) {
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; quad++) {
@@ -254,7 +244,6 @@ __attribute__((noinline)) void unpack(const Tile& tile, Panel* panel) {
   }
 }
 
-// 256 k of one row group; the sums of earlier blocks lie in the output.
 template <bool kDot, typename Tile>
 struct BlockK {
   const Job& job;

@@ -1,5 +1,4 @@
-// products_neon_dotprod.cpp -- the kernels of products_neon.h with the dot product instructions (sdot,
-// ARMv8.2); empty on other processors.
+// products_neon_dotprod.cpp -- the kernels of products_neon.h with sdot (ARMv8.2); empty elsewhere.
 
 #if defined(__aarch64__)
 #if !defined(__clang__)

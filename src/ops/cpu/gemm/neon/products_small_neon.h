@@ -1,8 +1,7 @@
-// products_small_neon.h -- the small types (Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4, NVFP4), and every
-// quantized type but Q8_0 with int16 activations, on aarch64. Included where products_neon.h is.
-//
-// 256 k of a row group are unpacked to signed bytes (4 KB, stays in L1), whatever the number of rows. int16
-// activations are two int8 planes: the high plane's sum is shifted and the low plane's added.
+// products_small_neon.h -- small types; all quantized types but Q8_0 with int16 activations.
+// Included where products_neon.h is. 256 k of a row group are unpacked to signed bytes (4 KB, stays
+// in L1). int16 activations are two int8 planes: the high one's sum is shifted, the low one's
+// added.
 #pragma once
 
 #include "ops/cpu/gemm/neon/products_neon.h"
@@ -103,7 +102,6 @@ BRAID_INLINE void unpack_any(const std::byte* tiles, int64_t first, int subs, Sm
   }
 }
 
-// 256 k of one row group; the sums of earlier blocks lie in the output.
 template <bool kDot, bool kWide, Layout L>
 struct BlockSmall {
   const Job& job;
@@ -238,7 +236,6 @@ void wide_rows(const Job& job) {
   multiply_small<kDot, true, L>(job);
 }
 
-// For the sources that include this: defines all kernels, with or without sdot.
 #define BRAID_SMALL_KERNELS(dot, l)                     \
   template void small_rows<dot, Layout::l>(const Job&); \
   template void wide_rows<dot, Layout::l>(const Job&);

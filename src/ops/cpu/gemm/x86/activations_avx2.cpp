@@ -1,5 +1,5 @@
-// activations_avx2.cpp -- quantizing activation rows, and silu(gate) * up, on AVX2. The formulas are those of
-// activations.cpp, operation for operation.
+// activations_avx2.cpp -- quantizing activation rows, and silu(gate) * up, on AVX2. Formulas:
+// activations.h, operation for operation.
 
 #if defined(__x86_64__)
 
@@ -9,8 +9,7 @@
 namespace braid::cpu::avx2 {
 namespace {
 
-// Magnitudes are compared by their bits, as integers: what is no number is above every number then, and a
-// maximum of floats would lose it.
+// Compares magnitudes as integers, where NaN is above every number; a float maximum would lose NaN.
 BRAID_INLINE float largest(__m256i v) {
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
@@ -18,14 +17,12 @@ BRAID_INLINE float largest(__m256i v) {
   return _mm_cvtss_f32(_mm_castsi128_ps(m));
 }
 
-// Of 8 sums of pairs of codes (two for each quad): the sums over even and over odd ones, in the lower half of
-// the result.
+// From 8 sums of pairs of codes (two per quad): the sums over even and over odd ones.
 BRAID_INLINE __m128i sum_pairs(__m256i pairs) {
   const __m128i v = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
   return _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
 }
 
-// 32 values; x == nullptr: zeros.
 void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   __m256 v[4];
   for (int i = 0; i < 4; i++) v[i] = x != nullptr ? _mm256_loadu_ps(x + 8 * i) : _mm256_setzero_ps();
@@ -40,7 +37,7 @@ void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : range / peak);
   __m256i c[4];
   for (int i = 0; i < 4; i++) c[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-  // Words in order: packs works within 128-bit lanes.
+  // packs works within 128-bit lanes.
   const __m256i w0 = _mm256_permute4x64_epi64(_mm256_packs_epi32(c[0], c[1]), 0xd8);
   const __m256i w1 = _mm256_permute4x64_epi64(_mm256_packs_epi32(c[2], c[3]), 0xd8);
   const __m256i one = _mm256_set1_epi16(1);
@@ -66,8 +63,7 @@ void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(w0, w1), 0xd8);
   if (job.needs & kNeedsCodes) store256(job.codes[at].q + 32 * sub, bytes);
   if (job.needs & kNeedsNibbles) {
-    // low = ((q + 8) & 15) - 8, high = (q - low) >> 4; q - low is a multiple of 16 from -128 to 128, taken in
-    // words.
+    // low = ((q + 8) & 15) - 8, high = (q - low) >> 4, in words, as q - low may be 128.
     const __m256i eight = _mm256_set1_epi16(8), fifteen = _mm256_set1_epi16(15);
     const __m256i l0 = _mm256_sub_epi16(_mm256_and_si256(_mm256_add_epi16(w0, eight), fifteen), eight);
     const __m256i l1 = _mm256_sub_epi16(_mm256_and_si256(_mm256_add_epi16(w1, eight), fifteen), eight);

@@ -1,5 +1,5 @@
-// activations_avx512.cpp -- quantizing activation rows, and silu(gate) * up, on AVX-512. The formulas are
-// those of activations.h, operation for operation; what is kept is described in kernels_avx512.h.
+// activations_avx512.cpp -- quantizing activation rows, and silu(gate) * up, on AVX-512. Formulas:
+// activations.h, operation for operation; the buffer's parts: kernels_avx512.h.
 
 #if defined(__x86_64__)
 
@@ -9,11 +9,10 @@
 namespace braid::cpu::avx512 {
 namespace {
 
-// 32 values; x == nullptr: zeros.
 BRAID_INLINE void quantize_sub(const float* x, int sub, const QuantizeJob& job, int64_t at) {
   const __m512 v0 = x != nullptr ? _mm512_loadu_ps(x) : _mm512_setzero_ps();
   const __m512 v1 = x != nullptr ? _mm512_loadu_ps(x + 16) : _mm512_setzero_ps();
-  // Magnitudes as integers, as on AVX2: what is no number is above every number.
+  // Magnitudes as integers, as on AVX2: NaN is above every number.
   const auto magnitude = [](__m512 v) { return _mm512_castps_si512(_mm512_abs_ps(v)); };
   const int32_t peak_bits = _mm512_reduce_max_epi32(_mm512_max_epi32(magnitude(v0), magnitude(v1)));
   const float peak = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(peak_bits)));
@@ -21,8 +20,7 @@ BRAID_INLINE void quantize_sub(const float* x, int sub, const QuantizeJob& job, 
   const bool zero = peak < kSmallestPeak;
   const float d = zero ? 0.0f : peak / range;
   const __m512 inverse = _mm512_set1_ps(zero ? 0.0f : range / peak);
-  const __mmask16 numbers =
-      peak_bits < 0x7f800000 ? 0xffff : 0;  // else zeros: any other codes could overflow
+  const __mmask16 numbers = peak_bits < 0x7f800000 ? 0xffff : 0;  // else zeros: other codes could overflow
   const __m512i c0 = _mm512_maskz_cvtps_epi32(numbers, _mm512_mul_ps(v0, inverse));
   const __m512i c1 = _mm512_maskz_cvtps_epi32(numbers, _mm512_mul_ps(v1, inverse));
   const int32_t s0 = _mm512_reduce_add_epi32(c0), s1 = _mm512_reduce_add_epi32(c1);
@@ -38,7 +36,7 @@ BRAID_INLINE void quantize_sub(const float* x, int sub, const QuantizeJob& job, 
     _mm_store_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(second));
   };
   if (job.wide_codes) {
-    // low = the lowest byte with its sign, high = (code - low) / 256, at most 127 because of kWideRange.
+    // low = the sign-extended lowest byte, high = (code - low) / 256 <= 127 because of kWideRange.
     if ((job.needs & kNeedsNibbles) == 0) return;
     const __m512i round = _mm512_set1_epi32(128);
     ActNibbles& planes = job.nibbles[at];

@@ -1,11 +1,10 @@
-// codes_avx2.h -- codes and integer scales of K-quant tiles in AVX2 registers. Included only by *_avx2.cpp.
+// codes_avx2.h -- codes and scales of K-quant tiles in AVX2 registers. Only for *_avx2.cpp.
 #pragma once
 
 #include "ops/cpu/gemm/x86/products_avx2.h"
 
 namespace braid::cpu::avx2 {
 
-// Codes of the 8 quads of group g, rows 8 * half .. 8 * half + 7.
 BRAID_INLINE void group_codes(const W4K& tile, int g, int half, __m256i* code) {
   const __m256i low = _mm256_set1_epi8(15);
 #pragma GCC unroll 8
@@ -14,8 +13,7 @@ BRAID_INLINE void group_codes(const W4K& tile, int g, int half, __m256i* code) {
     code[quad] = _mm256_and_si256((g & 1) != 0 ? _mm256_srli_epi16(x, 4) : x, low);
   }
 }
-// Spare bits are masked before they are shifted, so that 16-bit shifts never mix bytes; constants are few
-// because each one takes a register.
+// Spare bits are masked before shifts, so that 16-bit shifts do not mix bytes; few constants.
 BRAID_INLINE void five_bit_codes(const uint8_t (*lines)[64], int half, __m256i* code) {
   const auto bits = [](int b) { return _mm256_set1_epi8(static_cast<char>(b)); };
   const __m256i three = bits(0xe0), two = bits(0xc0), one = bits(0x20);
@@ -38,7 +36,6 @@ BRAID_INLINE void five_bit_codes(const uint8_t (*lines)[64], int half, __m256i* 
 BRAID_INLINE void group_codes(const W5K& tile, int g, int half, __m256i* code) {
   five_bit_codes(tile.q[g], half, code);
 }
-// Codes of the 4 quads of a group of 16.
 BRAID_INLINE void group_codes(const W6K& tile, int g, int half, __m256i* code) {
   const __m256i two = _mm256_set1_epi8(static_cast<char>(0xc0));
   __m256i spare = _mm256_setzero_si256();
@@ -52,10 +49,8 @@ BRAID_INLINE void group_codes(const W6K& tile, int g, int half, __m256i* code) {
   code[3] = spare;
 }
 
-// Shuffles that take bytes of 8 rows out of 16 (both lanes hold all 16): as (s, s) words or as one integer
-// per row.
+// Shuffles that take bytes of 8 rows out of 16 (in both lanes) as (s, s) words or one integer.
 BRAID_INLINE __m256i rows_order(int half, int first, int second, int third, int fourth) {
-  // Each of 4 rows per lane: byte = row, or -1 for zero.
   const __m256i row = _mm256_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303, 0x04040404, 0x05050505,
                                         0x06060606, 0x07070707);
   const __m256i taken =
@@ -76,7 +71,6 @@ struct Scales6 {
 };
 BRAID_INLINE Scales6 scales_6(const W6K& tile, int sub, int half) {
   const __m256i pairs = _mm256_broadcastsi128_si256(load128(tile.scale[sub][8 * half]));
-  // To the upper byte of each word, then shifted down with its sign.
   const __m256i a = _mm256_setr_epi8(-1, 0, -1, 0, -1, 2, -1, 2, -1, 4, -1, 4, -1, 6, -1, 6,  //
                                      -1, 8, -1, 8, -1, 10, -1, 10, -1, 12, -1, 12, -1, 14, -1, 14);
   const __m256i b = _mm256_setr_epi8(-1, 1, -1, 1, -1, 3, -1, 3, -1, 5, -1, 5, -1, 7, -1, 7,  //

@@ -1,4 +1,4 @@
-// codes_avx512.h -- codes and scales of K-quant tiles in AVX-512 registers. Included only by *_avx512.cpp.
+// codes_avx512.h -- codes and scales of K-quant tiles in AVX-512 registers. Only for *_avx512.cpp.
 #pragma once
 
 #include "ops/cpu/gemm/x86/products_avx512.h"
@@ -20,12 +20,11 @@ BRAID_INLINE __m512i bits(int b) { return _mm512_set1_epi8(static_cast<char>(b))
 BRAID_INLINE __m512i shifted(__m512i x, int count, int kept) {
   return _mm512_and_si512(_mm512_srli_epi16(x, static_cast<unsigned>(count)), bits(kept));
 }
-// a | (x >> count & kept)
 BRAID_INLINE __m512i or_shifted(__m512i a, __m512i x, int count, int kept) {
   return _mm512_ternarylogic_epi32(a, _mm512_srli_epi16(x, static_cast<unsigned>(count)), bits(kept), 0xf8);
 }
 
-// --- Unpacking: the codes of 8 quads, 32 k; prefetches the lines it reads
+// Unpacks the codes of 8 quads (32 k) and prefetches their lines in a later tile.
 
 BRAID_INLINE void codes_of(const W4K& tile, int sub, bool odd, __m512i* code) {
 #pragma GCC unroll 8
@@ -64,7 +63,6 @@ BRAID_INLINE void codes_of(const W6K& tile, int sub, bool, __m512i* code) {
   }
 }
 
-// Scales of W6K, 32 k: of its two halves.
 struct Scales6 {
   __m512 first, second;
 };

@@ -1,6 +1,4 @@
-// decode_avx2.cpp -- tiles to f32 panels [k][16], bit for bit the values of decode_panel (repack.h).
-//
-// Every lane is one row: the four bytes of a quad are shifted down one after the other.
+// decode_avx2.cpp -- tiles to f32 panels [k][16], bitwise the values of decode_panel (repack.h).
 
 #if defined(__x86_64__)
 
@@ -10,7 +8,6 @@
 namespace braid::cpu::avx2 {
 namespace {
 
-// Element j of a quad of 8 rows, less `offset`.
 BRAID_INLINE __m256 element(__m256i quad, int j, int offset) {
   const __m256i code = _mm256_and_si256(_mm256_srli_epi32(quad, 8 * j), _mm256_set1_epi32(255));
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(code, _mm256_set1_epi32(offset)));
@@ -62,7 +59,7 @@ void decode_6(const W6K& tile, float* panel) {
   for (int half = 0; half < 2; half++) {
     const __m256 d = load_half8(tile.d + 8 * half);
     for (int g = 0; g < 16; g++) {
-      const __m128i pairs = load128(tile.scale[g / 2][8 * half]);  // (even group, odd group) of 8 rows
+      const __m128i pairs = load128(tile.scale[g / 2][8 * half]);  // (even group, odd group)
       const __m128i mine = _mm_srai_epi16((g & 1) != 0 ? pairs : _mm_slli_epi16(pairs, 8), 8);
       const __m256 scale = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(mine)));
       __m256i code[4];

@@ -1,5 +1,4 @@
-// kernels_avx2.h -- the functions that products.cpp puts into the AVX2 table; see products.h for what they
-// do.
+// kernels_avx2.h -- the kernels of the AVX2 table (products.h).
 #pragma once
 
 #include "ops/cpu/gemm/products.h"
@@ -29,7 +28,7 @@ template <Layout L>
 void decoded_rows(const Job& job);
 template <Layout L>
 void decode_small(const std::byte* tiles, int64_t k, int64_t block, float* panel);
-// decode_tiles (decode.h) with a faster form for the quantized layouts; panel is 32-byte aligned.
+// decode_tiles (decode.h), faster for the quantized layouts; panel is 32-byte aligned.
 void decode(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k, int64_t block, float* panel);
 void quantize(const QuantizeJob& job);
 void silu_mul(float* y, const float* gate, const float* up, int64_t n);

@@ -1,10 +1,9 @@
-// kernels_avx512.h -- the functions that products.cpp puts into the AVX-512 VNNI table; see products.h for
-// what they do.
+// kernels_avx512.h -- the kernels of the AVX-512 VNNI table (products.h).
 //
-// The parts of an activation buffer mean something else here than in the other tables, whose kernels never
-// see them: ActHead::sum is -128 x (sum of codes), where the sum of a W8 sub-block starts; start6 is 16
-// int32, -32 x (sum of codes) of the first 16 k of each sub-block, then of the second, where sums of W6K
-// start; and for int16 codes ActNibbles holds two int8 planes, code = 256 high + low.
+// Parts of an activation buffer that differ from the other tables:
+// - ActHead::sum is -128 x (sum of codes), the start of the sum of a W8 sub-block.
+// - start6 is 16 int32, starts of W6K sums: -32 x (sum of codes) of the first, then second 16 k.
+// - For int16 codes, ActNibbles has two int8 planes, code = 256 high + low.
 #pragma once
 
 #include "ops/cpu/gemm/products.h"

@@ -1,8 +1,7 @@
-// products_avx2.h -- what the AVX2 sources share. Included only by *_avx2.cpp.
-//
-// Zen 3 multiplies bytes and words on two of its four vector pipes and starts about three such operations a
-// cycle in all, so a kernel is judged by its operations per 32 k. The one operation that compilers get wrong
-// (they keep broadcasts in registers and spill the sums) is written as inline assembly.
+// products_avx2.h -- shared by the AVX2 sources. Included only by *_avx2.cpp.
+// Zen 3 multiplies bytes and words on two of its four vector pipes and starts about three such
+// operations per cycle in all, so operations per 32 k count. Broadcasts are inline assembly,
+// because compilers keep them in registers and spill the sums.
 #pragma once
 
 #include <immintrin.h>
@@ -13,7 +12,7 @@ namespace braid::cpu::avx2 {
 
 #define BRAID_INLINE __attribute__((always_inline)) inline
 
-// s0 += pairs(w0, x), s1 += pairs(w1, x) in 16 bits, w unsigned and x signed bytes, x = four bytes at `quad`.
+// s += pairs(w, x) in 16 bits; w unsigned and x signed bytes, x = four bytes at `quad`.
 BRAID_INLINE void add_quad(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, const int8_t* quad) {
   __m256i x, t;
   asm("vpbroadcastd %[a], %[x]\n\t"
@@ -24,7 +23,6 @@ BRAID_INLINE void add_quad(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, con
       : [s0] "+x"(s0), [s1] "+x"(s1), [x] "=&x"(x), [t] "=&x"(t)
       : [w0] "x"(w0), [w1] "x"(w1), [a] "m"(*reinterpret_cast<const int32_t*>(quad)));
 }
-// The first quad of a sum.
 BRAID_INLINE void set_quad(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, const int8_t* quad) {
   asm("vpbroadcastd %[a], %[s1]\n\t"
       "vpmaddubsw %[s1], %[w0], %[s0]\n\t"
@@ -47,7 +45,6 @@ BRAID_INLINE void add_two_quads(__m256i& sum, __m256i w0, __m256i w1, __m256i sc
         [b] "m"(*reinterpret_cast<const int32_t*>(quads + 4)));
 }
 
-// One register of 8 rows: s += pairs(w, x), and the first quad of a sum.
 BRAID_INLINE void add_one(__m256i& s, __m256i w, const int8_t* quad) {
   __m256i x;
   asm("vpbroadcastd %[a], %[x]\n\t"
@@ -59,7 +56,7 @@ BRAID_INLINE void add_one(__m256i& s, __m256i w, const int8_t* quad) {
 BRAID_INLINE void set_one(__m256i& s, __m256i w, const int8_t* quad) {
   s = _mm256_maddubs_epi16(w, _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(quad)));
 }
-// The first pair of words of a sum: s0 = pairs(w0, x), s1 = pairs(w1, x) in 32 bits, x = two words at `pair`.
+// The first pair of words of a sum: s = pairs(w, x) in 32 bits, x = two words at `pair`.
 BRAID_INLINE void set_pair(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, const int16_t* pair) {
   asm("vpbroadcastd %[a], %[s1]\n\t"
       "vpmaddwd %[s1], %[w0], %[s0]\n\t"

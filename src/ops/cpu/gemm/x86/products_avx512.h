@@ -1,13 +1,12 @@
-// products_avx512.h -- what the AVX-512 sources share. Included only by *_avx512.cpp.
+// products_avx512.h -- shared by the AVX-512 sources. Included only by *_avx512.cpp.
 //
-// One register holds a quad of 16 rows, one vpdpbusd multiplies it with four bytes of one activation row. The
-// pipes that run it also run float multiplies and FMAs; everything else (loads, conversions, shifts) is free
-// beside it, so a kernel is judged by those operations per 32 k and row: 10 for w8, 11 for the others.
-// Activation bytes are broadcast by the instruction that uses them: compilers prefer to keep broadcasts in
-// registers and then spill the sums, so that one instruction is inline assembly.
+// One register holds a quad of 16 rows; one vpdpbusd multiplies it with four bytes of one
+// activation row. Its pipes also run float multiplies and FMAs, in parallel to all other
+// operations. So these operations per 32 k and row count: 10 for w8, 11 for the others. vpdpbusd is
+// inline assembly, because compilers keep broadcasts in registers and spill the sums.
 #pragma once
 
-// The header of g++ 12 passes registers that are undefined on purpose (masks of all ones ignore them).
+// The g++ 12 header passes registers that are undefined on purpose (masks of all ones ignore them).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -32,13 +31,11 @@ BRAID_INLINE void store512(void* p, __m512i v) { _mm512_store_si512(p, v); }
 BRAID_INLINE __m512 load_half16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// 16 unsigned bytes as floats.
 BRAID_INLINE __m512 load_bytes16(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
-// Where weights are prefetched to, and how far ahead: the line after the one that a kernel reads now by
-// `kBytes`. Constants of each layout: a wrong hint costs up to half of the memory bandwidth.
+// Prefetches the line `kBytes` ahead. A wrong distance costs up to half of the memory bandwidth.
 inline constexpr int kIntoL1 = 3, kIntoL2 = 2;
 template <int kCache, int kBytes>
 struct Ahead {
@@ -55,10 +52,9 @@ BRAID_INLINE int64_t job_row(const Job& job, int64_t m) {
   return job.row != nullptr ? job.row[m] : job.first + m;
 }
 
-// Activations of `count` rows and 256 k, next to each other, so that a kernel needs one base register for all
-// rows. Rows of a list are copied.
+// Activations of rows and 256 k, contiguous for one base register. Rows of a list are copied.
 inline constexpr int kMaxTile = 16;
-inline constexpr size_t kRowsAt = 16 * 1024;  // of the scratch
+inline constexpr size_t kRowsAt = 16 * 1024;  // offset in the scratch
 template <typename Codes>
 struct RowBlock {
   const ActHead* head;
@@ -70,8 +66,7 @@ struct RowCopy {
   Codes x[kMaxTile];
 };
 
-// One sub-block of 32 k of these rows. The pointers are hidden from the compiler, which would work out one
-// address register per row and spill them: everything is at a constant distance from these two.
+// 32 k of these rows. Pointers are hidden from the compiler, which would spill one per row.
 template <typename Codes>
 struct SubBlock {
   const char* head;
@@ -88,7 +83,6 @@ struct SubBlock {
   BRAID_INLINE int32_t start6(int m, int half) const {
     return field<int32_t>(m, offsetof(ActHead, start6) + static_cast<size_t>(half) * kSubBlocks * 4);
   }
-  // Four codes; of plane 0 or 1 where there are two.
   BRAID_INLINE const int8_t* quad(int m, int i, int plane = 0) const {
     return reinterpret_cast<const int8_t*>(x) + static_cast<size_t>(m) * sizeof(Codes) + plane * kBlockK +
            4 * i;
@@ -127,7 +121,7 @@ BRAID_INLINE RowBlock<Codes> rows_at(const Job& job, const Codes* codes, int64_t
   return {copy->head, copy->x};
 }
 
-// Calls tile.template run<M>(m) for row tiles that cover [0, rows): 16s, then 8, 4 and what is left.
+// Row tiles that cover [0, rows): 16s, then 8, 4 and the rest.
 template <typename Tile>
 BRAID_INLINE void for_tiles(int64_t rows, const Tile& tile) {
   int64_t m = 0;

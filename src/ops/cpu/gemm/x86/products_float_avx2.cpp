@@ -1,12 +1,8 @@
-// products_float_avx2.cpp -- float weights, and quantized weights decoded to float, times f32 activations.
-//
-// One FMA per product, k ascending.
-//   many rows  256 k of a row group are decoded to f32 once (16 KB) and multiplied by all rows, six at a
-//   time; f32
-//              weights are used as they lie
-//   few rows   float weights are converted in registers; an FMA takes four cycles and two start in each, so
-//   eight
-//              sums run side by side: four row groups of one row, two of two rows, one of three or four
+// products_float_avx2.cpp -- float and decoded weights times f32 activations.
+// One FMA per product, k ascending. Many rows: 256 k of a row group are decoded to f32 once (16 KB)
+// and multiplied by six rows at a time. Few rows: float weights are converted in registers. An FMA
+// takes four cycles and two start in each, so eight sums run in parallel: four row groups of one
+// row, two of two rows, one of three or four.
 
 #if defined(__x86_64__)
 
@@ -59,7 +55,6 @@ void decode_f16(const std::byte* tiles, int64_t begin, int64_t count, float* pan
   for (int64_t i = 0; i < count * 16; i += 8) _mm256_store_ps(panel + i, load_half8(q + i));
 }
 
-// Weights of `step` consecutive k of 16 rows, as [k][rows 0-7, 8-15].
 template <Layout L>
 struct Step;
 template <>
@@ -92,14 +87,13 @@ struct Step<Layout::bf16> {
   }
 };
 
-// Not shared between row groups by the compiler, which would spill a sum to keep it.
+// A broadcast that the compiler does not share between row groups, which would spill a sum.
 BRAID_INLINE __m256 broadcast_again(const float* p) {
   __m256 v;
   asm volatile("vbroadcastss %1, %0" : "=x"(v) : "m"(*p));
   return v;
 }
 
-// G row groups times M rows, the whole k.
 template <Layout L, int G, int M>
 void few_tile(const Job& job, const std::byte* tiles, int64_t m0, float* out) {
   using S = Step<L>;

@@ -1,10 +1,7 @@
-// products_float_avx512.cpp -- float weights, and quantized weights decoded to float, times f32 activations,
-// on AVX-512.
-//
-// f32, f16 and bf16 weights are converted in registers where they are used; the sums of up to 8 activation
-// rows, or of 4 row groups of one row, stay in registers over the whole k. Other layouts are decoded to f32,
-// 256 k at a time, by the decoder of the AVX2 table. One FMA per product, k ascending; the activation is
-// broadcast by the FMA that uses it.
+// products_float_avx512.cpp -- float and decoded weights times f32 activations, on AVX-512.
+// f32, f16 and bf16 are converted at use; the sums of up to 8 activation rows, or of 4 row groups
+// of one row, stay in registers over the whole k. Other layouts are decoded to f32, 256 k at a
+// time, by the AVX2 decoder. One FMA per product, k ascending.
 
 #if defined(__x86_64__)
 
@@ -17,7 +14,7 @@ namespace {
 constexpr int kTile = 8;
 using Prefetch = Ahead<kIntoL1, 4096>;
 
-// w[0], w[1] = weights of k = i, i + 1; the second is not read when `one`.
+// The second is not read when `one`.
 template <Layout L>
 BRAID_INLINE void load_two(const std::byte* tiles, int64_t i, bool one, __m512* w) {
   if constexpr (L == Layout::f32) {
@@ -39,7 +36,6 @@ BRAID_INLINE void load_two(const std::byte* tiles, int64_t i, bool one, __m512* 
   }
 }
 
-// acc[g][m] += 16 rows of group g times activation row m, G groups that lie group_bytes apart.
 template <Layout L, int G, int M>
 BRAID_INLINE void add_rows(const std::byte* tiles, size_t group_bytes, int64_t count,
                            const float* const* x_in, __m512 (*acc)[M]) {
@@ -85,7 +81,6 @@ __attribute__((noinline)) void whole_k(const Job& job, int64_t g0, int64_t m0) {
   }
 }
 
-// The rows that are left of a tile of 8.
 template <Layout L>
 void rest_of_group(const Job& job, int64_t g, int64_t m) {
   if (m + 4 <= job.rows) {
@@ -107,7 +102,7 @@ void rest_of_group(const Job& job, int64_t g, int64_t m) {
 template <Layout L>
 void float_rows(const Job& job) {
   int64_t g = 0;
-  // One chain of FMAs per row would wait for itself.
+  // Several row groups at once: one chain of FMAs would wait for itself.
   if (job.rows == 1) {
     for (; g + 4 <= job.groups; g += 4) whole_k<L, 4, 1>(job, g, 0);
   } else if (job.rows == 2) {
@@ -120,7 +115,6 @@ void float_rows(const Job& job) {
   }
 }
 
-// 256 k, decoded, for some rows; the sums of earlier blocks lie in the output.
 template <int M>
 __attribute__((noinline)) void panel_rows(const Job& job, int64_t begin, int64_t count, int64_t m0,
                                           float* out) {

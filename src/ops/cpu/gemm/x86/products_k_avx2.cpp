@@ -1,12 +1,11 @@
 // products_k_avx2.cpp -- Q4_K, Q5_K and Q6_K weights on AVX2.
 //
-// Codes are unsigned and small, so vpmaddubsw sums of several quads fit 16 bits: all 8 of a group for 4 bits
-// (at most 30,480), 4 for 5 bits, 2 for 6 bits. One vpmaddwd with the group's integer scale, instead of with
-// ones, then widens the sums and multiplies them: the scale costs nothing. What is left per 32 k are one
-// conversion and one FMA, and one FMA for the minimum.
+// Codes are unsigned and small, so vpmaddubsw sums of several quads fit 16 bits: all 8 of a group
+// for 4 bits (at most 30,480), 4 for 5 bits, 2 for 6 bits. One vpmaddwd by the group's integer
+// scale, instead of ones, widens and scales the sums.
 //
-//   few rows   tiles are unpacked in registers, one or two activation rows at a time
-//   many rows  256 k of a row group are unpacked to bytes once (4 KB, stays in L1), four rows at a time
+// Few rows: tiles are unpacked in registers, for one or two activation rows at a time. Many rows:
+// 256 k of a row group are unpacked to bytes once (4 KB, stays in L1), for four rows at a time.
 // Both make the same exact integers and the same float operations in the same order.
 
 #if defined(__x86_64__)
@@ -15,8 +14,6 @@
 
 namespace braid::cpu::avx2 {
 namespace {
-
-// --- Q4_K and Q5_K, few rows ---
 
 // Q5_K, 32 k of 8 rows: the codes of a group take the registers.
 template <int M>
@@ -48,8 +45,7 @@ BRAID_INLINE void group_5(const W5K& tile, int g, int half, const ActCodes* cons
   }
 }
 
-// Q4_K, one row: both groups of a byte and both halves of the rows in one pass, so that every line is loaded
-// once and every broadcast serves 16 rows.
+// Q4_K, one row: both groups of a byte and all 16 rows in one pass, one load per line.
 BRAID_INLINE void pair_4(const W4K& tile, int g, const ActCodes& x, const ActHead& head, __m256* f,
                          __m256* mins) {
   const __m256i mask = _mm256_set1_epi8(15);
@@ -165,17 +161,14 @@ void few_45(const Job& job, const Tile* tile, int64_t m0, float* out) {
   }
 }
 
-// --- Q6_K, few rows ---
-
-// A group of 16 k: the 16-bit sums of unsigned codes may wrap, but they start at -32 times the sum of their
-// activations, and with code - 32 (-32..31) the sum of 4 quads fits: 8 * 32 * 127 = 32,512.
+// Q6_K, a group of 16 k. The 16-bit sums start at -32 times the sum of their activations and may
+// wrap on the way. The final sum of 4 quads, with code - 32 (-32..31), fits: 8 * 32 * 127 = 32,512.
 BRAID_INLINE __m256i start_6(const ActHead& head, int g) {
   int32_t both;
   __builtin_memcpy(&both, head.start6[g], 4);
   return _mm256_set1_epi32(both);
 }
 
-// 32 k of 8 rows.
 template <int M>
 BRAID_INLINE void sub_6(const W6K& tile, int sub, int half, const ActCodes* const* x,
                         const ActHead* const* head, __m256 (*f)[2]) {
@@ -233,9 +226,7 @@ void few_6(const Job& job, const W6K* tile, int64_t m0, float* out) {
   }
 }
 
-// --- Many rows ---
-
-// 256 k of a row group, unpacked.
+// Many rows: 256 k of a row group, unpacked.
 struct alignas(64) Panel {
   uint8_t q[8][8][2][32];    // [32 k][quad][rows 0-7, 8-15]
   int16_t scale[16][2][16];  // (s, s) words; groups of 32 (8 of them) or of 16
@@ -291,7 +282,6 @@ void unpack(const W4K& tile, Panel* panel) { unpack_45(tile, panel); }
 void unpack(const W5K& tile, Panel* panel) { unpack_45(tile, panel); }
 void unpack(const W6K& tile, Panel* panel) { unpack_6(tile, panel); }
 
-// sums[m] += the group's scaled integer sums, as floats times the activation's scale.
 BRAID_INLINE void add_scaled(float* f, __m256i sum, const float* d) {
   _mm256_store_ps(f, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_broadcast_ss(d), _mm256_load_ps(f)));
 }

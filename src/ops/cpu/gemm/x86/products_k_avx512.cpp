@@ -1,11 +1,11 @@
 // products_k_avx512.cpp -- Q4_K, Q5_K and Q6_K weights on AVX-512 VNNI, with int8 activations.
 //
-// Codes are unsigned; a sum of W6K starts at -32 x (sum of activation codes). Scaled sums are integers of at
-// most 2 x 128 x 16 x 32 x 127 < 2^24, so scales are applied in float without rounding anything.
+// Codes are unsigned; a sum of W6K starts at -32 x (sum of activation codes). Scaled sums are
+// integers of at most 2 x 128 x 16 x 32 x 127 < 2^24, so float scales do not round.
 //
-//   few rows   the whole k of a row group with the sums in registers, weights prefetched from memory
-//   many rows  256 k of a row group are unpacked to bytes once (4 KB, stays in L1) for all rows, 16 at a time
-// Both make the same exact integers and the same float operations in the same order.
+// Few rows: the whole k of a row group with the sums in registers, weights prefetched from memory.
+// Many rows: 256 k of a row group are unpacked to bytes once (4 KB, stays in L1), 16 rows at a
+// time. Both make the same exact integers and the same float operations in the same order.
 
 #if defined(__x86_64__)
 
@@ -16,8 +16,6 @@ namespace {
 
 using Rows = RowBlock<ActCodes>;
 using Sub = SubBlock<ActCodes>;
-
-// --- 32 k of 16 rows times M activation rows
 
 template <int M>
 BRAID_INLINE void add_45(const __m512i* code, __m512 scale, const Sub& x, __m512* f) {
@@ -69,8 +67,6 @@ BRAID_INLINE void add_6(const __m512i* code, const Scales6& scale, const Sub& x,
   }
 }
 
-// --- Few rows
-
 template <int M, typename Tile>
 BRAID_INLINE void few_sub(const Tile& tile, int sub, bool odd, const Rows& rows, __m512* f, __m512* mins) {
   const Sub x(rows, sub);
@@ -99,7 +95,7 @@ void few_rows(const Job& job) {
       __m512 f[M], mins[M];
 #pragma GCC unroll 4
       for (int m = 0; m < M; m++) f[m] = mins[m] = _mm512_setzero_ps();
-      Prefetch<Tile>::lines(tile, 5);  // what comes before the codes
+      Prefetch<Tile>::lines(tile, 5);  // the lines before the codes
 #pragma GCC unroll 1
       for (int sub = 0; sub < kSubBlocks; sub += 2) {
         few_sub<M>(*tile, sub, false, rows, f, mins);
@@ -135,9 +131,7 @@ void few(const Job& job) {
   }
 }
 
-// --- Many rows
-
-// 256 k of a row group, unpacked.
+// Many rows: 256 k of a row group, unpacked.
 struct alignas(64) Panel {
   uint8_t q[kSubBlocks][8][64];
   __m512 scale[kSubBlocks], min[kSubBlocks];  // W4K, W5K
@@ -184,7 +178,6 @@ BRAID_INLINE void panel_sub(const Panel& panel, int sub, const Sub& x, __m512* f
   }
 }
 
-// 256 k of one row group for some rows; the sums of earlier blocks lie in the output.
 template <typename Tile>
 struct BlockTile {
   const Job& job;
@@ -209,7 +202,7 @@ struct BlockTile {
     if constexpr (sizeof(Tile) != sizeof(W6K)) subtract_mins(rows, M, out);
   }
 
-  // Four rows at a time, so that four chains of FMAs run beside each other.
+  // Four rows at a time, for four parallel chains of FMAs.
   BRAID_INLINE void subtract_mins(const Rows& rows, int count, float* out) const {
     __m512 min[kSubBlocks];
 #pragma GCC unroll 8

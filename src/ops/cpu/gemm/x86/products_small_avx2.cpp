@@ -1,13 +1,11 @@
-// products_small_avx2.cpp -- the small types (Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4, NVFP4), and
-// every quantized type but Q8_0 with int16 activations, on AVX2.
+// products_small_avx2.cpp -- small types; all quantized types but Q8_0 with int16 activations.
 //
-// 256 k of a row group are unpacked to bytes (integer + offset; 4 KB, stays in L1), whatever the number of
-// rows; tables are vpshufb. Then, exact integer sums per 32 k or 16 k:
-//   bytes   4-bit codes, 5-bit codes and FP4 times int8: vpmaddubsw sums of 8 quads (4 where a byte is up to
-//   31)
-//           fit 16 bits. The offset comes off with the sum of the activation's codes.
-//   planes  few rows of IQ4, whose levels have 8 bits: bytes times two 4-bit planes of the int8 codes, as in
-//   Q8_0 words   many rows of IQ4, and int16 activations: the bytes are widened and multiplied by vpmaddwd
+// 256 k of a row group are unpacked to bytes (integer + offset; 4 KB, stays in L1) for any number
+// of rows; tables are vpshufb. Exact integer sums per 32 k or 16 k follow:
+// - bytes: 4-bit codes, 5-bit codes and FP4 times int8. vpmaddubsw sums of 8 quads (4 where a byte
+//   is up to 31) fit 16 bits. The sum of the activation's codes removes the offset.
+// - planes: few rows of IQ4, whose levels have 8 bits, times two 4-bit planes of int8 codes.
+// - words: many rows of IQ4, and int16 activations. Bytes are widened for vpmaddwd.
 // The small types add as Q8_0 does; their minima follow once per 256 k (products.h).
 
 #if defined(__x86_64__)
@@ -18,9 +16,10 @@ namespace braid::cpu::avx2 {
 namespace {
 
 struct alignas(64) Panel {
-  uint8_t q[kSubBlocks][8][2][32];   // [32 k][quad][rows 0-7, 8-15]
-  int16_t w[kSubBlocks][16][2][16];  // [pair: elements 0 2 or 1 3 of a quad], integers; of `words` only
-  float factor[kSubBlocks][2][16];   // of the first and second 16 k; of 32 k: the first alone
+  uint8_t q[kSubBlocks][8][2][32];  // [32 k][quad][rows 0-7, 8-15]
+  // [pair: elements 0 2 or 1 3 of a quad], integers; only for `words`
+  int16_t w[kSubBlocks][16][2][16];
+  float factor[kSubBlocks][2][16];  // of the first and second 16 k; of 32 k: only the first
   float min[kSubBlocks][16];
   float d[16], dmin[16];  // K-quants
 };
@@ -36,8 +35,6 @@ BRAID_INLINE void store_halves(float* to, const uint16_t* from) {
 }
 
 enum class Form { bytes, planes, words };
-
-// --- Unpacking
 
 template <Layout L>
 BRAID_INLINE __m256i bytes_of(__m256i nibbles) {
@@ -90,7 +87,7 @@ BRAID_INLINE void unpack_small(const Job& job, const std::byte* tiles, int64_t f
       unpack_factors<L>(t, sub & 1, sub, panel);
       if ((sub & 1) != 0) continue;
       prefetch_lines(ahead_of(job, &t), static_cast<int>(sizeof(t) / 64));
-      // Both halves of a byte; the second may lie beyond k, then it is not used.
+      // Both halves of a byte; the second is not used if it is beyond k.
       const __m256i low = _mm256_set1_epi8(15);
       for (int quad = 0; quad < 8; quad++) {
         for (int half = 0; half < 2; half++) {
@@ -156,8 +153,6 @@ void widen(int offset, int subs, Panel* panel) {
   }
 }
 
-// --- Multiplying: M rows of activations
-
 struct Rows {
   const ActHead* head[4];
   const ActCodes* codes[4];
@@ -176,11 +171,11 @@ BRAID_INLINE void add_pair(__m256i& s0, __m256i& s1, __m256i w0, __m256i w1, con
       : [w0] "x"(w0), [w1] "x"(w1), [a] "m"(*reinterpret_cast<const int32_t*>(pair)));
 }
 
-// s[m] = sums of 32 k (or of 16 k: part 0 or 1), offsets taken off.
+// s[m] = sums of 32 k (or of 16 k: part 0 or 1), without offsets.
 template <Layout L, int M>
 BRAID_INLINE void byte_sums(const Panel& panel, int sub, int part, const Rows& rows, __m256i (*s)[2]) {
   constexpr int parts = by_16(L) ? 2 : 1, quads = 8 / parts;
-  constexpr int chunk = is_five(L) || is_fp4(L) ? 4 : 8;  // quads that fit 16 bits
+  constexpr int chunk = is_five(L) || is_fp4(L) ? 4 : 8;  // quads whose sums fit 16 bits
   const __m256i one = _mm256_set1_epi16(1);
 #pragma GCC unroll 2
   for (int c = 0; c < quads; c += chunk) {
@@ -282,7 +277,6 @@ BRAID_INLINE void sums(const Panel& panel, int sub, int part, const Rows& rows, 
   }
 }
 
-// acc[m] = fma(min of each 32 k, dsum, acc[m])
 template <int M>
 BRAID_INLINE void add_mins(const Panel& panel, int subs, const Rows& rows, __m256 (*acc)[2]) {
   for (int sub = 0; sub < subs; sub++) {
@@ -361,7 +355,6 @@ BRAID_INLINE void add_k(const Panel& panel, const Rows& rows, __m256 (*acc)[2]) 
   }
 }
 
-// One block of 256 k; the sums of earlier blocks lie in the output.
 template <Layout L, Form kForm, int M>
 void block_rows(const Panel& panel, const Job& job, int64_t block, int subs, int64_t m0, float* out) {
   Rows rows;

@@ -1,10 +1,7 @@
-// products_small_avx512.cpp -- the small types (Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4, NVFP4), and
-// every quantized type but Q8_0 with int16 activations, on AVX-512 VNNI.
-//
-// 256 k of a row group are unpacked to bytes (integer + offset; 4 KB, stays in L1), whatever the number of
-// rows; tables are vpshufb. vpdpbusd takes the bytes as they are, sums start at -offset x (sum of activation
-// codes). int16 activations are two int8 planes, as in Q8_0: the high plane's sum is shifted and the low
-// plane added.
+// products_small_avx512.cpp -- small types; all quantized types but Q8_0 with int16 activations.
+// 256 k of a row group are unpacked to bytes (integer + offset; 4 KB, stays in L1) for any number
+// of rows; tables are vpshufb. vpdpbusd takes the bytes unchanged: sums start at -offset x (sum of
+// activation codes). int16 activations are two int8 planes, as in Q8_0.
 
 #if defined(__x86_64__)
 
@@ -15,7 +12,7 @@ namespace {
 
 struct alignas(64) Panel {
   uint8_t q[kSubBlocks][8][64];
-  __m512 factor[kSubBlocks][2];  // of the first and second 16 k; of 32 k: the first alone
+  __m512 factor[kSubBlocks][2];  // of the first and second 16 k; of 32 k: only the first
   __m512 min[kSubBlocks];
   __m512 d, dmin;  // K-quants
 };
@@ -26,8 +23,6 @@ constexpr bool by_16(Layout l) { return l == Layout::nvfp4 || l == Layout::w6k; 
 constexpr int offset_of(Layout l) { return l == Layout::w6k ? 32 : is_k(l) ? 0 : small_offset(l); }
 
 using Near = Ahead<kIntoL1, 4608>;
-
-// --- Unpacking
 
 template <Layout L>
 BRAID_INLINE __m512i bytes_of(__m512i nibbles) {
@@ -73,7 +68,7 @@ BRAID_INLINE void unpack_small(const std::byte* tiles, int64_t first, int subs, 
       unpack_factors<L>(t, sub & 1, sub, panel);
       if ((sub & 1) != 0) continue;
       Near::lines(&t, static_cast<int>(sizeof(t) / 64));
-      // Both halves of a byte; the second may lie beyond k, then it is not used.
+      // Both halves of a byte; the second is not used if it is beyond k.
       for (int quad = 0; quad < 8; quad++) {
         const __m512i x = load512(t.q[quad]);
         store512(panel->q[sub][quad], bytes_of<L>(_mm512_and_si512(x, bits(15))));
@@ -123,8 +118,6 @@ __attribute__((noinline)) void unpack(const std::byte* tiles, int64_t first, int
   }
 }
 
-// --- Multiplying
-
 // -offset x (sum of codes) of 32 k, or of its 16 k `part`.
 template <Layout L, typename Codes>
 BRAID_INLINE __m512i start_of(const SubBlock<Codes>& x, int m, int part) {
@@ -157,7 +150,6 @@ BRAID_INLINE void sums_of(const uint8_t (*q)[64], const SubBlock<Codes>& x, int 
   }
 }
 
-// 256 k of one row group for some rows; the sums of earlier blocks lie in the output.
 template <Layout L, typename Codes>
 struct BlockTile {
   const Job& job;

@@ -1,26 +1,18 @@
 // products_w8_avx2.cpp -- Q8_0 weights on AVX2.
 //
-// 8-bit codes times 8-bit activations overflow the 16-bit sums of vpmaddubsw, and every way around costs four
-// operations per 32 products. Two of them are used:
-//   few rows   the activation is split into two nibble planes; code + 128 (unsigned) times a plane adds up
-//              over 8 quads in 16 bits, so tiles are multiplied as they lie: 16 * high + low - 128 * sum
-//   many rows  256 k of a row group are widened to words once (8 KB, stays in L1) and multiplied by vpmaddwd
-// Both are exact integer sums per 32 k, so they give the same bytes.
+// 8-bit codes times 8-bit activations overflow the 16-bit sums of vpmaddubsw. Two forms avoid that
+// with four operations per 32 products; both are exact integer sums per 32 k:
+// - Few rows: the activation is split into two nibble planes. code + 128 (unsigned) times a plane
+//   sums over 8 quads in 16 bits, so tiles are multiplied in place: 16 * high + low - 128 * sum.
+// - Many rows: 256 k of a row group are widened to words once (8 KB, in L1) for vpmaddwd.
 //
-// Many rows are bound by the order of operations as much as by their number. In one multiply - add after the
-// other the additions take turns on the multiply pipes (2.7 a cycle); multiplies and additions in twos reach
-// 3.6, and additions that belong to the row before never wait. GOP/s of panel_rows alone (Zen 3, 3.23 GHz):
-//   multiply add multiply add, 4 rows 136; in twos 141; in twos and one row late 144; that with 5 rows 145
-// So a tile is 5 rows: 10 sums, 2 weights, 2 products and 2 on their way fill the 16 registers.
+// The speed of many rows depends on the order of operations. Alternating multiplies and additions
+// reach 2.7 per cycle, as additions then use the multiply pipes. In pairs, with additions delayed
+// by a row, they reach 3.6. Tiles of 5 rows are fastest and fill the 16 registers.
 //
-// What lost: abs / sign before vpmaddubsw (vpsignb competes for the multiply pipes); widening with vpmovsxbw
-// in the inner loop (two operations, 0.8 a cycle); a share of the products by FMA, which has a pipe of its
-// own (no faster in any mix); half the multiplies by (w0 + x1) (w1 + x0) - w0 w1 - x0 x1, which is as many
-// operations with three quarters of them additions (143: the pipes are no longer what limits); about 60
-// random orders of the operations of a tile; 6 rows without the delay (144); activation codes as 2 h - b, so
-// that code + 128 times h sums over 4 quads in 16 bits (exact wherever |codes| |h| < 2^15, 99 % of the
-// sub-blocks), and b by tables of the 16 sums of four codes, one load and addition a quad: 55 operations per
-// 32 k instead of 68, h alone reaches 173, but with the look-ups 127 to 137 against 138 of the form below.
+// Slower in trials on Zen 3: abs / sign before vpmaddubsw; vpmovsxbw in the inner loop; a share of
+// the products by FMA; half the multiplies by (w0 + x1) (w1 + x0) - w0 w1 - x0 x1; 6 rows without
+// the delay; activation codes as 2 h - b with table look-ups for b.
 
 #if defined(__x86_64__)
 
@@ -52,8 +44,7 @@ BRAID_INLINE void add_block(__m256& acc, __m256i high, __m256i low, const uint16
   acc = _mm256_fmadd_ps(scaled, load_half8(d), acc);
 }
 
-// Row groups 0 .. G - 1, one activation row. With two groups every broadcast serves 32 rows: the load ports
-// are the limit otherwise.
+// With two groups every broadcast serves 32 rows; with one, load ports are the limit.
 template <int G>
 void one_row(const Job& job, const std::byte* tiles, int64_t m, float* out) {
   const ActView& a = job.act;
@@ -146,7 +137,8 @@ void two_rows(const Job& job, const W8* tile, int64_t m0, float* out) {
 }
 
 struct alignas(64) Panel {
-  int16_t w[kSubBlocks][16][2][16];  // [pair: elements 0 2 or 1 3 of a quad][rows 0-7, 8-15][row, element]
+  // [pair: elements 0 2 or 1 3 of a quad][rows 0-7, 8-15][row, element]
+  int16_t w[kSubBlocks][16][2][16];
   float d[kSubBlocks][16];
 };
 static_assert(sizeof(Panel) <= kScratchBytes);
@@ -169,7 +161,6 @@ void widen(const W8* tiles, int64_t first, int subs, Panel* panel) {
   }
 }
 
-// The products of one activation row and one pair, not added up yet.
 struct Products2 {
   __m256i t0, t1;
 };
@@ -182,8 +173,7 @@ BRAID_INLINE Products2 multiply_pair(__m256i w0, __m256i w1, const int16_t* pair
       : [w0] "x"(w0), [w1] "x"(w1), [a] "m"(*reinterpret_cast<const int32_t*>(pair)));
   return p;
 }
-// The same, and s0, s1 += the products `before` of the row before. Two multiplies, then two additions that
-// need not wait for them: the fastest order found, see the top of the file.
+// As above; also adds `before`, products of the previous row that need not wait for a multiply.
 BRAID_INLINE Products2 multiply_and_add(__m256i& s0, __m256i& s1, const Products2& before, __m256i w0,
                                         __m256i w1, const int16_t* pair) {
   Products2 p;
@@ -239,7 +229,7 @@ void panel_rows(const Panel& panel, int subs, const ActWide* const* wide, const 
   }
 }
 
-// How many of the remaining rows to take at once: never one or two behind a tile of five.
+// How many of the remaining rows to take at once: never one or two after a tile of five.
 int64_t panel_count(int64_t rows) {
   if (rows == 6 || rows == 3) return 3;
   if (rows == 7 || rows == 8) return 4;

@@ -1,11 +1,11 @@
 // products_w8_avx512.cpp -- Q8_0 weights on AVX-512 VNNI, with int8 and int16 activations.
 //
-// Codes lie as code + 128, so vpdpbusd takes them as they are; a sum starts at -128 x (sum of activation
-// codes). int16 activations are two int8 planes: the high plane is summed first, shifted, and the low plane
-// added on top, all exact in 32 bits (at most 2^28).
+// Codes are stored as code + 128, so vpdpbusd takes them unchanged; a sum starts at -128 x (sum of
+// activation codes). int16 activations are two int8 planes: the high plane is summed, shifted, and
+// the low plane added, all exact in 32 bits (at most 2^28).
 //
-//   few rows   the whole k of a row group with the sums in registers, weights prefetched from memory
-//   many rows  256 k of a row group for all rows, 16 at a time: weights stay in L1, activations stream
+// Few rows: the whole k of a row group with the sums in registers, weights prefetched from memory.
+// Many rows: 256 k of a row group, 16 rows at a time; weights stay in L1, activations stream.
 
 #if defined(__x86_64__)
 
@@ -39,7 +39,6 @@ BRAID_INLINE void sums_of(const __m512i* w, const SubBlock<Codes>& x, int m, __m
   }
 }
 
-// acc[m] += 32 k of 16 rows.
 template <int M, typename Codes>
 BRAID_INLINE void add_sub(const W8& tile, int half, const SubBlock<Codes>& x, __m512* acc) {
   const uint8_t* q = tile.q[8 * half];
@@ -63,7 +62,6 @@ BRAID_INLINE void add_sub(const W8& tile, int half, const SubBlock<Codes>& x, __
   }
 }
 
-// Up to 256 k: subs 32s of them.
 template <int M, typename Codes>
 BRAID_INLINE void add_block(const W8* tile, int64_t subs, const RowBlock<Codes>& rows, __m512* acc) {
 #pragma GCC unroll 1
@@ -111,7 +109,6 @@ void few(const Job& job, const Codes* codes) {
   }
 }
 
-// 256 k of one row group for some rows; the sums of earlier blocks lie in the output.
 template <typename Codes>
 struct BlockTile {
   const Job& job;

@@ -1,5 +1,4 @@
-// gemm_store.cuh -- from sums in the places of mma fragments to y, and parts of sums that CTAs leave in
-// memory for one of them to add.
+// gemm_store.cuh -- from sums in mma fragments to y, and parts of sums in memory.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_common.cuh"
@@ -8,13 +7,12 @@
 
 namespace braid::cuda {
 
-// Where a thread's sums go: two sets of 16 rows, or 16 rows of gate and up.
+// Two sets of 16 rows, or 16 rows of gate and up.
 struct WgmmaRows {
   RowTarget target;  // of the first row of the warp
   bool gated = false;
 
-  // The same with a copy of the part, in registers: each read of a parameter at an address waits for memory, and
-  // what stores makes the compiler read it again.
+  // Copies the part to registers: parameters at an address are reread after each store.
   __device__ WgmmaRows with(const GemmPart& part) const {
     WgmmaRows rows = *this;
     rows.target.part = &part;
@@ -37,7 +35,7 @@ __device__ inline uint32_t act_pair(float x, float y) {
   const __half2 pair = __halves2half2(to_act(x), to_act(y));
   return as_bits(pair);
 }
-// Rows g and g + 8, two tokens each, become row pairs of one token: 4 bytes to store, 16 next to each other.
+// Rows g and g + 8, two tokens each, become row pairs of one token: 16 contiguous bytes.
 __device__ inline void store_pairs(const WgmmaRows& r, int row, int64_t y_row, bool wanted,
                                    const float (&v)[4]) {
   const uint32_t low = transpose_matrix(act_pair(v[0], v[1]));
@@ -49,13 +47,13 @@ __device__ inline void store_pairs(const WgmmaRows& r, int row, int64_t y_row, b
   if (wanted && row + 8 < part.rows) *reinterpret_cast<uint32_t*>(y + 8) = high;
 }
 
-// Where the same of every eighth token goes, of gated products: into rows, or into OrderedRows.
+// Gated products go into rows or OrderedRows; a thread stores every eighth token.
 struct GatedPlaces {
-  char* at;  // of rows g; those of rows g + 8 are `apart` bytes further
+  char* at;  // of rows g; rows g + 8 are `apart` bytes further
   int apart;
-  int step;   // bytes to the token that is eight further
+  int step;   // bytes to the eighth token
   int until;  // tokens to the end of the tile of OrderedRows
-  int tile;   // tokens of one
+  int tile;   // tokens per tile
   int over;   // bytes from the end of a tile to the same token of the next
   bool in[2];
 
@@ -74,7 +72,7 @@ struct GatedPlaces {
     }
     const OrderedRows ordered{part.y, part.ordered_columns, static_cast<int>(part.y_stride)};
     at = reinterpret_cast<char*>(ordered_at(ordered, token, row));
-    apart = reinterpret_cast<uintptr_t>(at) & 64 ? -64 : 64;  // pieces are exchanged
+    apart = reinterpret_cast<uintptr_t>(at) & 64 ? -64 : 64;  // swizzled pieces
     step = 1024;
     tile = ordered.columns;
     until = tile - token % tile;
@@ -93,7 +91,7 @@ struct GatedPlaces {
   }
 };
 
-// What y holds where a thread's sums go, for Store::add: [set][group][row half, column].
+// Old values of y for Store::add: [set][group][row half, column].
 template <int kSets, int kGroups>
 __device__ inline void old_sums(const WgmmaRows& r, const Tile& tile, int first_group,
                                 float (&old)[kSets][kGroups][4]) {
@@ -117,15 +115,13 @@ __device__ inline void old_sums(const WgmmaRows& r, const Tile& tile, int first_
       }
 }
 
-// Groups whose old sums are asked for together, as each load behind a store waits for a way to memory and
-// back; as many as there are registers for.
+// Groups whose old sums load together: a load after a store waits a round trip.
 template <int kGroups>
 inline constexpr int kOldAtOnce = kGroups % 8 == 0                   ? 4
                                   : kGroups >= 6 && kGroups % 2 == 0 ? 2
                                                                      : 1;
 
-// acc[set][group of 8 columns][4] to y, columns 8 * first_group on; kSets 1: rows of set 0 only. `early`: what
-// y holds, of old_sums(), if the caller has it. By whole warps.
+// acc[set][group of 8 columns][4] to y, columns 8 * first_group on. `early`: from old_sums().
 template <int kGroups, int kSets = 2>
 __device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int first_group,
                                    const float (&acc)[2][kGroups][4],
@@ -193,7 +189,6 @@ __device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int fir
     }
     return;
   }
-  // Anything else, one number at a time.
   for (int j = 0; j < kGroups; ++j) {
     if (8 * j >= left) break;
     float v[2][4] = {};
@@ -213,15 +208,14 @@ __device__ inline void store_wgmma(const WgmmaRows& r, const Tile& tile, int fir
   }
 }
 
-// Up to 32 columns a launch waits for its end: parts are looked at until they are there, with neither a fence
-// nor a counter between. A word that is 0 is not there yet, so words are stored inverted, and who reads one
-// clears it again; each is read once, by a thread of the same number.
+// Parts are polled, without fences and counters. A word of 0 is not there yet, so words are stored
+// inverted, and the reader clears each. A part is read once, by the thread of the same number.
 __device__ inline void leave_part(uint4* to, const float (&v)[4]) {
   uint32_t words[4];
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
     words[q] = ~__float_as_uint(v[q]);
-    if (words[q] == 0) words[q] = 0x80000000u;  // a NaN of other bits
+    if (words[q] == 0) words[q] = 0x80000000u;  // still a NaN
   }
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])

@@ -1,37 +1,26 @@
-// gemm_wgmma.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers into
-// wgmma. Up to 8 rows: gemm_skinny.cuh; 9 to 16, some: gemm_wide.cuh.
+// gemm_wgmma.cuh -- y = x W^T for 9 and more rows of x on sm_90a: packed weights through registers
+// into wgmma.
 //
-// A tile is 256 rows of W (f16: 128) x 16 to 128 rows of x, a step 128 k of it. Four warps ask for the
-// weights and x of a step with bulk copies, some steps ahead, over the ends of tiles. The others, in
-// warpgroups of four, decode 32 rows each in registers, 32 k at a time, and multiply them with what lies in
-// shared memory. A warpgroup meets nobody: it gives a stage back a step late, when the instructions that
-// read it are done, so that two groups of instructions are under way while codes are decoded, and while one
-// warpgroup stores its sums another multiplies.
+// A tile is 256 rows of W (f16: 128) x 16 to 128 rows of x, a step 128 k of it. Four loader warps
+// copy weights and x some steps ahead, across tiles. The others, in independent warpgroups of four,
+// decode 32 rows each in registers, 32 k at a time. A stage is released a step late, so two groups
+// of instructions run while codes are decoded.
 //
-// Flops 2 n k a row of x; 27B, 2048 rows: 105 TFLOP a pass, floor 133 ms at 790 TFLOP/s. A step at 128
-// columns: 2048 clocks of the matrix units, 660 of 2048 issue slots (q4k), 51 KB from L2, which is 25 bytes a
-// clock: close to what L2 gives.
+// x is an image of shared memory (primitives/ordered_rows.h), written by its producer
+// (Ops::announce_product, add_norm) or by order_rows (gemm.cu).
 //
-// x is an image of what shared memory holds (primitives/ordered_rows.h), so that what a step copies is one run of
-// bytes. Who wrote x has left it so (Ops::announce_product, add_norm), or order_rows (gemm.cu) copies it first.
+// Work (wgmma_walk): whole tiles, one per CTA and round, so that concurrent CTAs share L2 reads.
+// The remaining tiles are cut along k, one run of steps per CTA, and come first. CTAs whose run
+// ended in the tile wait for all parts, and each finishes some columns, in the order of k. If all
+// tiles have an even number of parts, clusters of two CTAs first add neighboring parts through
+// shared memory (finish_pair).
 //
-// Work (wgmma_walk): whole tiles in turn, one per CTA and round, so that CTAs that run together read the same
-// weights and the same x from L2; what is left is cut along k, one run of steps per CTA, and comes first.
-// Parts of a cut tile lie in memory as the registers that hold them; at its end each CTA whose run ended in
-// the tile waits for all parts, mostly long there, and finishes some columns, adding in the order of k. (Where
-// most CTAs have no part of any tile, as in gate and up of the 27B, it is they that do.) Up to 32 columns parts
-// are looked at until they are there, without counters (LookedParts).
+// Blocks of gate and up alternate: two warps take 16 rows of both, so that both sums of a row are
+// in one thread.
 //
-// Where all tiles are cut into an even number of parts, CTAs of a cluster of two have neighbouring parts of a
-// tile, which they add through shared memory first, each for half of the columns (finish_pair).
-//
-// q6k weights and q4k or q5 weights of one x (published mixes have two types in a layer) go in one launch:
-// the tiles of rows of the first, then those of the second.
-//
-// Gate and up: their 32-row blocks alternate. The two warps of a pair of blocks take 16 rows of both, so that
-// both sums of a row meet in one thread.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: a single loader warp; sums through shared memory to y; four warpgroups; warps
+// that only make scales; warpgroups in turn; separate kernels for gated products up to 64 columns.
+// More: docs/history/cuda-kernels.md.
 #pragma once
 
 #include "ops/cuda/gemm/wide/gemm_wgmma_streamk.cuh"
@@ -39,28 +28,24 @@
 
 namespace braid::cuda {
 
-// Which products of a launch are gated. Where all or none are, it is known when a kernel is compiled where a warp's
-// rows lie. But up to 64 columns a launch has few steps, and one kernel for all products of a layer finds its
-// instructions in the cache.
+// none, all: a warp's rows are known at compile time. some: up to 64 columns, one kernel for all
+// products of a layer stays in the instruction cache.
 enum class Gated : uint8_t { some, none, all };
 
-// Tiles of rows before WgmmaArgs::second_tile are of the first format, the others of the second; most
-// kernels have one.
+// Tiles of rows from WgmmaArgs::second_tile on have the second format.
 template <class First, class Second, int kColumns, Gated kWhich>
 struct WgmmaShape {
   static constexpr Gated kGated = kWhich;
   static constexpr int kWarps = wgmma_warps(First::kPack);
-  static constexpr int kThreads = kWarps * 32;  // that multiply; one more warpgroup loads
-  // Parts are looked at (LookedParts), and all that needs no x comes before the wait for the kernel before.
+  static constexpr int kThreads = kWarps * 32;  // multiplying; one more warpgroup loads
+  // Parts are polled (LookedParts), and work without x precedes the wait for the preceding kernel.
   static constexpr bool kLooked = kColumns <= kMostLookedColumns;
   static constexpr bool kMixed = First::kPack != Second::kPack;
-  // As if there were more threads: 128 registers each, so that a multiprocessor on which order_rows (gemm.cu)
-  // still runs takes the CTA behind it; up to 32 columns 96, which leaves room for a norm (512 threads of 56).
-  // Two formats need more.
+  // Limits registers: at 128 a CTA fits beside order_rows (gemm.cu), at 96 (32 columns) beside a
+  // norm.
   static constexpr int kBoundThreads = kWarps == 4 || kColumns > 96 || (!kLooked && kMixed) ? kThreads + 128
                                        : kLooked && !kMixed                                 ? 640
                                                                                             : 512;
-  // Of a thread that multiplies.
   static constexpr int kRegisters = kBoundThreads == 640 ? 128 : kBoundThreads == 512 ? 176 : 240;
   template <class Format>
   static constexpr int kBytes = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
@@ -74,25 +59,23 @@ struct WgmmaShape {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// ---- loading: three warps ask for weights, a fourth for x, by one lane each: elected() ----
+// Loading: three warps copy weights, a fourth x, by one elected lane each.
 
-// Shared memory of the stages, and their barriers.
 struct Stages {
   uint32_t xs;
   uint32_t weights;
-  uint32_t full;  // a loader each
+  uint32_t full;  // one arrival per loader
   uint32_t empty;
-  PairBarriers pair;  // where blocks run in clusters of two
+  PairBarriers pair;  // if blocks run in clusters of two
 };
-// An address that stays in a register: where blocks may run in clusters, the compiler would make it again for
-// each step, with five instructions. (Except with 64 columns, where its order of the others gets worse by it.)
+// Kept in a register; the compiler would recompute it each step. 64 columns are slower with it.
 template <int kColumns>
 __device__ inline uint32_t kept(uint32_t address) {
   if (kColumns != 64) asm volatile("" : "+r"(address));
   return address;
 }
 
-// First unit of a block; null behind the last and between the formats.
+// First unit of a block; null past the last and between the formats.
 template <class Format>
 __device__ inline const uint8_t* wgmma_units(const GemmArgs& a, int expert, int block) {
   if (block >= a.blocks || part_of(a, a.parts, block).rows == 0) return nullptr;
@@ -110,7 +93,6 @@ struct WgmmaLoader {
   WgmmaWalk walk;
   uint64_t policy = cache_policy(a.once);
 
-  // By the fourth.
   __device__ void load_x(const Tile& tile, int step, int stage) const {
     const int half = step < 2 * a.x_units ? step : step - 2 * a.x_units;
     const auto* image = reinterpret_cast<const uint8_t*>(a.x);
@@ -121,7 +103,7 @@ struct WgmmaLoader {
               image + (static_cast<int64_t>(tile.x_tile) * 2 * a.x_units + half) * Shape::kX, Shape::kX,
               full);
   }
-  // By the others, from block `first` of the tile on.
+  // `first`: the warp's first block in the tile.
   template <class Format>
   __device__ void load_weights(const uint8_t* const (&units)[kOwn], int first, int step, int stage) const {
     constexpr int kPart = half_bytes(Format::kPack);
@@ -140,7 +122,7 @@ struct WgmmaLoader {
     for (int w = 0; w < kOwn; ++w) {
       if (units[w] == nullptr) continue;
       const uint8_t* unit = units[w] + at;
-      if (second || kRest == 0) {  // what both halves share lies behind the second
+      if (second || kRest == 0) {  // data of both halves follows the second
         copy_bulk(to + w * Shape::kHalf, unit + (second ? kPart : 0), kPart + kRest, full, policy);
       } else {
         copy_bulk(to + w * Shape::kHalf, unit, kPart, full, policy);
@@ -169,7 +151,7 @@ struct WgmmaLoader {
         units[w] =
             second ? wgmma_units<Second>(a, tile.expert, block) : wgmma_units<First>(a, tile.expert, block);
       }
-      if (Shape::kLooked && waits) wait_for_previous();  // all else is known
+      if (Shape::kLooked && waits) wait_for_previous();  // everything else is known
       waits = false;
       for (int step = walk.first_step; step < walk.last_step; ++step) {
         if (use > 0) wait_barrier(s.empty + 8 * stage, (use - 1) & 1);
@@ -192,8 +174,8 @@ struct WgmmaLoader {
     if (a.paired && (stage > 0 || use > 0)) offer_memory(stage, use);
   }
 
-  // x of the next two stages, once they are empty, is where the other CTA's sums go. (A cluster without work
-  // offers none: the other CTA may have ended.)
+  // The other CTA's sums go to x of the next two stages. An idle CTA offers none: the other may
+  // end.
   __device__ void offer_memory(int stage, int use) const {
     const int first = stage;
     for (int i = 0; i < 2; ++i) {
@@ -211,15 +193,12 @@ struct WgmmaLoader {
   }
 };
 
-// ---- multiplying ----
-
-// One step. `parts`, `r16`: where the two sets of 16 rows come from. The stage of the step before is given
-// back at `release` (0: none).
+// `parts`, `r16`: the two sets of 16 rows. `release`: barrier of the previous stage, or 0.
 template <class Format, int kColumns>
 __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uint8_t* const (&parts)[2],
                                      const int (&r16)[2], uint64_t x, uint32_t release) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Codes of this format are fragments already: instructions under way still read those of the step before.
+  // f16 codes are fragments already, which running instructions still read.
   if (Format::kPack == Pack::f16) wait_wgmma<0>();
   typename Format::Codes codes[2];
   typename Format::Scales scales[2];
@@ -231,9 +210,8 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
   Fragments f[2][2];  // [buffer][set]
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    wait_wgmma<1>();  // the group before the last: its fragments and, at i = 1, the stage before are free
-    // The other lanes have read that stage too: the instructions since took what they read, from all lanes at
-    // once. (A __syncwarp() here makes the compiler wait after every instruction.)
+    wait_wgmma<1>();  // frees fragments, and at i = 1 the previous stage
+    // All lanes have read that stage: later instructions needed it. __syncwarp() would serialize.
     if (i == 1 && release != 0 && (lane == 0 || kWarpArrivals > 1)) arrive(release);
 #pragma unroll
     for (int set = 0; set < 2; ++set) f[i % 2][set] = Format::fragments(codes[set], scales[set], i);
@@ -241,7 +219,7 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
       const int s = 2 * i + p;
-      // Added as a whole it is one instruction; wgmma_operand_at() is three where `x` is not a constant.
+      // One addition; wgmma_operand_at() is three instructions if `x` is not a constant.
       const uint64_t b = x + ((s / 4 * (kColumns * 128) + s % 4 * 32) >> 4);
       multiply_wgmma<kColumns>(acc[0], f[i % 2][0].a[p], b);
       multiply_wgmma<kColumns>(acc[1], f[i % 2][1].a[p], b);
@@ -250,7 +228,7 @@ __device__ inline void multiply_step(float (&acc)[2][kColumns / 8][4], const uin
   }
 }
 
-// Steps of a tile, for a warp: of both sets of its block, or of one set of gate and up.
+// A warp multiplies both sets of its block, or one set each of gate and up.
 template <class Format, class Shape, int kColumns>
 __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const WgmmaWalk& walk, bool gated,
                                       const Stages& s, StagePlace& place) {
@@ -258,7 +236,6 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wg
   const uint32_t first_part = kept<kColumns>(s.weights + (gated ? warp & ~1 : warp) * Shape::kHalf);
   const int apart = gated ? Shape::kHalf : 0;
   const int r16[2] = {gated ? warp % 2 : 0, gated ? warp % 2 : 1};
-  // Moved on by one addition it is one instruction; wgmma_operand_at() is three where it is not a constant.
   const auto first_x = kept<kColumns>(static_cast<uint32_t>(wgmma_operand(s.xs)));
   uint32_t release = 0;
   for (int step = walk.first_step; step < walk.last_step; ++step) {
@@ -266,14 +243,14 @@ __device__ inline void multiply_steps(float (&acc)[2][kColumns / 8][4], const Wg
     const auto* part = static_cast<const uint8_t*>(
         __cvta_shared_to_generic(first_part + place.stage * Shape::kWarps * Shape::kHalf));
     const uint8_t* const parts[2] = {part, part + apart};
-    // The instruction takes operands from registers that all lanes share: the compiler must see that.
+    // wgmma takes its descriptor from uniform registers, which the compiler must be able to see.
     const uint32_t x = __shfl_sync(kFullWarp, first_x + place.stage * (Shape::kX >> 4), 0);
     multiply_step<Format, kColumns>(acc, parts, r16, wgmma_operand(0) | x, release);
     release = s.empty + 8 * place.stage;
     place.advance(Shape::kStages);
   }
   wait_wgmma<0>();
-  // What follows must not be moved before the wait, as no memory is read.
+  // Keeps later code after the wait, which the compiler does not see as a dependency.
 #pragma unroll
   for (int set = 0; set < 2; ++set)
 #pragma unroll
@@ -293,7 +270,7 @@ template <class First, class Second, class Shape, int kColumns>
 __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_tiles, int token_tiles,
                                     const Stages& s) {
   constexpr int kGroups = kColumns / 8;
-  constexpr bool kRowsFirst = kColumns <= 64;  // there are registers to look them up under the first steps
+  constexpr bool kRowsFirst = kColumns <= 64;  // registers suffice for it
   const int warp = static_cast<int>(threadIdx.x) / 32;
   float acc[2][kGroups][4];
   StagePlace place;
@@ -340,7 +317,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   if (others) cut_tile = walk.others_tile();
   if (cut_tile < 0) return;
   const Tile tile = locate(a, cut_tile, row_tiles, token_tiles, kColumns);
-  if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came since
+  if (!Shape::kLooked || walk.rounds > 0) {  // other tiles came in between
     const int block = tile.row_tile * Shape::kWarps + warp;
     rows = wgmma_rows(a, tile, block, is_gated<Shape>(a, block));
     sharing = WgmmaSharing(walk, cut_tile);
@@ -349,8 +326,7 @@ __device__ inline void multiply_all(const WgmmaArgs& a, WgmmaWalk walk, int row_
   WgmmaParts<Shape::kWarps, kGroups>{a, sharing}.finish(tile, rows, share);
 }
 
-// Loading needs few registers, multiplying more than an equal share of what four warps of a quarter of the
-// multiprocessor have: 512.
+// Loaders need few registers; multiplying warps get more than their equal share.
 template <class Shape>
 __device__ inline void give_registers() {
   if (Shape::kWarps == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
@@ -411,7 +387,7 @@ void launch_gemm_wgmma_kernel(Context& context, const GemmLaunch& launch) {
   WgmmaArgs args{{launch, launch.list, launch.partials, launch.counters},
                  launch.second_block / Shape::kWarps};
   const int tiles = div_up(launch.blocks, Shape::kWarps) * div_up(launch.tokens, kColumns);
-  // Several pairs are added in another order than parts one by one, as where columns are fewer.
+  // Several pairs change the order of addition.
   const int most_pairs = context.deterministic ? 1 : kMostPairs<kColumns / 8>;
   args.paired = launch.list.tiles == nullptr && context.has_clusters &&
                 walks_in_pairs(tiles, 2 * launch.units, context.processors, most_pairs);

@@ -1,8 +1,4 @@
-// gemm_wgmma_streamk.cuh -- how the work of a wgmma product kernel (gemm_wgmma.cuh) is cut, and the way from
-// its sums to y: of whole tiles, and of tiles whose k several CTAs share.
-//
-// Parts of a shared tile are added in the order of k, whoever is first. They are counted, or looked at until
-// they are there; docs/history/cuda-kernels.md says what either costs.
+// gemm_wgmma_streamk.cuh -- work distribution of gemm_wgmma.cuh, and its path from sums to y.
 #pragma once
 
 #include <type_traits>
@@ -11,47 +7,44 @@
 
 namespace braid::cuda {
 
-inline constexpr int kLeastWgmmaSteps = 3;  // a part of a tile that is worth a part's cost
+inline constexpr int kLeastWgmmaSteps = 3;  // shortest part of a tile that is worth its cost
 
-// Into how many parts, an equal number for each, what does not fill the GPU is cut; 0: into runs of equal
-// length, one for each CTA.
+// Equal number of parts per remaining tile; 0: runs of equal length, one for each CTA.
 __host__ __device__ inline int even_parts(int tiles, int steps, int grid) {
   const int most = grid / tiles;
   const int least = steps / kLeastWgmmaSteps;
   const int parts = most < least ? most : least > 1 ? least : 1;
   return parts < most || tiles * parts * 4 >= grid * 3 ? parts : 0;
 }
-// Whether CTAs 2 i and 2 i + 1 have parts of the same tile, and nothing else; at most so many pairs a tile.
+// Whether CTAs 2 i and 2 i + 1 always share one tile, with at most most_pairs pairs a tile.
 inline bool walks_in_pairs(int tiles, int steps, int grid, int most_pairs) {
   if (tiles == 0 || tiles >= grid || grid % 2 != 0) return false;
   const int parts = even_parts(tiles, steps, grid);
   return parts > 0 && parts % 2 == 0 && parts <= 2 * most_pairs;
 }
-// Where columns are few, what several pairs need takes registers of the steps.
+// With few columns, the code of several pairs would cost registers of the steps.
 template <int kGroups>
 inline constexpr int kMostPairs = kGroups < 12 ? 1 : 64;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// ---- the work of a CTA ----
-
-// Of a cut tile's columns, what a CTA finishes: the `own`th of so many shares.
+// The own-th of equal shares of a cut tile's columns.
 struct WgmmaShare {
   int own = 0;
   int shares = 1;
 };
 
-// First this CTA's run of steps of tiles that are cut, then whole tiles.
+// First the CTA's run of steps of cut tiles, then whole tiles.
 struct WgmmaWalk {
   int steps = 0;   // of a tile
   int rounds = 0;  // of whole tiles
   int left = 0;    // tiles that are cut
-  int runs = 0;    // into so many runs
+  int runs = 0;    // number of runs of them
   int round = 0;
   int at = 0;  // place in the run
   int end = 0;
 
-  // Next: steps begin .. end of a tile.
+  // Current: steps [first_step, last_step) of a tile.
   int tile = 0;
   int first_step = 0;
   int last_step = 0;
@@ -74,13 +67,12 @@ struct WgmmaWalk {
   __device__ bool whole() const { return last_step - first_step == steps; }
   __device__ bool run_ends() const { return at >= end; }
 
-  // Where most CTAs have whole tiles only, those finish the cut ones: they have fewer steps, and the parts, which
-  // come first, lie there by then. (A run for each tile: none is cut.)
+  // If most CTAs have whole tiles only, these finish the cut ones: they have fewer steps.
   __device__ bool others_finish() const {
     return rounds > 0 && runs > left && 2 * runs <= static_cast<int>(gridDim.x);
   }
   __device__ int other() const { return static_cast<int>(blockIdx.x) - runs; }
-  // The tile that this CTA then finishes; -1: none.
+  // The tile that this CTA then finishes, or -1.
   __device__ int others_tile() const {
     return left == 0 || other() < 0 ? -1 : rounds * static_cast<int>(gridDim.x) + other() % left;
   }
@@ -89,14 +81,13 @@ struct WgmmaWalk {
   }
 };
 
-// Who has steps of a tile that is cut, and where their parts lie: [2 * cta + (0: the CTA's run starts in the
-// tile, 1: before it)][part].
+// Places of parts: [2 * cta + (0: the CTA's run starts in the tile, 1: before it)][part].
 struct WgmmaSharing {
   int first_cta = 0;
   int apart = 1;  // from one CTA to the next
   int parts = 0;
   int first_slot = 0;
-  int finishers = 0;  // the CTAs whose run ends in the tile: all, or all but the last
+  int finishers = 0;  // CTAs whose run ends in the tile: all, or all but the last
 
   __device__ WgmmaSharing() {}
   __device__ WgmmaSharing(const WgmmaWalk& w, int tile) {
@@ -109,7 +100,7 @@ struct WgmmaSharing {
     const bool last_goes_on = total * (last_cta + 1) / w.runs > begin + w.steps;
     finishers = parts - (last_goes_on ? 1 : 0);
   }
-  // Of the halves of the columns that CTAs of a rank have, where clusters of two share a tile.
+  // For clusters of two: the halves of the columns that the CTAs of a rank have.
   __device__ WgmmaSharing of_rank(int rank) const {
     WgmmaSharing half;
     half.first_cta = first_cta + rank;
@@ -131,7 +122,7 @@ __device__ inline WgmmaWalk wgmma_walk(int tiles, int steps) {
   w.rounds = tiles / grid;
   w.left = tiles - w.rounds * grid;
   if (w.left == 0) return w;
-  // As many for each tile, if that keeps most of the GPU busy: a run then has one tile.
+  // If equal numbers per tile keep most of the GPU busy, each run has one tile.
   const int parts = even_parts(w.left, steps, grid);
   w.runs = parts > 0 ? w.left * parts : grid;
   const int total = w.left * steps;
@@ -142,15 +133,12 @@ __device__ inline WgmmaWalk wgmma_walk(int tiles, int steps) {
   return w;
 }
 
-// ---- tiles that clusters of two share ----
-
-// Barriers of a pair, in shared memory. Each is used once in a launch, as a CTA of a pair has one tile.
+// In shared memory, each used once in a launch, as a CTA of a pair has one tile.
 struct PairBarriers {
-  uint32_t joined;  // [warps]: the other CTA's sums for a warp's half of the columns are here
-  uint32_t ready;   // the other CTA's memory takes sums
-  uint32_t place;   // a number, from there: in which of its stages, and the next one
+  uint32_t joined;  // [warps]: the other CTA's sums for a warp's half of the columns have arrived
+  uint32_t ready;   // the other CTA's memory can take sums
+  uint32_t place;   // its stage for them; the next stage also
 };
-// By one thread, with the other barriers of the CTA.
 template <int kWarps, int kGroups>
 __device__ inline void init_pair(const PairBarriers& pair) {
   init_barrier(pair.ready, 1);
@@ -160,8 +148,7 @@ __device__ inline void init_pair(const PairBarriers& pair) {
   for (int warp = 0; warp < kWarps; ++warp) arrive_expecting(pair.joined + 8 * warp, kGroups * 32 * 16);
 }
 
-// Each CTA hands half of the columns of its part to the other and gets the sums of both for its own half. Warps go
-// separate ways: each waits for the same warp of the other CTA. `memory_at(stage)`: of one set of all warps.
+// CTAs exchange halves of their columns, warp by warp. `memory_at(stage)`: of one set of all warps.
 template <int kWarps, int kGroups, typename MemoryAt>
 __device__ inline void join_pair(float (&sum)[2][kGroups / 2][4], const float (&acc)[2][kGroups][4], int rank,
                                  const PairBarriers& pair, int own_stage, int stages, MemoryAt memory_at) {
@@ -204,9 +191,6 @@ __device__ inline void join_pair(float (&sum)[2][kGroups / 2][4], const float (&
   }
 }
 
-// ---- tiles whose parts meet in memory ----
-
-// The warps of a warpgroup meet.
 __device__ inline void meet_group() {
   asm volatile("bar.sync %0, 128;\n" ::"r"(threadIdx.x / 128 + 1) : "memory");
 }
@@ -219,12 +203,11 @@ __device__ inline float4 load_part(const float4* from) {
   return v;
 }
 
-// Parts of tiles that are cut, in device memory as the registers that hold them. Warpgroups go separate ways.
-//
-// From 64 columns on they are counted: they are too many bytes to look at twice.
+// Parts of cut tiles in device memory, in register layout, with counters: from 64 columns on they
+// are too many bytes to poll.
 template <int kWarps, int kGroups>
 struct CountedParts {
-  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 of one
+  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 per part
   static constexpr int kMostGroups = 4;                           // warpgroups
 
   const TiledArgs& a;
@@ -307,11 +290,11 @@ struct CountedParts {
   }
 };
 
-// Up to 32 columns they are looked at (gemm_store.cuh).
+// Up to 32 columns parts are polled (gemm_store.cuh).
 template <int kWarps, int kGroups>
 struct LookedParts {
-  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // uint4 of one
-  // Groups of columns and parts that a thread looks at together.
+  static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // uint4 per part
+  // Groups of columns and parts that a thread polls together.
   static constexpr int kAtOnce = kGroups <= 4 ? 1 : kGroups <= 8 ? 2 : 4;
   static constexpr int kItems = kGroups <= 4 ? 8 : 4;
 
@@ -333,12 +316,11 @@ struct LookedParts {
         if (8 * j < tile.count) leave_part(piece(s.own_part(), set, j), acc[set][j]);
   }
 
-  // Waits for all parts and adds some columns of them, in the order of k.
   __device__ void finish(const Tile& tile, const WgmmaRows& rows, const WgmmaShare& share) const {
     if (rows.target.part == nullptr) return;
     const GemmPart part = *rows.target.part;
     const bool both = rows.gated || s.parts <= kItems / 2;  // sets at a time
-    const int sets = both ? 1 : 2;                          // that are finished by themselves
+    const int sets = both ? 1 : 2;                          // finished one by one
     const int groups = div_up(tile.count, 8);
     const int all = div_up(groups, kAtOnce) * sets;
     const int last = all * (share.own + 1) / share.shares;
@@ -360,7 +342,6 @@ struct LookedParts {
   }
 
  private:
-  // sum[0]: of `set`; both: of each.
   __device__ void add_parts(float (&sum)[2][kAtOnce][4], bool both, int set, int first, int groups) const {
     const int step = both ? kItems / 2 : kItems;
     for (int part = 0; part < s.parts; part += step) {
@@ -409,7 +390,6 @@ template <int kWarps, int kGroups>
 using WgmmaParts = std::conditional_t<8 * kGroups <= kMostLookedColumns, LookedParts<kWarps, kGroups>,
                                       CountedParts<kWarps, kGroups>>;
 
-// After the last step of the only tile of a cluster of two.
 template <int kWarps, int kGroups, typename MemoryAt>
 __device__ inline void finish_pair(const WgmmaArgs& a, const WgmmaWalk& walk, const WgmmaRows& rows,
                                    const Tile& tile, const float (&acc)[2][kGroups][4],

@@ -1,27 +1,16 @@
-// gemm_wide.cuh -- y = x W^T for 9 to 16 rows of x, of matrices that gemm_wide_plan.cu takes: a step of
-// some sequences, or of drafts that are checked. Up to 8 rows: gemm_skinny.cuh, whose formats this kernel
-// shares. More: gemm_wgmma.cuh.
+// gemm_wide.cuh -- y = x W^T for 9 to 16 rows of x, of matrices that gemm_wide_plan.cu accepts.
 //
-// A warp multiplies 32 rows x 128 k at a time (a half of a unit, packed.h) with mma.m16n8k16, weights as the
-// row operand, decoded once for two tiles of 8 rows of x, from a ring of its own that bulk copies fill, with
-// a unit of q4k or a half of one of q6k at a time (a piece). A slice of x lies in shared memory. The cut:
+// A warp multiplies 32 rows x 128 k at a time with mma.m16n8k16. It decodes them once for two tiles
+// of 8 rows of x, from its own ring of pieces (a unit of q4k or half a unit of q6k). A slice of x
+// lies in shared memory. Each slice of k has an equal number of CTAs; a warp has an equal run (by
+// bytes) of a slice's pieces, regardless of block borders.
 //
-//   slice     of k: an equal number of CTAs each
-//   warp      of a slice: an equal run of its pieces, block after block, wherever blocks begin or end
+// Within a CTA, the first warp of a block adds the sums of the others from shared memory. The CTA's
+// sums of a block go to memory (L2). Warps that finish add such parts in the order of k and store
+// them. Parts are polled (gemm_store.cuh), which works because all CTAs are resident.
 //
-// Runs of warps follow each other in a CTA, so what a CTA has of a block is the end of one warp's run, then
-// whole runs, then the beginning of one: the first of these warps adds up what the others hand it in shared
-// memory, each in a place of its own. What a CTA has of a block goes to memory (L2). Warps that are through
-// with their runs add up such parts, in the order of k, and store: 16 rows of W x 8 of x are a task, equal
-// numbers of them for all CTAs. Parts are looked at until they are there (gemm_store.cuh), with neither a
-// fence nor a counter; all CTAs of a launch run at the same time.
-//
-// Weights of two formats that multiply the same x go in one launch: runs are equal by bytes.
-//
-// Traffic: the weights once, x once per CTA and slice, sums about slices times (27B gate + up, 16 rows: 100
-// MB, 11 MB, 5 MB out and in).
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: every warp's sums through L2; more slices; 16 warps with rings of 2 units; four
+// tiles of x (17 to 32 rows). More: docs/history/cuda-kernels.md.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_skinny.cuh"
@@ -30,7 +19,7 @@
 
 namespace braid::cuda {
 
-// acc[tile of 8 rows of x][16 rows of W] += half a unit x. x: this lane's 32 k of row g, pieces exchanged.
+// acc[tile of 8 rows of x][16 rows of W] += half a unit x. x: this lane's 32 k of row g, swizzled.
 template <class Format>
 __device__ inline void multiply_wide(const uint8_t* part, const uint8_t* rest, const uint8_t* x,
                                      int exchanged, float (&acc)[kWideTiles][2][4], int lane) {
@@ -57,7 +46,6 @@ __device__ inline void multiply_wide(const uint8_t* part, const uint8_t* rest, c
   }
 }
 
-// What a warp loads at a time: a unit, or half of one.
 template <class Format>
 struct WidePiece {
   static constexpr int kPart = half_bytes(Format::kPack);
@@ -66,14 +54,13 @@ struct WidePiece {
   static constexpr int kBytes = kHalves * kPart + kRest;
 };
 
-// number / divisor, rounded down, where by = 2^32 / divisor, rounded up; 0: the divisor is 1.
+// number / divisor, with by = 2^32 / divisor, rounded up; 0: the divisor is 1.
 __device__ inline int divided(int number, uint32_t by) {
   return by == 0 ? number : static_cast<int>(__umulhi(static_cast<uint32_t>(number), by));
 }
-// The higher half of a product.
 __device__ inline int whole_of(uint32_t number, uint64_t by) { return static_cast<int>(number * by >> 32); }
 
-// Who multiplies which pieces of a slice of k: all of its blocks', one block after the other.
+// Runs of pieces of a slice of k, over all its blocks.
 template <bool kMixed>
 struct WideRuns {
   const WidePlan& p;
@@ -89,7 +76,6 @@ struct WideRuns {
     if (!kMixed) return piece;
     return piece <= second ? p.cost[0] * piece : p.cost[0] * second + p.cost[1] * (piece - second);
   }
-  // The first piece of a warp's run.
   __device__ int start(int warp) const {
     const int before = whole_of(static_cast<uint32_t>(warp), cut.run);
     if (!kMixed) return before;
@@ -97,7 +83,6 @@ struct WideRuns {
     return before <= first ? divided(before + p.cost[0] - 1, p.by_cost[0])
                            : second + divided(before - first + p.cost[1] - 1, p.by_cost[1]);
   }
-  // The warp whose run has a piece.
   __device__ int warp_of(int piece) const {
     int warp = whole_of(static_cast<uint32_t>(cost_before(piece)), cut.warps);
     while (start(warp + 1) <= piece) ++warp;
@@ -108,27 +93,25 @@ struct WideRuns {
     return !kMixed || piece < second ? divided(piece, cut.by_pieces[0])
                                      : p.second + divided(piece - second, cut.by_pieces[1]);
   }
-  // The first piece of a block.
   __device__ int first_of(int block) const {
     return !kMixed || block <= p.second ? block * pieces(false) : second + (block - p.second) * pieces(true);
   }
 };
 
-// What all CTAs have in shared memory besides x, rings and sums that warps hand on.
 struct WideMemory {
   uint64_t barriers[kWideWarps * kWideStages];
   uint64_t handed[kWideWarps];  // a warp's sums of the block that its run begins in
   alignas(16) uint32_t part_words[sizeof(GemmPart) / 4 * kMostParts];
   int starts[kWideWarps + 1];  // of runs
-  // Of the items that this CTA stores a share of: where their rows go; parts of a block of a slice: the first
-  // one, and how many follow at bit 24.
+  // Targets of this CTA's items; per block of a slice its first part, and from bit 24 the rest's
+  // count.
   RowTarget targets[kMostWideItems];
   uint32_t entries[kMostWideEntries];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The ring of a warp: loads run ahead of the products by its length.
+// A warp's ring: loads run ahead of products by its length.
 template <class First, class Second>
 struct WideRing {
   static constexpr bool kMixed = First::kPack != Second::kPack;
@@ -141,7 +124,7 @@ struct WideRing {
   uint32_t full;   // barriers
   int first_unit;  // of the slice
   int lane;
-  int left;   // pieces to ask for
+  int left;   // pieces to load
   int block;  // of the next one
   int piece;  // in the block
   const uint8_t* unit = nullptr;
@@ -169,7 +152,7 @@ struct WideRing {
       const uint32_t to = shared_address(memory + stage * p.stage_bytes);
       const uint32_t barrier = full + 8 * stage;
       arrive_expecting(barrier, Piece::kBytes);
-      if (last || Piece::kRest == 0) {  // what both halves share lies behind the second
+      if (last || Piece::kRest == 0) {  // data of both halves follows the second
         copy_bulk(to, unit + (Piece::kHalves == 1 && last ? Piece::kPart : 0), Piece::kBytes, barrier,
                   policy);
       } else {
@@ -215,7 +198,7 @@ struct WideCta {
   int slice;
   int first_unit;
   Runs runs;
-  int first_task, last_task;  // that this CTA stores: 16 rows of an item x 8 rows of x
+  int first_task, last_task;  // of this CTA: 16 rows of an item x 8 rows of x
 
   __device__ WideCta(const WideArgs& args, const WidePlan& plan, WideMemory& m, uint8_t* x, uint8_t* sums)
       : a(args),
@@ -236,7 +219,7 @@ struct WideCta {
   __device__ int first_item() const { return first_task / kTasks; }
   __device__ uint4* sums() const { return reinterpret_cast<uint4*>(a.partials); }
 
-  // ---- before x: what the sums need ----
+  // Before x: places and factors of the sums.
 
   __device__ void prepare() const {
     if (first_task >= last_task) return;
@@ -259,7 +242,7 @@ struct WideCta {
     }
   }
 
-  // ---- x: [half of the slice][row] 256 bytes, pieces exchanged as in gemm_skinny_x.cuh ----
+  // [half of the slice][row] 256 bytes, pieces swizzled as in gemm_skinny_x.cuh.
 
   __device__ void copy_x() const {
     const int piece = static_cast<int>(threadIdx.x) % 16;
@@ -276,9 +259,6 @@ struct WideCta {
     }
   }
 
-  // ---- multiplying ----
-
-  // `count` pieces of a block from `piece` on.
   template <class Format>
   __device__ void multiply_pieces(Ring& ring, int piece, int count, StagePlace& place,
                                   float (&acc)[kWideTiles][2][4]) const {
@@ -301,7 +281,6 @@ struct WideCta {
       place.advance(p.stages);
     }
   }
-  // This warp's run, from piece `piece` of block `block` on.
   __device__ void multiply(Ring& ring, int block, int piece, int left) const {
     StagePlace place;
     while (left > 0) {
@@ -326,8 +305,6 @@ struct WideCta {
     }
   }
 
-  // ---- sums ----
-
   __device__ float4* handed_at(int from, int t, int r16) const {
     return handed + ((from * kWideTiles + t) * 2 + r16) * 32 + lane;
   }
@@ -342,7 +319,7 @@ struct WideCta {
     __syncwarp();
     if (lane == 0 || kWarpArrivals > 1) arrive(shared_address(memory.handed + warp));
   }
-  // What the warps behind this one have of the block.
+  // Adds the following warps' sums of the block.
   __device__ void collect(int block, float (&acc)[kWideTiles][2][4]) const {
     const int end = runs.first_of(block + 1);
     for (int from = warp + 1; from < kWideWarps && memory.starts[from] < end; ++from) {
@@ -370,7 +347,7 @@ struct WideCta {
 
   // The parts of a task: slice after slice, a slice's CTAs in turn, gate before up.
   struct Parts {
-    int entry = 0, ups = 0, end = 0;  // of memory.entries; from `ups` on they are of up
+    int entry = 0, ups = 0, end = 0;  // of memory.entries; up begins at `ups`
     uint32_t next = 0;
     int at = 0;  // this lane's place in a part
   };
@@ -385,7 +362,6 @@ struct WideCta {
     t.at = (task - item * kTasks) * 32 + lane;
     return t;
   }
-  // The next one; -1: none.
   __device__ int next_part(Parts& t, bool& up) const {
     if (t.entry >= t.end) return -1;
     const int part = static_cast<int>(t.next & 0xffffffu) * kSums + t.at;
@@ -398,7 +374,7 @@ struct WideCta {
     return part;
   }
 
-  // Two tasks of a warp at a time, so that all their parts are under way together.
+  // Two tasks of a warp at a time, so that all their parts load together.
   __device__ void add_up() const {
     for (int task = first_task + warp; task < last_task; task += 2 * kWideWarps) {
       const Tile all{0, 0, 0, a.tokens, 0};
@@ -435,7 +411,6 @@ struct WideCta {
     rows.target.row += 16 * (task % 2);
     return rows;
   }
-  // Some of the next parts of both.
   __device__ void add_parts(Parts (&parts)[2], float (&sum)[2][2][1][4]) const {
     constexpr int kTogether = 4;
     int from[2][kTogether];
@@ -483,8 +458,7 @@ struct WideCta {
 
 #endif
 
-// As if there were more threads: 96 registers each, so that a multiprocessor on which a norm still runs (512
-// threads of 56) takes the CTA behind it.
+// Limits registers to 96, so that a CTA starts beside a running norm (512 threads of 56).
 inline constexpr int kWideBoundThreads = 640;
 template <class First, class Second>
 __global__ void __launch_bounds__(kWideBoundThreads, 1)

@@ -6,11 +6,8 @@
 
 namespace braid::cuda {
 
-// Taken are runs of fewer than 16 units of each warp: in longer ones gemm_wgmma.cuh, which begins some
-// microseconds later but then needs fewer instructions, catches up (output matrices).
-//
-// Clocks of a multiprocessor: its share of memory, which rings of two stages do not quite fill, and some more
-// for warps whose runs are longer; x and sums through L2, which partly run beside it; parts to look at.
+// Takes runs of fewer than 16 units a warp; in longer ones gemm_wgmma.cuh, which starts later but
+// needs fewer instructions, catches up.
 bool plan_wide(const Context& context, const WideProduct& product, WidePlan& plan) {
   constexpr double kRingLoss[kWideStages + 1] = {0, 0, 0.05, 0.02, 0};
   const WideBlocks(&formats)[2] = product.formats;
@@ -46,7 +43,7 @@ bool plan_wide(const Context& context, const WideProduct& product, WidePlan& pla
         own_items * product.pair * slices > kMostWideEntries)
       continue;
     if ((unit_cost * units + 1) * ctas * kWideWarps > std::numeric_limits<int>::max()) continue;
-    if (unit_cost * (product.units / slices) < int64_t{piece_cost} * ctas) continue;  // CTAs with nothing
+    if (unit_cost * (product.units / slices) < int64_t{piece_cost} * ctas) continue;  // idle CTAs
     const double bytes = static_cast<double>(weight_bytes) * units / ctas + 0.25 * static_cast<double>(stage);
     const double clocks = bytes / 18.5 * (1 + kRingLoss[stages]) + static_cast<double>(x_bytes) / 35 +
                           static_cast<double>(sums) / context.processors / 12 + 400.0 * slices;
