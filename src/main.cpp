@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/terminal/man.h"
 #include "cli/terminal/terminal.h"
 
 namespace {
@@ -74,6 +75,8 @@ int main(int argc, char** argv) {
   braid::cli::add_inspect(app, &exit_code);
   braid::cli::add_quantize(app, &exit_code);
   braid::cli::add_completion(app, &exit_code);
+  CLI::App* docs = app.add_subcommand("docs", "Pages that the program writes about itself")->group("");
+  braid::cli::add_man(*docs->require_subcommand(1), app, BRAID_VERSION, &exit_code);
   let_last_win(app);
   try {
     app.parse(arguments(argc, argv));

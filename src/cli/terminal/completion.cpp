@@ -68,6 +68,7 @@ struct Command {
 std::vector<Command> commands_of(const CLI::App& app) {
   std::vector<Command> out;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_group().empty()) continue;  // hidden, from --help too
     Command one{command->get_name(), command->get_description(), {}};
     for (const CLI::Option* option : command->get_options()) one.options.push_back(describe(*option));
     out.push_back(std::move(one));
