@@ -145,12 +145,13 @@ std::string man_header(const std::string& title, const std::string& what, const 
   std::string upper = title;
   for (char& c : upper) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   // Pages of one version are the same bytes whenever they are made: no date.
-  return fmt::format(".TH {} 1 \"\" \"braid {}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n", roff(upper), version,
-                     roff(title), roff(what));
+  return fmt::format(".TH {} 1 \"\" \"braid {}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n", roff(upper),
+                     version, roff(title), roff(what));
 }
 
 constexpr const char* kExitStatus =
-    ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n2\na fault in the input or an option; one sentence on stderr says which\n"
+    ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n2\na fault in the input or an option; one sentence on stderr "
+    "says which\n"
     ".TP\n130\ninterrupted\n";
 
 std::string program_page(const CLI::App& app, const std::string& version) {
@@ -160,8 +161,8 @@ std::string program_page(const CLI::App& app, const std::string& version) {
   std::string also;
   for (const CLI::App* command : visible_commands(app)) {
     out += fmt::format(".TP\n{}\n{}\n", bold(command->get_name()), roff(command->get_description()));
-    also += fmt::format("{}{}(1)", also.empty() ? "" : ", ",
-                        bold(app.get_name() + "-" + command->get_name()));
+    also +=
+        fmt::format("{}{}(1)", also.empty() ? "" : ", ", bold(app.get_name() + "-" + command->get_name()));
   }
   return out + options_text(app) + kExitStatus + ".SH SEE ALSO\n" + also + "\n";
 }
