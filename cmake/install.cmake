@@ -43,7 +43,7 @@ function(public_headers result)
   endwhile()
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
-public_headers(headers engine/engine.h engine/service.h text/chat.h text/answer/detokenizer.h
+public_headers(headers base/log.h engine/engine.h engine/service.h text/chat.h text/answer/detokenizer.h
   text/answer/stop_strings.h text/tokenizer/tokenizer.h text/tokenizer/vocabulary.h)
 foreach(header ${headers})
   get_filename_component(folder ${header} DIRECTORY)

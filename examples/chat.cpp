@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log.h"
 #include "engine/service.h"
 #include "text/answer/detokenizer.h"
 #include "text/chat.h"
@@ -118,6 +119,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s MODEL.gguf QUESTION...\n", argv[0]);
     return 2;
   }
+  init_log();  // warnings go to stderr
   const Status status = run(argc, argv);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", status.error().message.c_str());
   return status.ok() ? 0 : 2;
