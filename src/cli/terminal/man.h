@@ -16,7 +16,7 @@ namespace braid::cli {
 // that --help hides are left out.
 std::string man_page(const CLI::App& app, const std::string& name, const std::string& version);
 
-// Adds `man [COMMAND]` to `parent`, which prints such a page of `app`.
+// Adds `man [COMMAND]` to `parent`, which prints such a page of `app`. Both must require one subcommand.
 void add_man(CLI::App& parent, const CLI::App& app, const std::string& version, int* exit_code);
 
 }  // namespace braid::cli
