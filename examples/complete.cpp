@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "engine/engine.h"
 #include "text/answer/detokenizer.h"
 #include "text/tokenizer/tokenizer.h"
@@ -60,6 +61,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s MODEL.gguf PROMPT...\n", argv[0]);
     return 2;
   }
+  init_log();  // warnings go to stderr
   const Status status = run(argc, argv);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", status.error().message.c_str());
   return status.ok() ? 0 : 2;

@@ -149,18 +149,7 @@ class Connection {
     }
     return received;
   }
-  int status() const { return received.size() < 12 ? 0 : std::stoi(received.substr(9, 3)); }
-  std::string body() const {
-    const size_t at = received.find("\r\n\r\n");
-    return at == std::string::npos ? "" : received.substr(at + 4);
-  }
-
-  std::string host = "localhost";  // of the Host field
-  bool connected = false;
-  bool closed_cleanly = false;  // TLS: received close_notify
-  std::string received;
-
- private:
+  // The next bytes; false when the connection has ended.
   bool read_some() {
     char buffer[16384];
     int count = 0;
@@ -176,7 +165,30 @@ class Connection {
     received.append(buffer, static_cast<size_t>(count));
     return true;
   }
+  int status() const { return received.size() < 12 ? 0 : std::stoi(received.substr(9, 3)); }
+  std::string body() const {
+    const size_t at = received.find("\r\n\r\n");
+    return at == std::string::npos ? "" : received.substr(at + 4);
+  }
 
+  std::string host = "localhost";  // of the Host field
+  bool connected = false;
+  bool closed_cleanly = false;  // TLS: the server said that this was all
+  std::string received;
+
+ private:
+  int status() const { return received.size() < 12 ? 0 : std::stoi(received.substr(9, 3)); }
+  std::string body() const {
+    const size_t at = received.find("\r\n\r\n");
+    return at == std::string::npos ? "" : received.substr(at + 4);
+  }
+
+  std::string host = "localhost";  // of the Host field
+  bool connected = false;
+  bool closed_cleanly = false;  // TLS: received close_notify
+  std::string received;
+
+ private:
   int socket_;
   SSL_CTX* context_ = nullptr;
   SSL* tls_ = nullptr;

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "cli/commands.h"
+#include "cli/options/man.h"
 #include "cli/terminal/terminal.h"
 #include "server/api/error_codes.h"
 #include "server/endpoints/routes.h"
@@ -141,19 +142,20 @@ std::string errors_reference() {
 }
 
 void add_docs(CLI::App& app, int* exit_code) {
-  auto page = std::make_shared<std::string>();
-  auto* command = app.add_subcommand("docs", "Print a reference page in Markdown");
-  command->group("");  // for those who write the documentation
-  command->add_option("page", *page, "the page")
-      ->required()
-      ->check(CLI::IsMember({"cli", "api", "metrics", "errors"}));
-  command->callback([&app, page, exit_code] {
-    print_result("{}", *page == "cli"       ? cli_reference(list_commands(app))
-                       : *page == "api"     ? api_reference()
-                       : *page == "metrics" ? metrics_reference()
-                                            : errors_reference());
-    *exit_code = 0;
-  });
+  auto* docs = app.add_subcommand("docs", "Pages that the program writes about itself");
+  docs->group("");  // for packages and for those who write documentation
+  docs->require_subcommand(1);
+  const auto add = [&](const char* name, const char* what, auto write) {
+    docs->add_subcommand(name, what)->callback([write, exit_code] {
+      print_result("{}", write());
+      *exit_code = 0;
+    });
+  };
+  add("cli", "Commands and options", [&app] { return cli_reference(list_commands(app)); });
+  add("api", "Paths and fields of requests", api_reference);
+  add("metrics", "What /metrics shows", metrics_reference);
+  add("errors", "Error codes of the server", errors_reference);
+  add_man(*docs, app, BRAID_VERSION, exit_code);
 }
 
 }  // namespace braid::cli

@@ -77,10 +77,9 @@ std::string wrapped(std::string_view text, size_t width, size_t indent) {
 std::string command_help(const CLI::App& command, bool all) {
   const ListedCommand listed = list_command(command);
   std::string operands;
-  for (const CLI::Option* option : command.get_options()) {
-    if (!option->get_positional()) continue;
-    const std::string name = option->get_name(true);
-    operands += option->get_required() ? " " + name : " [" + name + "]";
+  for (const ListedOption& option : listed.options) {
+    if (option.operand.empty()) continue;
+    operands += fmt::format(fmt::runtime(option.required ? " {}" : " [{}]"), option.operand);
   }
   std::string out = fmt::format("Usage: braid {}{} [OPTIONS]\n\n{}.\n", listed.name, operands,
                                 wrapped(listed.help, kColumns, 0));

@@ -67,7 +67,9 @@ ListedOption describe(const CLI::Option& option) {
     out.names.push_back("--" + name);
     out.common |= kCommon.contains("--" + name);
   }
-  out.common |= out.names.empty() || option.get_required();
+  if (option.get_positional()) out.operand = option.get_name(true);
+  out.required = option.get_required();
+  out.common |= out.names.empty() || out.required;
   const std::string type = option.get_type_name();
   out.choices = choices_of(type);
   out.range = range_of(type);
