@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "gguf/formats/encode.h"
-#include "gguf/formats/half.h"
+#include "gguf/encode.h"
+#include "gguf/half.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
@@ -66,7 +66,8 @@ class Bench {
 
   void run() {
     start();
-    fmt::print("{:<34} {:>5} {:>10} {:>8} {:>6} {:>8}\n", "product", "rows", "us", "GB/s", "copy", "TFLOP/s");
+    fmt::print("{:<34} {:>5} {:>10} {:>8} {:>6} {:>8}\n", "product", "rows", "us", "GB/s", "copy",
+               "TFLOP/s");
     const std::vector<int64_t> few = {1, 4, 8, 16, 32, 64, 128};
     const std::vector<int64_t> all = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048};
     using enum GgmlType;
@@ -101,20 +102,24 @@ class Bench {
     fmt::print("\n");
     step_product("27b in q6_K+q4_K", {{Q6_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120,
                  Kind::normed, 24);
-    step_product("27b in q4_K", {{Q4_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120, Kind::normed,
-                 24);
-    step_product("27b q k v q4_K+q6_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q6_K, 1024}}, 5120, Kind::normed, 8);
-    step_product("27b q k v q4_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q4_K, 1024}}, 5120, Kind::normed, 8);
+    step_product("27b in q4_K", {{Q4_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120,
+                 Kind::normed, 24);
+    step_product("27b q k v q4_K+q6_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q6_K, 1024}}, 5120,
+                 Kind::normed, 8);
+    step_product("27b q k v q4_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q4_K, 1024}}, 5120, Kind::normed,
+                 8);
     step_product("27b out q4_K", {{Q4_K, 5120}}, 6144, Kind::added, 64);
     step_product("27b gate+up q4_K", {{Q4_K, 17408}}, 5120, Kind::gated, 64);
     step_product("27b down q6_K", {{Q6_K, 5120}}, 17408, Kind::added, 32);
     step_product("27b down q4_K", {{Q4_K, 5120}}, 17408, Kind::added, 32);
     step_product("27b output matrix q6_K", {{Q6_K, 248320}}, 5120, Kind::plain, 1);
     show_sums("27b all products");
-    step_product("35b in q6_K+q4_K", {{Q6_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048, Kind::normed,
-                 14);
-    step_product("35b in q4_K", {{Q4_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048, Kind::normed, 16);
-    step_product("35b q k v q4_K+q6_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q6_K, 512}}, 2048, Kind::normed, 6);
+    step_product("35b in q6_K+q4_K", {{Q6_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048,
+                 Kind::normed, 14);
+    step_product("35b in q4_K", {{Q4_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048,
+                 Kind::normed, 16);
+    step_product("35b q k v q4_K+q6_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q6_K, 512}}, 2048,
+                 Kind::normed, 6);
     step_product("35b q k v q4_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q4_K, 512}}, 2048, Kind::normed, 4);
     step_product("35b out q4_K", {{Q4_K, 2048}}, 4096, Kind::added, 40);
     step_product("35b router f32", {{F32, 256}}, 2048, Kind::normed, 40);
@@ -155,7 +160,8 @@ class Bench {
       std::vector<Tensor> ys;
       for (const auto& [type, n] : parts)
         ys.push_back(tensor(
-            rows, n, kind == Kind::plain || kind == Kind::added ? DType::f32 : device_->activation_type(),
+            rows, n,
+            kind == Kind::plain || kind == Kind::added ? DType::f32 : device_->activation_type(),
             true));
       us.push_back(time_us(std::max(copies, 12), [&] {
         for (int i = 0; i < std::max(copies, 12); ++i) {
@@ -203,7 +209,8 @@ class Bench {
     std::vector<double> us;
     for (const int64_t rows : kRowCounts) {
       std::vector<Tensor> logits;
-      for (int set = 0; set < kSets; ++set) logits.push_back(tensor(rows, kExperts, DType::f32, true));
+      for (int set = 0; set < kSets; ++set)
+        logits.push_back(tensor(rows, kExperts, DType::f32, true));
       const Tensor x = tensor(rows, kWidth, device_->activation_type(), true);
       const Tensor y = tensor(rows, kWidth, DType::f32, true);
       const Tensor ids = tensor(rows, kUsed, DType::i32, false);
@@ -244,7 +251,8 @@ class Bench {
     if (random) {
       std::vector<uint8_t> values(bytes);
       for (int64_t i = 0; i < rows * cols; ++i) {
-        const float x = static_cast<float>(static_cast<double>(next_random() >> 11) * 0x1p-52 - 1.0);
+        const float x =
+            static_cast<float>(static_cast<double>(next_random() >> 11) * 0x1p-52 - 1.0);
         const uint16_t half = f32_to_f16(x);
         if (type == DType::f32) std::memcpy(&values[4 * i], &x, 4);
         if (type == DType::f16) std::memcpy(&values[2 * i], &half, 2);
@@ -344,8 +352,8 @@ class Bench {
   void measure_copy() {
     const DevicePeaks peaks = must(device_->measure_peaks());
     copy_rate_ = peaks.copy_bytes_s * 1e-9;
-    fmt::print("copy by a kernel {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n", copy_rate_,
-               peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
+    fmt::print("copy by a kernel {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n",
+               copy_rate_, peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
   }
 
   void product(const std::string& name, GgmlType type, int64_t n, int64_t k, bool gated,
@@ -366,11 +374,13 @@ class Bench {
       const double us = time_us(calls, [&] {
         for (int i = 0; i < calls; ++i) {
           const Weight* w = &weights[static_cast<size_t>(i % copies * pieces)];
-          const LinearPart part{w, gated ? w + 1 : nullptr, y, gated ? Tail::silu_mul : Tail::store};
+          const LinearPart part{w, gated ? w + 1 : nullptr, y,
+                                gated ? Tail::silu_mul : Tail::store};
           device_->ops().linear({&part, 1}, x);
         }
       });
-      show(name, rows, us, static_cast<double>(each), 2.0 * static_cast<double>(n * k * rows) * pieces);
+      show(name, rows, us, static_cast<double>(each),
+           2.0 * static_cast<double>(n * k * rows) * pieces);
       buffers_.clear();
     }
     files_.clear();
@@ -389,7 +399,8 @@ class Bench {
     const MoeWeights w{&weights[0], &weights[1], &weights[2], &weights[3],
                        &weights[4], &weights[5], scale.f32()};
     const double expert_bytes =
-        static_cast<double>(weights[0].device_bytes + weights[1].device_bytes + weights[2].device_bytes) /
+        static_cast<double>(weights[0].device_bytes + weights[1].device_bytes +
+                            weights[2].device_bytes) /
         kExperts;
     for (int64_t rows : row_counts) {
       if (!wanted(rows)) continue;
@@ -441,7 +452,8 @@ class Bench {
       show("top_k 64 of 248320", rows, us, static_cast<double>(rows * kVocabulary * 4), 0);
       buffers_.clear();
     }
-    fmt::print("loading: {:.2f} GB at {:.2f} GB/s\n", loaded_bytes_ * 1e-9, loaded_bytes_ / load_us_ * 1e-3);
+    fmt::print("loading: {:.2f} GB at {:.2f} GB/s\n", loaded_bytes_ * 1e-9,
+               loaded_bytes_ / load_us_ * 1e-3);
   }
 
   void host_memory() {
@@ -466,7 +478,8 @@ class Bench {
       const double freeing = now_us();
       host = {};
       fmt::print(
-          "host memory: {} GiB pinned in {:.2f} s, to the GPU {:.1f} GB/s, back {:.1f}, freed in {:.2f} s\n",
+          "host memory: {} GiB pinned in {:.2f} s, to the GPU {:.1f} GB/s, back {:.1f}, freed in "
+          "{:.2f} s\n",
           kBytes >> 30, taken_us * 1e-6, up, down, (now_us() - freeing) * 1e-6);
     }
   }

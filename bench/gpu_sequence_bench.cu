@@ -44,7 +44,8 @@ template <typename T>
 __global__ void fill_kernel(T* data, int64_t count, float scale, uint64_t seed) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const uint32_t a = mix(i * 0x9E3779B97F4A7C15u + seed), b = mix(i * 0x9E3779B97F4A7C15u + seed + 77);
+    const uint32_t a = mix(i * 0x9E3779B97F4A7C15u + seed),
+                   b = mix(i * 0x9E3779B97F4A7C15u + seed + 77);
     data[i] = static_cast<T>(scale * ((a >> 8) * 0x1p-23f - 1.0f + (b >> 8) * 0x1p-23f - 1.0f));
   }
 }
@@ -195,7 +196,8 @@ struct Gpu {
   std::unique_ptr<Device> device;
 };
 
-Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t sequences, int32_t drafts = 1) {
+Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t sequences,
+                                int32_t drafts = 1) {
   Device::WorkspaceNeeds needs;
   needs.max_drafts = drafts;
   needs.max_tokens = tokens;
@@ -207,9 +209,11 @@ Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t seq
   return needs;
 }
 
-CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences, int32_t drafts = 1) {
+CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences,
+               int32_t drafts = 1) {
   CudaOps ops(gpu.context);
-  if (const auto bytes = ops.reserve(*gpu.device, needs_of(m, tokens, sequences, drafts)); !bytes.ok()) {
+  if (const auto bytes = ops.reserve(*gpu.device, needs_of(m, tokens, sequences, drafts));
+      !bytes.ok()) {
     std::fprintf(stderr, "%s\n", bytes.error().message.c_str());
     std::exit(1);
   }
@@ -244,7 +248,8 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   for (int i = 0; i < steps; ++i)
     rows.push_back(std::make_unique<Rows>(arena, sequences, kPast + i, certain, nodes));
   const int64_t slot_bytes = d.slot_elements(ring) * 4;
-  const int layers = static_cast<int>(std::clamp<int64_t>(320'000'000 / (slot_bytes * sequences) + 1, 2, 48));
+  const int layers =
+      static_cast<int>(std::clamp<int64_t>(320'000'000 / (slot_bytes * sequences) + 1, 2, 48));
   const int64_t layer_elements = sequences * d.slot_elements(ring);
   float* states = arena.random<float>(layers * layer_elements, 0.2f);
   const auto layer = [&](int i) {
@@ -258,26 +263,30 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   const DeltaInputs in{arena.act(t, d.channels()), arena.act(t, d.value_width()),
                        arena.wide(t, d.value_heads), arena.wide(t, d.value_heads)};
   const DeltaWeights w{arena.random<float>(d.channels() * d.conv_width, 0.5f), a_device,
-                       arena.random<float>(d.value_heads, 1.0f), arena.random<float>(d.value_dim, 1.0f),
-                       1e-6f};
+                       arena.random<float>(d.value_heads, 1.0f),
+                       arena.random<float>(d.value_dim, 1.0f), 1e-6f};
   const Tensor o = arena.act(t, d.value_width());
   const int32_t drafts = std::max({uncertain, nodes, 1});
   CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences, drafts);
   const Device::WorkspaceNeeds needs = needs_of(m, static_cast<int32_t>(t), sequences, drafts);
-  const auto work = cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_bytes(needs)), needs);
+  const auto work =
+      cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_bytes(needs)), needs);
   const int32_t stood = run ? kPast : ring.fold_position(kPast - 1);
-  const auto timed = [&](const std::function<void(const cuda::DeltaArgs&, const DeltaLayer&)>& call) {
-    return seconds_per_call(context, layers * steps, [&](int i) {
-      if (i == 0) {
-        const dim3 grid(static_cast<unsigned>(sequences), static_cast<unsigned>(layers));
-        stand_at<<<grid, 128, 0, context.stream>>>(cuda::view_of(layer(0)), layer_elements, stood);
-      }
-      const DeltaLayer own = layer(i);
-      call({o, in, w, cuda::view_of(own), rows[static_cast<size_t>(i / layers)]->batch}, own);
-    });
-  };
-  const double seconds = timed(
-      [&](const cuda::DeltaArgs& args, const DeltaLayer& own) { ops.delta_rule(o, in, w, own, args.batch); });
+  const auto timed =
+      [&](const std::function<void(const cuda::DeltaArgs&, const DeltaLayer&)>& call) {
+        return seconds_per_call(context, layers * steps, [&](int i) {
+          if (i == 0) {
+            const dim3 grid(static_cast<unsigned>(sequences), static_cast<unsigned>(layers));
+            stand_at<<<grid, 128, 0, context.stream>>>(cuda::view_of(layer(0)), layer_elements,
+                                                       stood);
+          }
+          const DeltaLayer own = layer(i);
+          call({o, in, w, cuda::view_of(own), rows[static_cast<size_t>(i / layers)]->batch}, own);
+        });
+      };
+  const double seconds = timed([&](const cuda::DeltaArgs& args, const DeltaLayer& own) {
+    ops.delta_rule(o, in, w, own, args.batch);
+  });
   double entries = 0, folds = run ? 1 : 0;
   for (int32_t i = 0, folded = stood; i < steps && !run; ++i) {
     const int32_t due = std::max(folded, ring.fold_position(kPast + i));
@@ -362,8 +371,8 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
   double seen = 0;  // (row, cell) pairs per sequence
   for (int32_t i = 0; i < certain + nodes; ++i) seen += past + i + 1;
   const double flops = 4.0 * m.head_dim * m.heads * seen * sequences;
-  const double bytes =
-      4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences + 8.0 * t * m.heads * m.head_dim;
+  const double bytes = 4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences +
+                       8.0 * t * m.heads * m.head_dim;
   print_row(name, seconds, bytes, certain + nodes > 1 ? flops : 0);
   if (certain != 1) return;
   const FreshRows fresh(arena, m, t);
@@ -371,7 +380,8 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
     KvLayer layer = kv;
     layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
     layer.v = layer.k + pool;
-    ops.store_attend(o, q, qg, fresh.k, fresh.v, qg, fresh.table, fresh.w, params, layer, rows.batch);
+    ops.store_attend(o, q, qg, fresh.k, fresh.v, qg, fresh.table, fresh.w, params, layer,
+                     rows.batch);
   });
   print_row(name + " with store", whole, bytes, 0);
 }
@@ -417,7 +427,8 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
   }
   std::vector<KvSeal> blocks;
   for (int32_t b = 0; b < rows.blocks; ++b) blocks.push_back({b, b});
-  const double unit_bytes = static_cast<double>(units * (kv.cold.k_unit_bytes + kv.cold.v_unit_bytes));
+  const double unit_bytes =
+      static_cast<double>(units * (kv.cold.k_unit_bytes + kv.cold.v_unit_bytes));
   const double seal = seconds_per_call(context, 1, [&](int) { ops.kv_seal(kv, blocks); });
   print_row(name + ": seal all", seal, unit_bytes + 2.0 * static_cast<double>(pool), 0);
   const Tensor q = arena.act(t, int64_t{m.heads} * m.head_dim);
@@ -427,7 +438,8 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
   const double seconds =
       seconds_per_call(context, 2, [&](int) { ops.attention(o, q, qg, params, kv, rows.batch); });
   const double seen = certain * (past + (certain + 1) / 2.0);  // (row, cell) pairs per sequence
-  print_row(name, seconds, unit_bytes, certain > 1 ? 4.0 * m.head_dim * m.heads * seen * sequences : 0);
+  print_row(name, seconds, unit_bytes,
+            certain > 1 ? 4.0 * m.head_dim * m.heads * seen * sequences : 0);
   if (certain != 1) return;
   const FreshRows fresh(arena, m, t);
   const double whole = seconds_per_call(context, 2, [&](int) {
@@ -462,12 +474,14 @@ void small_rows(Gpu& gpu, const ModelShape& m, int32_t tokens) {
     const Tensor k = arena.act(tokens, int64_t{m.kv_heads} * m.head_dim),
                  v = arena.act(tokens, int64_t{m.kv_heads} * m.head_dim);
     const Tensor table = arena.wide(tokens, 64);
-    const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f),
-                             1e-6f};
+    const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f),
+                             arena.random<float>(m.head_dim, 1.0f), 1e-6f};
     const AttentionParams params{m.heads, 1.0f / 16, 0, kJointSigmoid};
-    const double seconds = seconds_per_call(
-        context, 32, [&](int) { ops.qk_norm_rope_store(q, qg, k, v, table, w, params, kv, rows.batch); });
-    print_row("store " + suffix, seconds, tokens * (4.0 * width + 8.0 * m.kv_heads * m.head_dim), 0);
+    const double seconds = seconds_per_call(context, 32, [&](int) {
+      ops.qk_norm_rope_store(q, qg, k, v, table, w, params, kv, rows.batch);
+    });
+    print_row("store " + suffix, seconds, tokens * (4.0 * width + 8.0 * m.kv_heads * m.head_dim),
+              0);
   }
 }
 
@@ -478,7 +492,8 @@ void measure_peaks(Device& device) {
     std::exit(1);
   }
   copy_rate = peaks->copy_bytes_s;
-  std::printf("copy by a kernel %.0f GB/s, reads %.0f GB/s\n", copy_rate * 1e-9, peaks->read_bytes_s * 1e-9);
+  std::printf("copy by a kernel %.0f GB/s, reads %.0f GB/s\n", copy_rate * 1e-9,
+              peaks->read_bytes_s * 1e-9);
 }
 
 int run(int argc, char** argv) {

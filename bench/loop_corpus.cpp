@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "gguf/gguf.h"
-#include "text/answer/loop_detector.h"
+#include "text/loop_detector.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -43,9 +43,10 @@ std::string repeated(const std::string& text, size_t times) {
 
 std::string sentence(Random& random) {
   static const std::vector<std::string> kWords = {
-      "the",   "buffer", "then",  "a",     "request", "parses", "checks", "because", "length", "of",
-      "index", "writes", "reads", "value", "and",     "should", "first",  "loop",    "maybe",  "not",
-      "token", "table",  "user",  "wants", "so",      "we",     "need",   "column",  "row",    "each"};
+      "the",    "buffer", "then",  "a",      "request", "parses", "checks", "because",
+      "length", "of",     "index", "writes", "reads",   "value",  "and",    "should",
+      "first",  "loop",   "maybe", "not",    "token",   "table",  "user",   "wants",
+      "so",     "we",     "need",  "column", "row",     "each"};
   std::string out;
   for (size_t i = 0, n = up_to(random, 6, 16); i < n; ++i)
     out += (i > 0 ? " " : "") + kWords[random() % kWords.size()];
@@ -55,7 +56,8 @@ std::string sentence(Random& random) {
 
 std::string paragraph(Random& random) {
   std::string out;
-  for (size_t i = 0, n = up_to(random, 3, 7); i < n; ++i) out += (i > 0 ? " " : "") + sentence(random);
+  for (size_t i = 0, n = up_to(random, 3, 7); i < n; ++i)
+    out += (i > 0 ? " " : "") + sentence(random);
   return out + "\n\n";
 }
 
@@ -70,7 +72,8 @@ std::string base64(Random& random, size_t bytes, bool zeros) {
   return out + "==\n";
 }
 
-std::string lines(Random& random, size_t low, size_t high, const std::function<std::string(size_t)>& line) {
+std::string lines(Random& random, size_t low, size_t high,
+                  const std::function<std::string(size_t)>& line) {
   std::string out;
   for (size_t i = 0, n = up_to(random, low, high); i < n; ++i) out += line(i) + "\n";
   return out;
@@ -132,8 +135,8 @@ std::string json(Random& random) {
          lines(random, 10, same ? 40 : 200,
                [&](size_t i) {
                  return same ? std::string(R"(  {"x": 0, "y": 0, "label": null},)")
-                             : fmt::format(R"(  {{"id": {}, "ok": true, "items": [], "n": {}}},)", i,
-                                           random() % 9);
+                             : fmt::format(R"(  {{"id": {}, "ok": true, "items": [], "n": {}}},)",
+                                           i, random() % 9);
                }) +
          "]\n";
 }
@@ -169,16 +172,19 @@ std::string unrolled(Random& random) {
 }
 
 std::string numbered(Random& random) {
-  return lines(random, 20, 300, [&](size_t i) { return fmt::format("{}. The same entry again.", i + 1); });
+  return lines(random, 20, 300,
+               [&](size_t i) { return fmt::format("{}. The same entry again.", i + 1); });
 }
 
 std::string results(Random& random) {
-  return lines(random, 10, 120,
-               [&](size_t i) { return i % 3 == 0 ? repeated(".", 72) : fmt::format("ok {} - parses", i); });
+  return lines(random, 10, 120, [&](size_t i) {
+    return i % 3 == 0 ? repeated(".", 72) : fmt::format("ok {} - parses", i);
+  });
 }
 
 std::string song(Random& random) {
-  const std::string refrain = sentence(random) + "\n" + sentence(random) + "\n" + sentence(random) + "\n\n";
+  const std::string refrain =
+      sentence(random) + "\n" + sentence(random) + "\n" + sentence(random) + "\n\n";
   std::string out;
   for (size_t verse = 0, n = up_to(random, 3, 9); verse < n; ++verse) {
     if (random() % 3 != 0) out += sentence(random) + "\n" + sentence(random) + "\n\n";
@@ -189,7 +195,8 @@ std::string song(Random& random) {
 
 std::string headers(Random& random) {
   const std::string header =
-      "// Licensed under the Apache License, Version 2.0 (the \"License\"); you may not use this file "
+      "// Licensed under the Apache License, Version 2.0 (the \"License\"); you may not use this "
+      "file "
       "except\n"
       "// in compliance with the License. You may obtain a copy of the License at\n"
       "//     http://www.apache.org/licenses/LICENSE-2.0\n";
@@ -239,8 +246,9 @@ const std::vector<std::pair<const char*, Maker>> kLoops = {
      }},
     {"20 lines of code",
      [](Random& r) {
-       return lines(r, 20, 20,
-                    [&](size_t i) { return fmt::format("  if (x{} > {}) return {};", i, i * i, i); });
+       return lines(r, 20, 20, [&](size_t i) {
+         return fmt::format("  if (x{} > {}) return {};", i, i * i, i);
+       });
      }},
     {"a block of 92 lines",
      [](Random& r) {
@@ -254,7 +262,8 @@ struct Origin {
 
 class Corpus {
  public:
-  Corpus(const Tokenizer& tokenizer, const LoopRule& rule) : tokenizer_(tokenizer), detector_(rule) {}
+  Corpus(const Tokenizer& tokenizer, const LoopRule& rule)
+      : tokenizer_(tokenizer), detector_(rule) {}
 
   std::vector<int32_t> ids(const std::string& text) const {
     auto out = tokenizer_.encode(text, {.add_special = false, .parse_special = true});
@@ -278,8 +287,8 @@ class Corpus {
       std::string shown =
           tokenizer_.decode({pattern.begin(), pattern.end()}, SpecialText::show).substr(0, 60);
       std::replace(shown.begin(), shown.end(), '\n', '~');
-      fmt::print("  alarm in {} at token {}: {} tokens repeated over {}: {}\n", name, n, loop->period_tokens,
-                 loop->covered_tokens, shown);
+      fmt::print("  alarm in {} at token {}: {} tokens repeated over {}: {}\n", name, n,
+                 loop->period_tokens, loop->covered_tokens, shown);
       begin = n;
     }
   }
@@ -299,16 +308,19 @@ class Corpus {
       std::stringstream text;
       text << file.rdbuf();
       const std::string bytes = text.str();
-      if (bytes.empty() || bytes.find('\0') != std::string::npos || bytes.starts_with("\x1f\x8b")) continue;
+      if (bytes.empty() || bytes.find('\0') != std::string::npos || bytes.starts_with("\x1f\x8b"))
+        continue;
       legal(origin, path.string(), bytes);
     }
   }
 
   bool report() const {
     Origin all;
-    fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", "legal texts", "bytes", "tokens", "sections", "alarms");
+    fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", "legal texts", "bytes", "tokens", "sections",
+               "alarms");
     const auto row = [](const std::string& name, const Origin& o) {
-      fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", name, o.bytes, o.tokens, o.sections, o.alarms);
+      fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", name, o.bytes, o.tokens, o.sections,
+                 o.alarms);
     };
     for (const auto& [name, origin] : origins_) {
       row(name, origin);
@@ -349,7 +361,8 @@ class Corpus {
   void cost(const char* name, const std::vector<int32_t>& text) {
     const std::clock_t begin = std::clock();
     size_t found = 0;
-    for (size_t n = 1; n <= text.size(); ++n) found += detector_.find({text.data(), n}).has_value() ? 1 : 0;
+    for (size_t n = 1; n <= text.size(); ++n)
+      found += detector_.find({text.data(), n}).has_value() ? 1 : 0;
     const double ns = 1e9 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     fmt::print("{:40} {:>9.0f} ns a token ({} tokens, {} looks found a loop)\n", name,
                ns / static_cast<double>(text.size()), text.size(), found);
@@ -378,9 +391,10 @@ void costs(Corpus& corpus) {
 }
 
 int usage() {
-  fmt::print(stderr,
-             "loop_corpus [--rule thought|answer] [--covered N] [--plain N] [--copies N] [--period N] "
-             "[--documents N] [PATH...]\n");
+  fmt::print(
+      stderr,
+      "loop_corpus [--rule thought|answer] [--covered N] [--plain N] [--copies N] [--period N] "
+      "[--documents N] [PATH...]\n");
   return 2;
 }
 
@@ -421,8 +435,8 @@ int main(int argc, char** argv) {
   if (!file.ok()) return fmt::print(stderr, "{}\n", file.error().message), 2;
   const auto tokenizer = Tokenizer::create(read_vocabulary(*file).value());
   if (!tokenizer.ok()) return fmt::print(stderr, "{}\n", tokenizer.error().message), 2;
-  fmt::print("periods up to {} tokens, {} copies, {} tokens ({} of a plain pattern)\n", rule.max_period,
-             rule.copies, rule.covered_tokens, rule.plain_covered_tokens);
+  fmt::print("periods up to {} tokens, {} copies, {} tokens ({} of a plain pattern)\n",
+             rule.max_period, rule.copies, rule.covered_tokens, rule.plain_covered_tokens);
   Corpus corpus(*tokenizer, rule);
   for (const std::string& path : paths) corpus.files(path, path);
   for (const auto& [kind, make] : kLegal) {

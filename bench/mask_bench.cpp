@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "gguf/gguf.h"
-#include "server/grammar/form_mask.h"
-#include "server/grammar/grammar_cache.h"
-#include "server/requests/read_request.h"
-#include "server/schema/schema_grammar.h"
+#include "server/api/read_request.h"
+#include "server/structured/form_mask.h"
+#include "server/structured/grammar_cache.h"
+#include "server/structured/schema_grammar.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace {
@@ -93,7 +93,8 @@ std::vector<double> whole(const Program& program, const Tokenizer& tokenizer) {
   return step_ms;
 }
 
-std::vector<double> engines_part(const Program& program, const std::shared_ptr<const Tokenizer>& tokenizer,
+std::vector<double> engines_part(const Program& program,
+                                 const std::shared_ptr<const Tokenizer>& tokenizer,
                                  const std::shared_ptr<MaskWorkers>& workers) {
   std::mt19937 random(2);
   std::vector<double> step_ms;
@@ -129,11 +130,13 @@ void follow(const char* name, const std::shared_ptr<const Tokenizer>& tokenizer,
   if (program == nullptr) return;
   const std::string all = figures(whole(program, *tokenizer));
   const std::string engine = figures(engines_part(compile(second), tokenizer, second.workers()));
-  std::printf("%-22s compiled in %6.1f   whole %s   engine %s, %llu of 400 by workers\n", name, compile_ms,
-              all.c_str(), engine.c_str(), static_cast<unsigned long long>(second.stats().mask_jobs));
+  std::printf("%-22s compiled in %6.1f   whole %s   engine %s, %llu of 400 by workers\n", name,
+              compile_ms, all.c_str(), engine.c_str(),
+              static_cast<unsigned long long>(second.stats().mask_jobs));
 }
 
-void follow(const char* name, const Json& schema, const std::shared_ptr<const Tokenizer>& tokenizer) {
+void follow(const char* name, const Json& schema,
+            const std::shared_ptr<const Tokenizer>& tokenizer) {
   follow(name, tokenizer, [&](GrammarCache& grammars) {
     const auto program = schema_to_grammar(schema, true, grammars);
     if (!program.ok()) std::printf("%-22s refused: %s\n", name, program.error().message.c_str());
@@ -148,10 +151,11 @@ void follow_call(const char* name, int members, Dialect::Calls form,
     properties["member" + std::to_string(i)] = Json{{"type", i % 2 == 0 ? "string" : "integer"}};
   const Json parameters{{"type", "object"}, {"properties", properties}};
   const Json tool{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", parameters}}}};
-  const auto read = read_chat(Json{{"messages", Json::array({Json{{"role", "user"}, {"content", "q"}}})},
-                                   {"tools", Json::array({tool})},
-                                   {"tool_choice", "required"}},
-                              {});
+  const auto read =
+      read_chat(Json{{"messages", Json::array({Json{{"role", "user"}, {"content", "q"}}})},
+                     {"tools", Json::array({tool})},
+                     {"tool_choice", "required"}},
+                {});
   follow(name, tokenizer, [&](GrammarCache& grammars) -> Program {
     ServedModel model;
     model.tokenizer = tokenizer;
@@ -170,8 +174,8 @@ void crowd(int answers, const std::shared_ptr<const Tokenizer>& tokenizer) {
   std::vector<std::unique_ptr<FormMask>> masks;
   for (int i = 0; i < answers; ++i) {
     const Json schema{{"type", "string"}, {"pattern", "^(.?){" + std::to_string(200 + i) + "}$"}};
-    masks.push_back(std::make_unique<FormMask>(schema_to_grammar(schema, true, grammars).value(), tokenizer,
-                                               grammars.workers()));
+    masks.push_back(std::make_unique<FormMask>(schema_to_grammar(schema, true, grammars).value(),
+                                               tokenizer, grammars.workers()));
     masks.back()->wait();
   }
   std::mt19937 random(2);
@@ -192,15 +196,16 @@ void crowd(int answers, const std::shared_ptr<const Tokenizer>& tokenizer) {
     made += ready.size();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  std::printf("%d answers of dear forms: all of them %s ms between two steps; %zu masks in 3 s\n", answers,
-              figures(turn_ms).c_str(), made);
+  std::printf("%d answers of dear forms: all of them %s ms between two steps; %zu masks in 3 s\n",
+              answers, figures(turn_ms).c_str(), made);
 }
 
 Json text(const char* pattern) { return {{"type", "string"}, {"pattern", pattern}}; }
 
 Json record() {
   Json item{{"type", "object"}, {"properties", Json::object()}};
-  for (const char* name : {"path", "content", "reason"}) item["properties"][name] = Json{{"type", "string"}};
+  for (const char* name : {"path", "content", "reason"})
+    item["properties"][name] = Json{{"type", "string"}};
   item["properties"]["line"] = Json{{"type", "integer"}, {"minimum", 0}, {"maximum", 100000}};
   item["properties"]["tags"] =
       Json{{"type", "array"}, {"items", {{"enum", {"a", "b", "c"}}}}, {"maxItems", 8}};
@@ -211,7 +216,8 @@ Json record() {
 Json alike() {
   Json options = Json::array();
   for (int i = 0; i < 250; ++i)
-    options.push_back({{"type", "array"}, {"items", {{"type", "array"}, {"minItems", i}}}, {"minItems", i}});
+    options.push_back(
+        {{"type", "array"}, {"items", {{"type", "array"}, {"minItems", i}}}, {"minItems", i}});
   return {{"anyOf", options}};
 }
 
@@ -227,7 +233,8 @@ int main(int argc, char** argv) {
   std::printf("%d tokens\n", tokenizer->size());
   follow("record", record(), tokenizer);
   follow("any JSON", Json::object(), tokenizer);
-  follow("any text, bounded", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}}, tokenizer);
+  follow("any text, bounded", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}},
+         tokenizer);
   follow("pattern: words", text("^[a-z]+( [a-z]+){0,40}$"), tokenizer);
   follow("pattern: any, bounded", text("^(.?){200}$"), tokenizer);
   follow("pattern: alternatives", text("^((a|b|ab|ba|[^x]y?){1,60}|[A-Z].*)$"), tokenizer);

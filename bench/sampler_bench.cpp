@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "engine/request/sampler.h"
+#include "engine/sampler.h"
 
 namespace {
 
@@ -27,7 +27,8 @@ std::vector<std::vector<float>> rows_of(size_t vocabulary, float deviation, floa
   std::vector<std::vector<float>> rows(kRows, std::vector<float>(vocabulary));
   for (auto& row : rows) {
     for (float& x : row) x = normal(random);
-    for (int i = 0; peak > 0 && i < 8; ++i) row[random() % vocabulary] = peak - static_cast<float>(i);
+    for (int i = 0; peak > 0 && i < 8; ++i)
+      row[random() % vocabulary] = peak - static_cast<float>(i);
   }
   return rows;
 }

@@ -15,30 +15,33 @@ struct Question {
 
 // Sentences that the built-in model was trained on.
 std::string sentences(std::mt19937& random, int count) {
-  static constexpr const char* kThings[] = {"hammer", "island", "kettle", "lantern", "falcon", "glacier"};
+  static constexpr const char* kThings[] = {"hammer",  "island", "kettle",
+                                            "lantern", "falcon", "glacier"};
   static constexpr const char* kLooks[] = {"dusty", "brave", "calm", "eager", "jolly", "pale"};
   static constexpr const char* kNames[] = {"Kira", "Liam", "Olga", "Paul", "Rosa", "Tess"};
   static constexpr const char* kCities[] = {"Berlin", "Lima", "Cairo", "Boston", "Zurich", "Delhi"};
   std::string out;
   for (int i = 0; i < count; ++i) {
     out += std::string("The ") + kLooks[random() % 6] + " " + kThings[random() % 6];
-    out += std::string(" was carried by ") + kNames[random() % 6] + " in " + kCities[random() % 6] + ". ";
+    out += std::string(" was carried by ") + kNames[random() % 6] + " in " + kCities[random() % 6] +
+           ". ";
   }
   return out;
 }
 
 std::string user_text(std::mt19937& random, size_t number) {
-  static constexpr const char* kCode[] = {
-      "def count_words(text):", "class Stack:", "def main():", "import os", "def read_lines(path):"};
+  static constexpr const char* kCode[] = {"def count_words(text):", "class Stack:", "def main():",
+                                          "import os", "def read_lines(path):"};
   const int key = static_cast<int>(100 + random() % 900);
   switch (number % 4) {
     case 0:
       return "Repeat exactly: " + sentences(random, 1);
     case 1:
-      return sentences(random, 6) + "The secret number for calm-lantern is " + std::to_string(key) + ". " +
-             sentences(random, 6) + "What is the secret number for calm-lantern?";
+      return sentences(random, 6) + "The secret number for calm-lantern is " + std::to_string(key) +
+             ". " + sentences(random, 6) + "What is the secret number for calm-lantern?";
     case 2:
-      return std::string("Complete the following Python function.\\n\\n") + kCode[random() % 5] + "\\n";
+      return std::string("Complete the following Python function.\\n\\n") + kCode[random() % 5] +
+             "\\n";
     default:
       return "Please find a lantern: count " + std::to_string(key) + " and user Olga.";
   }
@@ -51,16 +54,17 @@ std::vector<Question> questions() {
   for (size_t i = 0; i < 40; ++i) {
     Question q;
     q.tokens = static_cast<int>(48 + 16 * (i % 11));
-    const std::string prompt = (i % 3 == 0 ? shared : "") + "<|im_start|>user\\n" + user_text(random, i) +
+    const std::string prompt = (i % 3 == 0 ? shared : "") + "<|im_start|>user\\n" +
+                               user_text(random, i) +
                                "<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n";
-    const std::string sampling =
-        i % 5 < 3 ? R"("temperature":0)" : R"("temperature":0.8,"seed":)" + std::to_string(1000 + i);
+    const std::string sampling = i % 5 < 3
+                                     ? R"("temperature":0)"
+                                     : R"("temperature":0.8,"seed":)" + std::to_string(1000 + i);
     const std::string body = R"({"prompt":")" + prompt + R"(",)" + sampling +
-                             R"(,"ignore_eos":true,"stream":true,"max_tokens":)" + std::to_string(q.tokens) +
-                             "}";
-    q.request =
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + std::to_string(body.size()) +
-        "\r\n\r\n" + body;
+                             R"(,"ignore_eos":true,"stream":true,"max_tokens":)" +
+                             std::to_string(q.tokens) + "}";
+    q.request = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body;
     out.push_back(std::move(q));
   }
   return out;
@@ -143,14 +147,15 @@ void compare(const Client& client, const std::vector<std::string>& solo, Outcome
   if (client.text() == expected) return;
   ++out.different;
   if (out.first_difference.empty())
-    out.first_difference = "prompt " + std::to_string(client.prompt()) + "\n  alone:    " + expected +
-                           "\n  together: " + client.text();
+    out.first_difference = "prompt " + std::to_string(client.prompt()) +
+                           "\n  alone:    " + expected + "\n  together: " + client.text();
 }
 
 // Half of the clients get long answers. All run together at first; then most are preempted, more
 // than swap has room for. More sequences run here than under the load, so that their slots,
 // activations and logits do not look like a leak later.
-Outcome all_at_once(int count, const std::vector<Question>& asked, const std::vector<std::string>& solo) {
+Outcome all_at_once(int count, const std::vector<Question>& asked,
+                    const std::vector<std::string>& solo) {
   std::vector<size_t> short_ones;
   for (size_t i = 0; i < asked.size(); ++i)
     if (i % 4 != 1 && i % 3 != 0 && asked[i].tokens >= 128) short_ones.push_back(i);
@@ -217,7 +222,8 @@ Outcome run(int count, double seconds, const std::vector<Question>& asked,
 
 void print(const char* when, const Held& h) {
   std::printf(
-      "churn: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, %.0f state slots, blocks "
+      "churn: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, %.0f state "
+      "slots, blocks "
       "in "
       "use %.4f\n",
       when, h.memory_mb, h.files, h.connections, h.running, h.waiting, h.slots, h.blocks);
@@ -266,10 +272,12 @@ int churn(int count, double seconds) {
   after = get("/metrics");
   preempted += grown("braid_num_preemptions_total");
   std::printf(
-      "churn: %d clients, %.1f s: %ld answers, %ld left, %ld failed, %ld unlike alone; %.0f preempted, %.0f "
+      "churn: %d clients, %.1f s: %ld answers, %ld left, %ld failed, %ld unlike alone; %.0f "
+      "preempted, %.0f "
       "guesses, %.0f accepted, %.0f steps; %+.1f MB\n",
-      count, took, out.answers, out.left, out.failed + warm_up.failed, out.different + warm_up.different,
-      grown("braid_num_preemptions_total"), grown("braid_spec_decode_num_draft_tokens_total"),
+      count, took, out.answers, out.left, out.failed + warm_up.failed,
+      out.different + warm_up.different, grown("braid_num_preemptions_total"),
+      grown("braid_spec_decode_num_draft_tokens_total"),
       grown("braid_spec_decode_num_accepted_tokens_total"), grown("braid_decode_steps_total"),
       last.memory_mb - first.memory_mb);
   bool kept = out.kept() && preempted > 0;

@@ -90,10 +90,12 @@ int streams(int count, double seconds) {
   const double begin = now_s();
   Outcome out = run_streams(count, seconds, tokens, solo);
   std::printf(
-      "streams: %d clients, %.1f s: %ld answers, %ld tokens, %.0f tokens/s; %ld failed, %ld unlike alone; "
+      "streams: %d clients, %.1f s: %ld answers, %ld tokens, %.0f tokens/s; %ld failed, %ld unlike "
+      "alone; "
       "between tokens ms p50 %.2f p99 %.2f\n",
-      count, now_s() - begin, out.answers, out.tokens, static_cast<double>(out.tokens) / (now_s() - begin),
-      out.failed, out.different, quantile(out.gaps, 0.5), quantile(out.gaps, 0.99));
+      count, now_s() - begin, out.answers, out.tokens,
+      static_cast<double>(out.tokens) / (now_s() - begin), out.failed, out.different,
+      quantile(out.gaps, 0.5), quantile(out.gaps, 0.99));
   if (!out.first_fault.empty()) std::printf("first fault: %s\n", out.first_fault.c_str());
   return out.failed + out.different > 0 ? 1 : 0;
 }
@@ -108,7 +110,8 @@ int crowd(double seconds, int rounds) {
     for (int i = 0; i < 2000; ++i) idle.push_back(connect_to_server());
     for (int i = 0; i < 200; ++i) slow.push_back(connect_to_server());
     ::usleep(500'000);
-    const int connections = static_cast<int>(metric(get("/metrics"), "braid_http_open_connections"));
+    const int connections =
+        static_cast<int>(metric(get("/metrics"), "braid_http_open_connections"));
     // A child process sends the slow clients' bytes, so that this thread only reads.
     const pid_t child = ::fork();
     if (child == 0) {
@@ -136,10 +139,12 @@ int crowd(double seconds, int rounds) {
     without.push_back(quantile(quiet.gaps, 0.99));
     with.push_back(quantile(crowded.gaps, 0.99));
     std::printf(
-        "crowd: round %d: p99 between tokens %.2f ms, with %d connections %.2f ms (%+.1f %%); p50 %.2f and "
+        "crowd: round %d: p99 between tokens %.2f ms, with %d connections %.2f ms (%+.1f %%); p50 "
+        "%.2f and "
         "%.2f ms; %ld failed\n",
-        round + 1, without.back(), connections, with.back(), 100 * (with.back() / without.back() - 1),
-        quantile(quiet.gaps, 0.5), quantile(crowded.gaps, 0.5), quiet.failed + crowded.failed);
+        round + 1, without.back(), connections, with.back(),
+        100 * (with.back() / without.back() - 1), quantile(quiet.gaps, 0.5),
+        quantile(crowded.gaps, 0.5), quiet.failed + crowded.failed);
     std::fflush(stdout);
   }
   std::sort(without.begin(), without.end());
@@ -152,7 +157,8 @@ int crowd(double seconds, int rounds) {
 
 void print_held(const char* when, const Held& held) {
   std::printf(
-      "leave: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, blocks in use %.4f\n",
+      "leave: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, blocks in use "
+      "%.4f\n",
       when, held.memory_mb, held.files, held.connections, held.running, held.waiting, held.blocks);
   std::fflush(stdout);
 }
@@ -175,7 +181,8 @@ int leave(int count) {
       const double now = now_s();
       if (visitor.fd < 0) {
         visitor.fd = connect_to_server();
-        visitor.request = request_text(prompts()[random() % prompts().size()], 200, random() % 4 != 0);
+        visitor.request =
+            request_text(prompts()[random() % prompts().size()], 200, random() % 4 != 0);
         if (random() % 5 == 0) visitor.request.resize(random() % visitor.request.size());
         visitor.sent = 0;
         visitor.until = now + 1e-3 * static_cast<double>(random() % 200);
@@ -245,7 +252,8 @@ Flood pour(int count, const std::string& begin, const std::string& piece, double
       const bool begun = source.at >= begin.size();
       const size_t offset = begun ? (source.at - begin.size()) % piece.size() : source.at;
       const std::string& from = begun ? piece : begin;
-      const ssize_t sent = ::send(source.fd, from.data() + offset, from.size() - offset, MSG_NOSIGNAL);
+      const ssize_t sent =
+          ::send(source.fd, from.data() + offset, from.size() - offset, MSG_NOSIGNAL);
       if (sent > 0) {
         source.at += static_cast<size_t>(sent);
         source.left -= begun ? static_cast<double>(sent) : 0;
@@ -281,16 +289,17 @@ int flood(double mb) {
   const std::vector<Kind> kinds = {
       {"a chunk extension", 1, chunked + "1;", mb, 8},
       {"a trailer", 1, chunked + "2\r\n{}\r\n0\r\nX: ", mb / 3, 8},
-      {"32 bodies that do not end", 32, head + "Content-Length: 33554432\r\n\r\n", std::min(mb / 32, 33.0),
-       1.25 * 256 + 16},
+      {"32 bodies that do not end", 32, head + "Content-Length: 33554432\r\n\r\n",
+       std::min(mb / 32, 33.0), 1.25 * 256 + 16},
   };
   get("/metrics");
   bool bounded = true;
   for (const Kind& kind : kinds) {
     const double before = resident_mb();
     const Flood out = pour(kind.count, kind.begin, x, 1e6 * kind.mb);
-    std::printf("flood: %s: %.0f MB offered, %.1f taken, memory %.1f MB and at most %.1f (%+.1f)", kind.what,
-                kind.count * kind.mb, out.taken_mb, before, out.most_mb, out.most_mb - before);
+    std::printf("flood: %s: %.0f MB offered, %.1f taken, memory %.1f MB and at most %.1f (%+.1f)",
+                kind.what, kind.count * kind.mb, out.taken_mb, before, out.most_mb,
+                out.most_mb - before);
     for (const auto& [line, count] : out.answers)
       std::printf("; %d x %s", count, line.empty() ? "no answer" : line.c_str());
     const bool serves = get("/health").find(" 200 ") != std::string::npos;
@@ -317,7 +326,8 @@ int cost(int count, double seconds) {
     if (name == "http") http += used;
   }
   std::printf(
-      "cost: %d streams, %.1f s: %ld tokens, %.0f tokens/s, %ld failed; HTTP, JSON and text %.1f us per "
+      "cost: %d streams, %.1f s: %ld tokens, %.0f tokens/s, %ld failed; HTTP, JSON and text %.1f "
+      "us per "
       "token, all threads %.1f us\n",
       count, wall, out.tokens, static_cast<double>(out.tokens) / wall, out.failed,
       1e6 * http / static_cast<double>(out.tokens), 1e6 * all / static_cast<double>(out.tokens));

@@ -26,7 +26,9 @@ namespace server_load {
 
 using Clock = std::chrono::steady_clock;
 
-inline double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+inline double now_s() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
 
 [[noreturn]] inline void give_up(const std::string& why) {
   std::fprintf(stderr, "server_load: %s\n", why.c_str());
@@ -51,8 +53,8 @@ inline int connect_to_server() {
 
 inline std::string request_text(const std::string& prompt, int tokens, bool stream) {
   const std::string body = R"({"prompt":")" + prompt +
-                           R"(","temperature":0,"ignore_eos":true,"max_tokens":)" + std::to_string(tokens) +
-                           (stream ? R"(,"stream":true})" : "}");
+                           R"(","temperature":0,"ignore_eos":true,"max_tokens":)" +
+                           std::to_string(tokens) + (stream ? R"(,"stream":true})" : "}");
   return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\n\r\n" + body;
 }
@@ -60,8 +62,8 @@ inline std::string request_text(const std::string& prompt, int tokens, bool stre
 inline const std::vector<std::string>& prompts() {
   static const std::vector<std::string> all = [] {
     std::vector<std::string> out;
-    for (const char* word : {"The river", "A lighthouse", "In winter", "def main", "Paris is", "She opened",
-                             "Numbers are", "Once"})
+    for (const char* word : {"The river", "A lighthouse", "In winter", "def main", "Paris is",
+                             "She opened", "Numbers are", "Once"})
       for (const char* more : {" and the", " which", " that was", " of"})
         out.push_back(std::string(word) + more);
     return out;
@@ -76,7 +78,9 @@ class Client {
   ~Client() { shut(); }
   Client(const Client&) = delete;
 
-  void ask(size_t prompt, int tokens) { ask(prompt, request_text(prompts()[prompt], tokens, true)); }
+  void ask(size_t prompt, int tokens) {
+    ask(prompt, request_text(prompts()[prompt], tokens, true));
+  }
   void ask(size_t prompt, std::string request) {
     prompt_ = prompt;
     request_ = std::move(request);
@@ -194,7 +198,8 @@ inline void wait_for_events(int ms, std::vector<float>* gaps) {
 
 inline std::string get(const std::string& path) {
   const int fd = connect_to_server();
-  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  const std::string request =
+      "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
   std::string out;
   const double until = now_s() + 10;
   size_t sent = 0;
@@ -228,14 +233,16 @@ inline double resident_mb() {
 
 inline int open_files() {
   int n = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/fd"))
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/fd"))
     n += entry.is_symlink();
   return n;
 }
 
 inline std::map<std::string, double> thread_seconds() {
   std::map<std::string, double> out;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/task")) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/task")) {
     std::string name;
     std::getline(std::ifstream(entry.path() / "comm") >> std::ws, name);
     double nanoseconds = 0;

@@ -45,7 +45,8 @@ struct Readers : Sink {
 int main(int argc, char** argv) {
   if (argc < 4) fail("turns_bench MODEL SEQUENCES STEPS [PROMPT] [ANSWER] [CACHE_DIR]");
   const int32_t sequences = std::atoi(argv[2]), steps = std::atoi(argv[3]);
-  const int32_t prompt = argc > 4 ? std::atoi(argv[4]) : 64, answer = argc > 5 ? std::atoi(argv[5]) : 32;
+  const int32_t prompt = argc > 4 ? std::atoi(argv[4]) : 64,
+                answer = argc > 5 ? std::atoi(argv[5]) : 32;
   const auto file = GgufFile::open(argv[1]);
   if (!file.ok()) fail(file.error().message);
   EngineOptions options;
@@ -62,7 +63,8 @@ int main(int argc, char** argv) {
   auto made = Engine::create(*file, options);
   if (!made.ok()) fail(made.error().message);
   Engine& engine = **made;
-  fmt::print(stderr, "ready after {:.1f} s\n", std::chrono::duration<double>(Clock::now() - start).count());
+  fmt::print(stderr, "ready after {:.1f} s\n",
+             std::chrono::duration<double>(Clock::now() - start).count());
   Readers readers;
   std::mt19937 random(1);
   int64_t asked = 0;
@@ -92,7 +94,8 @@ int main(int argc, char** argv) {
   std::vector<double>& gaps = readers.gaps_ms;
   std::sort(gaps.begin(), gaps.end());
   fmt::print(
-      "{} sequences, {} answers of {} tokens in {:.2f} s, {} checkpoints: {:.0f} tok/s; between two tokens "
+      "{} sequences, {} answers of {} tokens in {:.2f} s, {} checkpoints: {:.0f} tok/s; between "
+      "two tokens "
       "{:.2f} ms, 99 of 100 {:.2f}, most {:.2f}\n",
       sequences, readers.ended - ended, answer, seconds, engine.scheduler().stats().checkpoints,
       static_cast<double>(readers.tokens - tokens) / seconds, gaps[gaps.size() / 2],

@@ -15,8 +15,8 @@
 
 #include "base/log.h"
 #include "engine/service.h"
-#include "text/answer/detokenizer.h"
 #include "text/chat.h"
+#include "text/detokenizer.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -41,7 +41,8 @@ class Answer : public Sink {
   std::string next() {
     std::unique_lock lock(mutex_);
     size_t end = 0;
-    changed_.wait(lock, [&] { return (end = waiting_.find_first_of(".!?\n")) != std::string::npos || end_; });
+    changed_.wait(
+        lock, [&] { return (end = waiting_.find_first_of(".!?\n")) != std::string::npos || end_; });
     std::string sentence = waiting_.substr(0, end == std::string::npos ? end : end + 1);
     waiting_.erase(0, sentence.size());
     return sentence;
@@ -79,12 +80,14 @@ Status ask(const Model& model, int user, const std::string& question) {
   request.max_tokens = 96;
   request.stop_ids = model.tokenizer.end_ids();
   const auto answer = std::make_shared<Answer>(model.tokenizer);
-  BRAID_ASSIGN([[maybe_unused]] const RequestId id, model.service.submit(std::move(request), answer));
+  BRAID_ASSIGN([[maybe_unused]] const RequestId id,
+               model.service.submit(std::move(request), answer));
   for (std::string text = answer->next(); !text.empty(); text = answer->next())
     if (const size_t begin = text.find_first_not_of(" \n"); begin != text.npos)
       std::printf("[%d] %s\n", user, text.c_str() + begin);
   const Finished& end = answer->end();
-  std::printf("[%d] (%s, %d tokens)\n", user, finish_reason_name(end.reason), end.usage.generated_tokens);
+  std::printf("[%d] (%s, %d tokens)\n", user, finish_reason_name(end.reason),
+              end.usage.generated_tokens);
   return {};
 }
 
@@ -92,10 +95,7 @@ Status run(int argc, char** argv) {
   BRAID_ASSIGN(const GgufFile file, GgufFile::open(argv[1]));
   BRAID_ASSIGN(auto vocabulary, read_vocabulary(file));
   BRAID_ASSIGN(const Tokenizer tokenizer, Tokenizer::create(std::move(vocabulary)));
-  BRAID_ASSIGN(const auto text, file.find_string("tokenizer.chat_template"));
-  if (!text) return Error{ErrorKind::unsupported, file.name() + ": it brings no chat template"};
-  const std::string eos(tokenizer.eos() ? tokenizer.piece(*tokenizer.eos(), SpecialText::show) : "");
-  BRAID_ASSIGN(const ChatTemplate chat, ChatTemplate::parse(*text, "", eos));
+  BRAID_ASSIGN(const ChatTemplate chat, read_chat_template(file, tokenizer));
   EngineOptions options;
   options.max_sequences = 4;  // more users wait until a place is free
   options.context_tokens = 2048;
@@ -105,7 +105,8 @@ Status run(int argc, char** argv) {
   const Model model{tokenizer, chat, *service};
   std::vector<Status> results(argc);
   std::vector<std::thread> users;
-  for (int i = 2; i < argc; ++i) users.emplace_back([&, i] { results[i] = ask(model, i - 1, argv[i]); });
+  for (int i = 2; i < argc; ++i)
+    users.emplace_back([&, i] { results[i] = ask(model, i - 1, argv[i]); });
   for (std::thread& user : users) user.join();
   for (const Status& result : results)
     if (!result.ok()) return result;

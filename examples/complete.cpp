@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "engine/engine.h"
-#include "text/answer/detokenizer.h"
+#include "text/detokenizer.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -48,7 +48,8 @@ Status run(int argc, char** argv) {
     request.max_tokens = 64;
     request.stop_ids = tokenizer.end_ids();
     printers.push_back(std::make_unique<Printer>(tokenizer, i - 1));
-    BRAID_ASSIGN([[maybe_unused]] const RequestId id, engine->submit(std::move(request), *printers.back()));
+    BRAID_ASSIGN([[maybe_unused]] const RequestId id,
+                 engine->submit(std::move(request), *printers.back()));
   }
   engine->run_until_idle();
   return {};

@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/options/arguments.h"
 #include "cli/options/help.h"
-#include "cli/terminal/terminal.h"
+#include "cli/terminal.h"
 
 namespace {
 

@@ -16,7 +16,8 @@ const fs::path kDeploy = fs::path(BRAID_SOURCE_DIR) / "deploy";
 
 class DeployFiles : public testing::Test {
  protected:
-  DeployFiles() : folder_(fs::temp_directory_path() / ("braid-deploy-" + std::to_string(::getpid()))) {
+  DeployFiles()
+      : folder_(fs::temp_directory_path() / ("braid-deploy-" + std::to_string(::getpid()))) {
     fs::create_directories(folder_);
   }
   ~DeployFiles() override { fs::remove_all(folder_); }
@@ -31,7 +32,8 @@ class DeployFiles : public testing::Test {
   std::string output(const std::string& command) const {
     std::string out;
     FILE* pipe = ::popen(
-        ("export PATH=$PATH:/usr/sbin HOME=" + folder_.string() + "; " + command + " 2>&1").c_str(), "r");
+        ("export PATH=$PATH:/usr/sbin HOME=" + folder_.string() + "; " + command + " 2>&1").c_str(),
+        "r");
     char buffer[4096];
     while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) out.append(buffer, n);
     EXPECT_EQ(::pclose(pipe), 0) << command << "\n" << out;
@@ -69,8 +71,8 @@ TEST_F(DeployFiles, NginxTakesItsFile) {
 // It asks the replicas when it looks at the file, so they are put on this machine.
 TEST_F(DeployFiles, CaddyTakesItsFile) {
   if (!found("caddy")) GTEST_SKIP();
-  const std::string config =
-      std::regex_replace(text_of(kDeploy / "proxy/Caddyfile"), std::regex("10\\.0\\.0\\."), "127.0.0.");
+  const std::string config = std::regex_replace(text_of(kDeploy / "proxy/Caddyfile"),
+                                                std::regex("10\\.0\\.0\\."), "127.0.0.");
   EXPECT_EQ(config.find("10.0."), config.npos);
   output("caddy validate --adapter caddyfile --config " + written("Caddyfile", config));
 }
@@ -82,7 +84,8 @@ TEST_F(DeployFiles, KustomizeRendersEveryFolder) {
   // The components that the GPU's folder names in a comment.
   fs::copy(kDeploy / "kubernetes", folder_ / "kubernetes", fs::copy_options::recursive);
   const fs::path overlay = folder_ / "kubernetes/gpu/kustomization.yaml";
-  const std::string all = std::regex_replace(text_of(overlay), std::regex("# components"), "components");
+  const std::string all =
+      std::regex_replace(text_of(overlay), std::regex("# components"), "components");
   std::ofstream(overlay) << all;
   const std::string gpu = output("kubectl kustomize " + (folder_ / "kubernetes/gpu").string());
   for (const char* text :
@@ -96,7 +99,8 @@ TEST_F(DeployFiles, OptionsOfKubernetesExist) {
   const std::string deployment = text_of(kDeploy / "kubernetes/base/deployment.yaml");
   const std::regex option("- (--[a-z-]+)");
   int count = 0;
-  for (std::sregex_iterator at(deployment.begin(), deployment.end(), option), end; at != end; ++at, ++count)
+  for (std::sregex_iterator at(deployment.begin(), deployment.end(), option), end; at != end;
+       ++at, ++count)
     EXPECT_NE(help.find((*at)[1].str() + " "), help.npos) << (*at)[1];
   EXPECT_GT(count, 5);
 }

@@ -70,9 +70,10 @@ TEST(Docs, CommandsMarkedToRunWork) {
     fs::create_directories(folder / "home");
     for (const std::string& block : blocks_to_run(read(page))) {
       std::ofstream(folder / "block.sh") << block << "\n";
-      const std::string command = "cd '" + folder.string() + "' && PATH='" + program.parent_path().string() +
-                                  "':$PATH HOME='" + (folder / "home").string() +
-                                  "' timeout 120 bash -euo pipefail block.sh >output 2>&1 </dev/null";
+      const std::string command =
+          "cd '" + folder.string() + "' && PATH='" + program.parent_path().string() +
+          "':$PATH HOME='" + (folder / "home").string() +
+          "' timeout 120 bash -euo pipefail block.sh >output 2>&1 </dev/null";
       EXPECT_EQ(std::system(command.c_str()), 0) << page << ":\n"
                                                  << block << "\nsaid:\n"
                                                  << read(folder / "output");

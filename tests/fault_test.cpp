@@ -177,8 +177,8 @@ std::vector<Case> requests() {
   return {
       {"chat", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"hi"}]})"},
       {"streamed chat with tools", "/v1/chat/completions",
-       R"({"stream":true,"stream_options":{"include_usage":true},)" + kTools + R"(,"messages":)" + kCalls +
-           "}"},
+       R"({"stream":true,"stream_options":{"include_usage":true},)" + kTools + R"(,"messages":)" +
+           kCalls + "}"},
       {"a form", "/v1/chat/completions",
        R"({"messages":[{"role":"user","content":"hi"}],"response_format":{"type":"json_schema","json_schema":)"
        R"({"name":"x","schema":{"type":"object","properties":{"p":{"type":"string","pattern":"^a+$"}}}}}})"},
@@ -240,9 +240,10 @@ class Faults : public testing::Test {
     std::string told;
     for (const auto& [status, count] : statuses)
       told += (told.empty() ? "" : ", ") + std::to_string(count) + " x " + std::to_string(status);
-    std::printf("[report] %s: one in %lld of %lld allocations failed: %s; %lld lie in what may not throw\n",
-                request.what, static_cast<long long>(stride), static_cast<long long>(k), told.c_str(),
-                static_cast<long long>(g_skipped - skipped));
+    std::printf(
+        "[report] %s: one in %lld of %lld allocations failed: %s; %lld lie in what may not throw\n",
+        request.what, static_cast<long long>(stride), static_cast<long long>(k), told.c_str(),
+        static_cast<long long>(g_skipped - skipped));
   }
 
   const Exempt exempt_;
@@ -300,7 +301,8 @@ TEST(Allocations, AStepHasNoneForEachSequence) {
       EXPECT_EQ(sink.tokens - told, sequences);
       least = std::min(least, t_allocations - before);
     }
-    std::printf("[report] %d sequences: %lld allocations a step\n", sequences, static_cast<long long>(least));
+    std::printf("[report] %d sequences: %lld allocations a step\n", sequences,
+                static_cast<long long>(least));
     return least;
   };
   EXPECT_LT(allocations(512), allocations(8) + 64);

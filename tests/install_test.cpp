@@ -89,10 +89,12 @@ class Install : public testing::Test {
     EXPECT_EQ(stories.exit_code, 0) << stories.text;
     EXPECT_NE(stories.text.find("--- 1 ("), std::string::npos) << stories.text;
     EXPECT_NE(stories.text.find("--- 2 ("), std::string::npos) << stories.text;
-    const Outcome answers = shell(chat.string() + " " + kDemo + " 'Who are you?' 'What can you do?'");
+    const Outcome answers =
+        shell(chat.string() + " " + kDemo + " 'Who are you?' 'What can you do?'");
     EXPECT_EQ(answers.exit_code, 0) << answers.text;
     for (const char* number : {"[1] ", "[2] "})
-      EXPECT_NE(answers.text.find(number + std::string("(stop, ")), std::string::npos) << answers.text;
+      EXPECT_NE(answers.text.find(number + std::string("(stop, ")), std::string::npos)
+          << answers.text;
     EXPECT_NE(answers.text.find("[1] I am braid"), std::string::npos) << answers.text;
     EXPECT_EQ(shell(chat.string() + " /nowhere.gguf x").exit_code, 2);
   }
@@ -102,15 +104,17 @@ class Install : public testing::Test {
 
 TEST_F(Install, PutsEverythingBelowThePrefixInDestdir) {
   const fs::path stage = folder_ / "stage";
-  expect_ok("DESTDIR=" + stage.string() + " cmake --install " BRAID_BUILD_DIR " --prefix /opt/braid");
+  expect_ok("DESTDIR=" + stage.string() +
+            " cmake --install " BRAID_BUILD_DIR " --prefix /opt/braid");
   const std::set<std::string> files = files_below(stage);
   for (const std::string& file : files) EXPECT_EQ(file.rfind("opt/braid/", 0), 0u) << file;
   const std::string share = "opt/braid/share/";
   for (const std::string& file : std::vector<std::string>{
            "opt/braid/bin/braid", "opt/braid/include/braid/engine/service.h",
-           "opt/braid/lib/systemd/system/braid.service", share + "bash-completion/completions/braid",
-           share + "zsh/site-functions/_braid", share + "fish/vendor_completions.d/braid.fish",
-           share + "man/man1/braid.1", share + "doc/braid/LICENSE", share + "doc/braid/examples/chat.cpp",
+           "opt/braid/lib/systemd/system/braid.service",
+           share + "bash-completion/completions/braid", share + "zsh/site-functions/_braid",
+           share + "fish/vendor_completions.d/braid.fish", share + "man/man1/braid.1",
+           share + "doc/braid/LICENSE", share + "doc/braid/examples/chat.cpp",
            share + "doc/braid/deploy/systemd/braid.env"})
     EXPECT_TRUE(files.count(file)) << file;
   const std::string unit = content(stage / "opt/braid/lib/systemd/system/braid.service");
@@ -132,7 +136,8 @@ TEST_F(Install, EveryCommandHasItsPageAndCompletion) {
   ASSERT_GT(commands().size(), 6u);
   for (const std::string& command : commands()) {
     const std::string page = content(prefix / ("share/man/man1/braid-" + command + ".1"));
-    EXPECT_EQ(page.rfind(".TH BRAID", 0), 0u) << command << " has no page: name it in cmake/install.cmake";
+    EXPECT_EQ(page.rfind(".TH BRAID", 0), 0u)
+        << command << " has no page: name it in cmake/install.cmake";
     EXPECT_NE(completion.find(command), std::string::npos) << command;
   }
   expect_ok("bash -n " + (prefix / "share/bash-completion/completions/braid").string());
@@ -155,8 +160,8 @@ TEST_F(Install, ExamplesBuildWithPkgConfigWhereThePrefixWasMovedTo) {
                             (prefix / BRAID_LIBDIR "/pkgconfig").string() +
                             " pkg-config --cflags --libs braid)";
   for (const std::string name : {"complete", "chat"}) {
-    expect_ok(BRAID_CXX " " + (prefix / "share/doc/braid/examples" / (name + ".cpp")).string() + " -o " +
-              (folder_ / name).string() + " " + flags);
+    expect_ok(BRAID_CXX " " + (prefix / "share/doc/braid/examples" / (name + ".cpp")).string() +
+              " -o " + (folder_ / name).string() + " " + flags);
   }
   expect_works(folder_ / "complete", folder_ / "chat");
 
@@ -165,8 +170,8 @@ TEST_F(Install, ExamplesBuildWithPkgConfigWhereThePrefixWasMovedTo) {
   std::ofstream all(folder_ / "all.cpp");
   for (const std::string& header : files_below(headers)) all << "#include \"" << header << "\"\n";
   all.close();
-  expect_ok(BRAID_CXX " -fsyntax-only -Wall -Wextra -Wno-unused-parameter " + (folder_ / "all.cpp").string() +
-            " " + flags);
+  expect_ok(BRAID_CXX " -fsyntax-only -Wall -Wextra -Wno-unused-parameter " +
+            (folder_ / "all.cpp").string() + " " + flags);
 }
 
 }  // namespace

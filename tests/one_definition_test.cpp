@@ -190,7 +190,8 @@ class Reader {
     }
     return out;
   }
-  static size_t after(const std::vector<Token>& head, size_t i, const char* open, const char* close) {
+  static size_t after(const std::vector<Token>& head, size_t i, const char* open,
+                      const char* close) {
     int depth = 0;
     for (; i < head.size(); ++i) {
       if (head[i].text == open) ++depth;
@@ -212,7 +213,8 @@ class Reader {
     if (i >= head.size() || kKeys.count(head[i].text) == 0) return false;
     while (i < head.size() && kKeys.count(head[i].text) != 0) ++i;
     std::string name;
-    for (; i < head.size() && head[i].text != ":" && head[i].text != "final"; ++i) name += head[i].text;
+    for (; i < head.size() && head[i].text != ":" && head[i].text != "final"; ++i)
+      name += head[i].text;
     if (name.find('(') != name.npos || name.find('=') != name.npos) return false;
     if (!name.empty()) add(name, head.front().line);
     return true;
@@ -221,7 +223,8 @@ class Reader {
   void function(const std::vector<Token>& whole) {
     const std::vector<Token> head = plain(whole);
     const bool weak = has(whole, "template") || has(head, "inline") || has(head, "constexpr");
-    const auto open = std::find_if(head.begin(), head.end(), [](const Token& t) { return t.text == "("; });
+    const auto open =
+        std::find_if(head.begin(), head.end(), [](const Token& t) { return t.text == "("; });
     if (!weak || has(head, "static")) return;
     if (open == head.end() || open == head.begin()) return variable(whole);
     std::string name = (open - 1)->text;
@@ -234,7 +237,8 @@ class Reader {
       for (; t != open; ++t) name += t->text;
       break;
     }
-    for (auto t = open; t != head.end() && t->text != "{" && t->text != "->"; ++t) name += " " + t->text;
+    for (auto t = open; t != head.end() && t->text != "{" && t->text != "->"; ++t)
+      name += " " + t->text;
     if (has(whole, "template")) name = "template " + name;
     add(name, head.front().line);
   }
@@ -243,7 +247,8 @@ class Reader {
     const std::vector<Token> head = plain(whole);
     if (!has(head, "inline") || has(head, "static")) return;
     size_t i = 0;
-    while (i < head.size() && head[i].text != "=" && head[i].text != "(" && head[i].text != "[") ++i;
+    while (i < head.size() && head[i].text != "=" && head[i].text != "(" && head[i].text != "[")
+      ++i;
     if (i == 0 || (i < head.size() && head[i].text == "(")) return;
     add(head[i - 1].text, head.front().line);
   }
@@ -276,7 +281,8 @@ TEST(OneDefinition, OfEachNameInTheTree) {
   const fs::path src = fs::path(BRAID_SOURCE_DIR) / "src";
   for (const auto& entry : fs::recursive_directory_iterator(src)) {
     const std::string extension = entry.path().extension();
-    if (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh") continue;
+    if (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh")
+      continue;
     std::stringstream text;
     text << std::ifstream(entry.path()).rdbuf();
     note(places, fs::relative(entry.path(), src).string(), text.str());
@@ -292,7 +298,8 @@ TEST(OneDefinition, FindsEachKindOfDuplicate) {
       "namespace a { struct alignas(64) Writer { int x = 0; }; struct Other; }",
       "namespace a { enum class Writer : int { one, two }; }",
       "namespace a { template <typename T> union Writer { T x; }; }",
-      "/* class X {}; */ namespace a {\n#define X {\n// {\nstruct Writer { const char* s = R\"x(})x\"; }; }",
+      "/* class X {}; */ namespace a {\n#define X {\n// {\nstruct Writer { const char* s = "
+      "R\"x(})x\"; }; }",
       "namespace { struct Mine {}; } namespace b { namespace { int f() { return 1'000; } } }"
       "namespace a { int g(int x) { struct Local {}; return x; } struct Writer {} instance; }"};
   for (const char* kind : kinds) {
@@ -305,7 +312,8 @@ TEST(OneDefinition, FindsEachKindOfDuplicate) {
   Places places;
   for (const char* file : {"one.h", "two.h"})
     note(places, file,
-         "namespace a::b { inline int f(int x) { return x; } template <class T> T g(T x) { return x; }"
+         "namespace a::b { inline int f(int x) { return x; } template <class T> T g(T x) { return "
+         "x; }"
          "inline constexpr int kOne[] = {1, 2}; inline bool operator==(A, A) { return true; } }");
   EXPECT_EQ(duplicates(places).size(), 4u);
 }
@@ -313,10 +321,13 @@ TEST(OneDefinition, FindsEachKindOfDuplicate) {
 TEST(OneDefinition, LeavesAloneWhatIsNoDuplicate) {
   Places places;
   note(places, "one.cpp",
-       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int k = 1;"
-       "int f(S s) { return 1; } struct Outer { struct Inner {}; }; inline int g(int x) { return x; } }");
+       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int "
+       "k = 1;"
+       "int f(S s) { return 1; } struct Outer { struct Inner {}; }; inline int g(int x) { return "
+       "x; } }");
   note(places, "two.cpp",
-       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int k = 1;"
+       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int "
+       "k = 1;"
        "struct Other { struct Inner {}; }; struct Outer; inline int g(long x) { return 1; }"
        "struct S make(struct S x) { return x; } } namespace b { struct Outer {}; }");
   for (const std::string& line : duplicates(places)) ADD_FAILURE() << line;

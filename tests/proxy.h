@@ -53,8 +53,8 @@ inline std::string text_of(const std::filesystem::path& path) {
 
 // `config` with each line that begins like `begin` (behind blanks) as `line`, which is one line or several
 // or none; `count` says how many there were.
-inline std::string with_lines(const std::string& config, const std::string& begin, const std::string& line,
-                              int* count) {
+inline std::string with_lines(const std::string& config, const std::string& begin,
+                              const std::string& line, int* count) {
   std::istringstream in(config);
   std::string out;
   *count = 0;
@@ -78,11 +78,13 @@ class HaProxy {
     const uint16_t listens = free_port();
     std::string servers;
     for (size_t i = 0; i < replicas.size(); ++i)
-      servers += "    server r" + std::to_string(i + 1) + " 127.0.0.1:" + std::to_string(replicas[i]) + "\n";
+      servers += "    server r" + std::to_string(i + 1) +
+                 " 127.0.0.1:" + std::to_string(replicas[i]) + "\n";
     int binds = 0, sockets = 0, named = 0;
-    std::string text = with_lines(config, "bind ", "    bind 127.0.0.1:" + std::to_string(listens), &binds);
-    text =
-        with_lines(text, "stats socket ", "    stats socket " + socket_.string() + " level admin", &sockets);
+    std::string text =
+        with_lines(config, "bind ", "    bind 127.0.0.1:" + std::to_string(listens), &binds);
+    text = with_lines(text, "stats socket ",
+                      "    stats socket " + socket_.string() + " level admin", &sockets);
     text = with_lines(text, "server ", servers, &named);
     if (binds != 1 || sockets != 1 || named != 3) return;
     const std::filesystem::path path = folder / "haproxy.cfg", log = folder / "haproxy.log";

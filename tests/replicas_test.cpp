@@ -23,14 +23,16 @@ namespace fs = std::filesystem;
 
 constexpr int kReplicas = 3;
 constexpr int kUsers = 8, kTurns = 12;  // of the agents
-const std::vector<std::string> kOptions = {"-t",  "1",      "-np", "4",       "-c",    "4096",     "--think",
-                                           "off", "--temp", "0",   "--alias", "coder", "--no-page"};
+const std::vector<std::string> kOptions = {"-t",      "1",       "-np",      "4",      "-c",
+                                           "4096",    "--think", "off",      "--temp", "0",
+                                           "--alias", "coder",   "--no-page"};
 
 // Text that differs by seed.
 std::string prose(uint32_t seed, int words) {
-  static const char* const kWords[] = {"harbor", "engine", "river",  "signal", "window",  "garden", "ledger",
-                                       "paper",  "copper", "meadow", "winter", "lantern", "bridge", "summer",
-                                       "market", "kernel", "buffer", "thread", "socket",  "vector"};
+  static const char* const kWords[] = {"harbor", "engine",  "river",  "signal", "window",
+                                       "garden", "ledger",  "paper",  "copper", "meadow",
+                                       "winter", "lantern", "bridge", "summer", "market",
+                                       "kernel", "buffer",  "thread", "socket", "vector"};
   uint32_t state = seed * 2654435761u;
   std::string out;
   for (; words > 0; --words) {
@@ -44,28 +46,29 @@ std::string prose(uint32_t seed, int words) {
 std::string system_message() {
   std::string out = "You are an agent that works on a C++ project. ";
   for (int i = 1; i <= 8; ++i)
-    out +=
-        "Rule " + std::to_string(i) +
-        ": read a file before you change it, keep the change small, and say in one sentence what you did and "
-        "why it is right. ";
+    out += "Rule " + std::to_string(i) +
+           ": read a file before you change it, keep the change small, and say in one sentence "
+           "what you did and "
+           "why it is right. ";
   return out;
 }
 Json tools() {
   Json out = Json::array();
-  for (const std::string name : {"read_file", "write_file", "list_files", "run_command", "search"}) {
+  for (const std::string name :
+       {"read_file", "write_file", "list_files", "run_command", "search"}) {
     const Json path{{"type", "string"}, {"description", "a path below the root of the project"}};
     const Json text{{"type", "string"}, {"description", "what to write, to look for or to run"}};
-    out.push_back(
-        {{"type", "function"},
-         {"function",
-          {{"name", name},
-           {"description", "The tool " + name +
-                               " works on the files of the project that is open; paths are relative "
-                               "to its root folder and may not leave it."},
-           {"parameters",
-            {{"type", "object"},
-             {"properties", {{"path", path}, {"text", text}}},
-             {"required", Json::array({"path"})}}}}}});
+    out.push_back({{"type", "function"},
+                   {"function",
+                    {{"name", name},
+                     {"description",
+                      "The tool " + name +
+                          " works on the files of the project that is open; paths are relative "
+                          "to its root folder and may not leave it."},
+                     {"parameters",
+                      {{"type", "object"},
+                       {"properties", {{"path", path}, {"text", text}}},
+                       {"required", Json::array({"path"})}}}}}});
   }
   return out;
 }
@@ -77,7 +80,9 @@ Json stream_body(const std::string& text, int tokens) {
           {"max_tokens", tokens}};
 }
 
-std::string session_header(const std::string& session) { return "X-Session-Id: " + session + "\r\n"; }
+std::string session_header(const std::string& session) {
+  return "X-Session-Id: " + session + "\r\n";
+}
 
 // The value of a header of an answer, whatever the case of its name; empty without one.
 std::string header_of(const Connection& connection, std::string name) {
@@ -94,7 +99,8 @@ class Replicas : public testing::Test {
  protected:
   Replicas() {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
+    folder_ =
+        fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
     fs::create_directories(folder_);
   }
   ~Replicas() override {
@@ -161,12 +167,14 @@ Found run_agent(uint16_t port, int user, const std::string& session) {
   Json messages = Json::array({{{"role", "system"}, {"content", system_message()}}});
   for (int turn = 0; turn < kTurns; ++turn) {
     const auto seed = static_cast<uint32_t>(user);
-    const std::string said =
-        turn == 0 ? "User " + std::to_string(user) + " asks about the project " + prose(seed + 1, 40) + "."
-                  : "Result of step " + std::to_string(turn) + ": " +
-                        prose(seed * 100 + static_cast<uint32_t>(turn), 60) + ". What is next?";
+    const std::string said = turn == 0 ? "User " + std::to_string(user) +
+                                             " asks about the project " + prose(seed + 1, 40) + "."
+                                       : "Result of step " + std::to_string(turn) + ": " +
+                                             prose(seed * 100 + static_cast<uint32_t>(turn), 60) +
+                                             ". What is next?";
     messages.push_back({{"role", "user"}, {"content", said}});
-    const Json body{{"messages", messages}, {"tools", tools()}, {"tool_choice", "none"}, {"max_tokens", 24}};
+    const Json body{
+        {"messages", messages}, {"tools", tools()}, {"tool_choice", "none"}, {"max_tokens", 24}};
     Connection connection(port);
     connection.send("POST", "/v1/chat/completions", body.dump(), session_header(session));
     connection.read_all();
@@ -177,7 +185,8 @@ Found run_agent(uint16_t port, int user, const std::string& session) {
     }
     out.prompt += answer["usage"]["prompt_tokens"].get<int64_t>();
     out.cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
-    messages.push_back({{"role", "assistant"}, {"content", answer["choices"][0]["message"]["content"]}});
+    messages.push_back(
+        {{"role", "assistant"}, {"content", answer["choices"][0]["message"]["content"]}});
   }
   return out;
 }
@@ -200,17 +209,19 @@ TEST_F(Replicas, AgentsFindWhatTheyHaveSaidBefore) {
   EXPECT_EQ(all.failed, 0);
   EXPECT_GT(all.prompt, 100'000);
   const double share = 100.0 * static_cast<double>(all.cached) / static_cast<double>(all.prompt);
-  std::printf("[report] 3 replicas, 8 agents by session: %.1f %% of %ld prompt tokens cached\n", share,
-              static_cast<long>(all.prompt));
+  std::printf("[report] 3 replicas, 8 agents by session: %.1f %% of %ld prompt tokens cached\n",
+              share, static_cast<long>(all.prompt));
   EXPECT_GE(share, 88.0);
 }
 
 // How often something came, of a stream of 300 tokens with an event for each.
 int arrivals(uint16_t port) {
   Connection connection(port);
-  connection.send("POST", "/v1/chat/completions", stream_body("Count to three hundred.", 300).dump());
+  connection.send("POST", "/v1/chat/completions",
+                  stream_body("Count to three hundred.", 300).dump());
   int out = 0;
-  while (connection.received.find("data: [DONE]") == std::string::npos && connection.read_some()) ++out;
+  while (connection.received.find("data: [DONE]") == std::string::npos && connection.read_some())
+    ++out;
   EXPECT_EQ(connection.status(), 200);
   EXPECT_NE(connection.received.find("data: [DONE]"), std::string::npos);
   return out;
@@ -220,8 +231,8 @@ int arrivals(uint16_t port) {
 TEST_F(Replicas, EventsPassAsTheyAreMade) {
   ASSERT_NO_FATAL_FAILURE(start({"--spec-type", "none"}));
   const int direct = arrivals(replicas_[0]->port), passed = arrivals(proxy_->port);
-  std::printf("[report] events of 300 tokens came in %d parts directly, in %d through HAProxy\n", direct,
-              passed);
+  std::printf("[report] events of 300 tokens came in %d parts directly, in %d through HAProxy\n",
+              direct, passed);
   EXPECT_GT(passed, direct / 2);
 }
 
@@ -273,7 +284,8 @@ TEST_F(Replicas, ARollingRestartFailsNoRequest) {
   std::vector<std::vector<std::string>> failed(kUsers);
   std::vector<std::thread> users;
   for (int i = 0; i < kUsers; ++i)
-    users.emplace_back([&, i] { failed[i] = keep_asking(proxy_->port, i, sessions[i], on, asked); });
+    users.emplace_back(
+        [&, i] { failed[i] = keep_asking(proxy_->port, i, sessions[i], on, asked); });
   for (int i = 0; i < kReplicas; ++i) {
     const std::string name = "r" + std::to_string(i + 1);
     const uint16_t port = replicas_[i]->port;

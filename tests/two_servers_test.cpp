@@ -16,8 +16,8 @@
 #include <random>
 #include <set>
 
-#include "engine/disk/disk_format.h"
-#include "engine/disk/disk_store.h"
+#include "engine/prefix/disk_format.h"
+#include "engine/prefix/disk_store.h"
 #include "served.h"
 
 namespace {
@@ -63,7 +63,9 @@ Json ask(uint16_t port, const std::string& body) {
   return connection.status() == 200 && answer.contains("choices") ? answer : Json(nullptr);
 }
 
-int cached_tokens(const Json& answer) { return answer["usage"]["prompt_tokens_details"]["cached_tokens"]; }
+int cached_tokens(const Json& answer) {
+  return answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+}
 
 Conversation hold(uint16_t port, int number) {
   Conversation out;
@@ -111,22 +113,25 @@ bool is_whole(const fs::path& path) {
   DiskHeader header;
   if (bytes.size() < sizeof header) return false;
   std::memcpy(&header, bytes.data(), sizeof header);
-  const DiskKind kind{header.fingerprint, header.state_bytes, header.block_bytes, header.guess_bytes,
-                      header.guess_kind};
+  const DiskKind kind{header.fingerprint, header.state_bytes, header.block_bytes,
+                      header.guess_bytes, header.guess_kind};
   if (judge_header(header, bytes.size(), kind) != DiskVerdict::ours) return false;
   const DiskLayout layout = *disk_layout(header);
   const auto all = std::as_bytes(std::span(bytes));
-  const auto table = read_disk_table(header, all.subspan(sizeof header, layout.images_at - sizeof header));
+  const auto table =
+      read_disk_table(header, all.subspan(sizeof header, layout.images_at - sizeof header));
   if (!table) return false;
   const auto is_sound = [&](uint64_t at, uint64_t size, uint64_t checksum) {
     return disk_checksum(all.data() + at, size) == checksum;
   };
   for (uint32_t b = 0; b < header.block_count; ++b)
-    if (!is_sound(layout.images_at + b * header.block_bytes, header.block_bytes, table->checksums[b]))
+    if (!is_sound(layout.images_at + b * header.block_bytes, header.block_bytes,
+                  table->checksums[b]))
       return false;
   if (header.tail_tokens > 0 && !is_sound(layout.tail_at, header.block_bytes, header.tail_checksum))
     return false;
-  return !header.has_state() || is_sound(layout.state_at, header.state_bytes, header.state_checksum);
+  return !header.has_state() ||
+         is_sound(layout.state_at, header.state_bytes, header.state_checksum);
 }
 
 class TwoServers : public testing::Test {
@@ -138,7 +143,8 @@ class TwoServers : public testing::Test {
     std::set<int> seen, seen_in_life;  // conversations sent to it
   };
 
-  TwoServers() : folder_(fs::temp_directory_path() / ("braid-two-servers-" + std::to_string(::getpid()))) {
+  TwoServers()
+      : folder_(fs::temp_directory_path() / ("braid-two-servers-" + std::to_string(::getpid()))) {
     fs::create_directories(folder_);
   }
   ~TwoServers() override { fs::remove_all(folder_); }
@@ -273,7 +279,8 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
   const auto begin = std::chrono::steady_clock::now();
   for (Slot& slot : slots_) slot.server = start();
   std::vector<std::thread> clients;
-  for (uint32_t c = 0; c < kClients; ++c) clients.emplace_back([this, c] { hold_conversations(c + 1); });
+  for (uint32_t c = 0; c < kClients; ++c)
+    clients.emplace_back([this, c] { hold_conversations(c + 1); });
   for (std::thread& client : clients) client.join();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   ASSERT_FALSE(stop_);
@@ -294,7 +301,8 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
     if (name.ends_with(kDiskSuffix) || name.ends_with(kIndexSuffix)) bytes += entry.file_size();
   }
   EXPECT_LE(bytes, kLimitMiB << 20);
-  EXPECT_EQ(metric(metrics(last->port), "braid_disk_cache_removed_total", "reason=\"unusable\""), 0);
+  EXPECT_EQ(metric(metrics(last->port), "braid_disk_cache_removed_total", "reason=\"unusable\""),
+            0);
   // A new server finds the files of both, above all the last used ones.
   int found = 0;
   for (const size_t number : latest_first()) {
@@ -307,14 +315,16 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
   EXPECT_GT(found, 0);
   count(*last);
   std::printf(
-      "[report] %d requests to two servers in %.0f s: %d wrong answers, %d kills, %d sent again; prefixes "
+      "[report] %d requests to two servers in %.0f s: %d wrong answers, %d kills, %d sent again; "
+      "prefixes "
       "found in "
-      "files of an earlier life or the other server %d, of the other %d, of both at the end %d of %d; %.0f "
+      "files of an earlier life or the other server %d, of the other %d, of both at the end %d of "
+      "%d; %.0f "
       "loads, "
       "%.0f given up, %.0f files removed for the limit\n",
-      answered_.load(), took.count(), wrong_.load(), kills_, sent_again_.load(), second_hand_.load(),
-      from_the_other_.load(), found, static_cast<int>(conversations_.size()), loads_, failed_loads_,
-      evicted_);
+      answered_.load(), took.count(), wrong_.load(), kills_, sent_again_.load(),
+      second_hand_.load(), from_the_other_.load(), found, static_cast<int>(conversations_.size()),
+      loads_, failed_loads_, evicted_);
 }
 
 }  // namespace

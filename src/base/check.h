@@ -9,8 +9,8 @@
 namespace braid {
 
 [[noreturn]] inline void check_failed(const char* file, int line, const char* what) {
-  std::fprintf(stderr, "%s:%d: broken promise: %s\nThis is a bug in braid. Please report it.\n", file, line,
-               what);
+  std::fprintf(stderr, "%s:%d: broken promise: %s\nThis is a bug in braid. Please report it.\n",
+               file, line, what);
   std::abort();
 }
 

@@ -48,10 +48,12 @@ void read_quota(const std::string& folder, int* limit) {
   if (read_line(folder + "/cpu.max", &line)) {
     std::istringstream in(line);
     long long quota, period;
-    if (in >> quota >> period) tighten(limit, quota, period);  // "max 100000" fails to parse: no limit
+    if (in >> quota >> period)
+      tighten(limit, quota, period);  // "max 100000" fails to parse: no limit
   }
   std::string quota, period;
-  if (read_line(folder + "/cpu.cfs_quota_us", &quota) && read_line(folder + "/cpu.cfs_period_us", &period)) {
+  if (read_line(folder + "/cpu.cfs_quota_us", &quota) &&
+      read_line(folder + "/cpu.cfs_period_us", &period)) {
     std::istringstream in(quota + " " + period);
     long long quota_us, period_us;
     if (in >> quota_us >> period_us) tighten(limit, quota_us, period_us);
@@ -105,7 +107,8 @@ std::vector<int> one_per_core(const std::vector<int>& cpus, const std::string& c
     if (std::find(taken.begin(), taken.end(), cpu) != taken.end()) continue;
     out.push_back(cpu);
     std::string line;
-    if (read_line(cpu_root + "/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list", &line)) {
+    if (read_line(cpu_root + "/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
+                  &line)) {
       const std::vector<int> siblings = parse_cpu_list(line);
       taken.insert(taken.end(), siblings.begin(), siblings.end());
     }

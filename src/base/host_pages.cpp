@@ -40,8 +40,8 @@ bool fill(std::byte* data, size_t size_bytes) {
 }
 
 Error no_memory(size_t size_bytes, int error) {
-  return {ErrorKind::exhausted,
-          fmt::format("the system has no {} MiB of memory: {}", size_bytes >> 20, std::strerror(error))};
+  return {ErrorKind::exhausted, fmt::format("the system has no {} MiB of memory: {}",
+                                            size_bytes >> 20, std::strerror(error))};
 }
 
 }  // namespace
@@ -54,8 +54,8 @@ Result<std::byte*> take_pages(size_t size_bytes, int threads, const BytesDone& d
   BRAID_CHECK(size_bytes > 0 && threads >= 1);
   if (size_bytes > SIZE_MAX - 2 * kHugePageBytes) return no_memory(size_bytes, ENOMEM);
   const size_t bytes = pages_bytes(size_bytes);
-  void* mapped =
-      ::mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapped = ::mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return no_memory(size_bytes, errno);
   auto* const begin = static_cast<std::byte*>(mapped);
   const size_t before =

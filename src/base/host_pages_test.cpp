@@ -33,7 +33,8 @@ TEST(HostPages, AreZerosInMemoryAndWritableToTheLastByte) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % (size_t{2} << 20), 0u);
     const auto pages = residence(data, kOdd);
     ASSERT_EQ(pages.size(), pages_bytes(kOdd) / pages_bytes(1));
-    EXPECT_TRUE(std::all_of(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; }));
+    EXPECT_TRUE(std::all_of(pages.begin(), pages.end(),
+                            [](unsigned char page) { return (page & 1) != 0; }));
     EXPECT_TRUE(std::all_of(data, data + kOdd, [](std::byte b) { return b == std::byte{0}; }));
     std::memset(data, 0x5a, kOdd);
     EXPECT_EQ(data[kOdd - 1], std::byte{0x5a});

@@ -17,7 +17,7 @@
 #include <string_view>
 
 #include "base/guard.h"
-#include "base/json/json.h"
+#include "base/json.h"
 #include "base/log_line.h"
 
 namespace braid {
@@ -65,8 +65,8 @@ void add_fields(std::string_view line, nlohmann::ordered_json& out) {
     const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
     const bool is_number = error == std::errc() && stop == value.data() + value.size();
     auto json = parse_json(value);
-    out[key] =
-        json.ok() && (is_number || json->is_string()) ? std::move(*json) : nlohmann::ordered_json(value);
+    out[key] = json.ok() && (is_number || json->is_string()) ? std::move(*json)
+                                                             : nlohmann::ordered_json(value);
     line.remove_prefix(std::min(end + 1, line.size()));
   }
 }
@@ -89,7 +89,9 @@ class JsonFormatter : public spdlog::formatter {
         line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     out.append(written.data(), written.data() + written.size());
   }
-  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<JsonFormatter>(); }
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<JsonFormatter>();
+  }
 
  private:
   spdlog::pattern_formatter time_{kTime, spdlog::pattern_time_type::local, ""};
@@ -109,7 +111,8 @@ Result<spdlog::sink_ptr> open_file(const LogOptions& options) {
     set_form(*sink, options);
     return spdlog::sink_ptr(std::move(sink));
   } catch (const spdlog::spdlog_ex& error) {
-    return Error{ErrorKind::io, options.file + ": the log cannot be written there: " + error.what()};
+    return Error{ErrorKind::io,
+                 options.file + ": the log cannot be written there: " + error.what()};
   }
 }
 

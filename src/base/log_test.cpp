@@ -84,8 +84,9 @@ TEST_F(LogFile, HoldsAnObjectALineWhateverIsWritten) {
   const std::string path = folder_ / "log";
   ASSERT_TRUE(log_as_server({.file = path, .json = true}).ok());
   spdlog::info("a \"quoted\" line\nof two \x01 \xff");
-  spdlog::info("access id=r7 from=127.0.0.1 method=GET path={} status=200 bytes=12 ms=1.5 reason=stop note",
-               R"("/a \"b\" status=500")");
+  spdlog::info(
+      "access id=r7 from=127.0.0.1 method=GET path={} status=200 bytes=12 ms=1.5 reason=stop note",
+      R"("/a \"b\" status=500")");
   spdlog::default_logger()->flush();
   const auto written = lines("log");
   ASSERT_EQ(written.size(), 2u);

@@ -38,7 +38,8 @@ class MappedFile {
   void release(std::span<const std::byte> range) const;
 
  private:
-  MappedFile(std::string path, const std::byte* data, size_t size_bytes, const FileIdentity& identity)
+  MappedFile(std::string path, const std::byte* data, size_t size_bytes,
+             const FileIdentity& identity)
       : path_(std::move(path)), data_(data), size_bytes_(size_bytes), identity_(identity) {}
   void close();
 

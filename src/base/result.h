@@ -93,7 +93,8 @@ class [[nodiscard]] Status {
 // BRAID_ASSIGN(decl, expr) does `decl = value` or returns the error to the caller.
 #define BRAID_CONCAT2(a, b) a##b
 #define BRAID_CONCAT(a, b) BRAID_CONCAT2(a, b)
-#define BRAID_ASSIGN(decl, expr) BRAID_ASSIGN_IMPL(BRAID_CONCAT(braid_result_, __LINE__), decl, expr)
+#define BRAID_ASSIGN(decl, expr) \
+  BRAID_ASSIGN_IMPL(BRAID_CONCAT(braid_result_, __LINE__), decl, expr)
 #define BRAID_ASSIGN_IMPL(temp, decl, expr) \
   auto temp = (expr);                       \
   if (!temp.ok()) return temp.error();      \

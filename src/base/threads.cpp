@@ -142,7 +142,8 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads, Waiting waiting) : impl_(std::make_unique<Impl>()), size_(threads) {
+ThreadPool::ThreadPool(int threads, Waiting waiting)
+    : impl_(std::make_unique<Impl>()), size_(threads) {
   BRAID_CHECK(threads >= 1);
   impl_->others = static_cast<uint32_t>(threads - 1);
   if (threads == 1) return;

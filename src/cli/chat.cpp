@@ -5,10 +5,10 @@
 
 #include <string_view>
 
-#include "base/files/output_file.h"
-#include "base/json/json.h"
-#include "cli/terminal/line_editor.h"
-#include "cli/terminal/terminal.h"
+#include "base/json.h"
+#include "base/output_file.h"
+#include "cli/line_editor.h"
+#include "cli/terminal.h"
 #include "text/dialect.h"
 #include "text/unicode.h"
 
@@ -29,7 +29,8 @@ Json assistant_message(const std::string& text, bool in_thought) {
   }
   if (!in_thought) return chat_message("assistant", text);
   const auto content = text.find_first_not_of('\n', end + end_tag.size());
-  Json message = chat_message("assistant", content == std::string::npos ? "" : text.substr(content));
+  Json message =
+      chat_message("assistant", content == std::string::npos ? "" : text.substr(content));
   message["reasoning_content"] = text.substr(0, end);
   return message;
 }
@@ -37,7 +38,8 @@ Json assistant_message(const std::string& text, bool in_thought) {
 constexpr const char* kChatHelp =
     "Type a message and press Enter. Ctrl-C stops an answer, Ctrl-D leaves.\n"
     "A message has several lines if they are pasted, if a line ends with \\, or between\n"
-    "\"\"\" and \"\"\". Arrow keys edit the line and bring back earlier messages, Ctrl-R searches.\n"
+    "\"\"\" and \"\"\". Arrow keys edit the line and bring back earlier messages, Ctrl-R "
+    "searches.\n"
     "  /system TEXT     set the system message; without TEXT: show it\n"
     "  /think on|off    let the model think before it answers; auto: as its template does\n"
     "  /clear           forget the conversation\n"
@@ -51,7 +53,8 @@ class Terminal {
       : model_(model), conversation_(conversation), editor_(default_history_file()) {}
 
   int run() {
-    print_status("{} on {}. /help shows the commands.\n", model_.name, model_.engine->device().description());
+    print_status("{} on {}. /help shows the commands.\n", model_.name,
+                 model_.engine->device().description());
     while (const auto line = editor_.read("> ")) {
       if (line->find_first_not_of(" \t\n") == std::string::npos) continue;
       if (*line == "/quit" || *line == "/exit" || *line == "/bye") return 0;
@@ -69,7 +72,8 @@ class Terminal {
   bool obey(const std::string& line) {
     const size_t cut = line.find(' ');
     const std::string name = line.substr(0, cut);
-    const std::string rest = cut == std::string::npos ? "" : line.substr(line.find_first_not_of(' ', cut));
+    const std::string rest =
+        cut == std::string::npos ? "" : line.substr(line.find_first_not_of(' ', cut));
     if (name == "/help") {
       print_status("{}", kChatHelp);
     } else if (name == "/clear") {
@@ -128,7 +132,8 @@ class Terminal {
       return 0;
     }
     print_result("\n");
-    last_summary_ = summary(model_, *answer, conversation_.settings().sampling.seed, /*verbose=*/true);
+    last_summary_ =
+        summary(model_, *answer, conversation_.settings().sampling.seed, /*verbose=*/true);
     if (conversation_.settings().verbose) print_status("{}\n", last_summary_);
     return 0;
   }
@@ -177,7 +182,8 @@ Result<Answer> Conversation::continue_messages() {
 }
 
 Status Conversation::save(const std::string& path) const {
-  return write_output_file(path, messages_.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return write_output_file(path,
+                           messages_.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 Status Conversation::load(const std::string& path) {

@@ -8,7 +8,7 @@
 #include "base/result.h"
 #include "cli/generate.h"
 #include "cli/load_model.h"
-#include "engine/request/request.h"
+#include "engine/request.h"
 #include "text/chat.h"
 
 namespace braid::cli {

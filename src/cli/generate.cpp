@@ -9,10 +9,10 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "cli/terminal/interrupt.h"
-#include "cli/terminal/terminal.h"
-#include "cli/terminal/thoughts.h"
-#include "text/answer/detokenizer.h"
+#include "cli/interrupt.h"
+#include "cli/terminal.h"
+#include "cli/thoughts.h"
+#include "text/detokenizer.h"
 #include "text/unicode.h"
 
 namespace braid::cli {
@@ -52,7 +52,9 @@ class AnswerPrinter {
     if (thinking_) put_thought(colour_ ? "\x1b[0m\n\n" : "\n\n");
     thinking_ = false;
   }
-  void put_thought(std::string_view text) { on_terminal_ ? write_result(text) : write_status(text); }
+  void put_thought(std::string_view text) {
+    on_terminal_ ? write_result(text) : write_status(text);
+  }
 
   bool raw_;
   ThoughtSplitter splitter_;
@@ -95,10 +97,11 @@ class StreamSink : public Sink {
 
 }  // namespace
 
-Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const SamplingParams& sampling,
-                        int32_t max_tokens, TextKind kind) {
+Result<Answer> generate(LoadedModel& model, const RenderedText& prompt,
+                        const SamplingParams& sampling, int32_t max_tokens, TextKind kind) {
   if (const auto at = first_invalid_utf8(prompt.text)) {
-    return Error{ErrorKind::invalid_argument, fmt::format("the prompt is not valid UTF-8 (byte {})", *at)};
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("the prompt is not valid UTF-8 (byte {})", *at)};
   }
   Request request;
   BRAID_ASSIGN(request.prompt, model.tokenizer->encode_rendered(prompt));
@@ -121,7 +124,8 @@ Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const Sa
     }
     model.engine->step();
   }
-  if (sink.answer.end.reason == FinishReason::error) return Error{ErrorKind::io, sink.answer.end.error};
+  if (sink.answer.end.reason == FinishReason::error)
+    return Error{ErrorKind::io, sink.answer.end.error};
   BRAID_TRY(result_status());
   sink.answer.drafts = model.engine->stats().drafts.since(before);
   return std::move(sink.answer);
@@ -132,21 +136,25 @@ std::string describe_drafts(const DraftStats& drafts) {
   std::string sources;
   for (size_t i = 0; i < kDraftSources; ++i) {
     const DraftCounts& counts = drafts.by_source[i];
-    const auto sum = [](const auto& list) { return std::accumulate(list.begin(), list.end(), uint64_t{0}); };
+    const auto sum = [](const auto& list) {
+      return std::accumulate(list.begin(), list.end(), uint64_t{0});
+    };
     if (sum(counts.drafted) > 0)
-      sources += fmt::format("{}{} of {} {} drafts", sources.empty() ? "" : " and ", sum(counts.accepted),
-                             sum(counts.drafted), kDraftSourceNames[i]);
+      sources += fmt::format("{}{} of {} {} drafts", sources.empty() ? "" : " and ",
+                             sum(counts.accepted), sum(counts.drafted), kDraftSourceNames[i]);
   }
   std::string depths;
   for (const double share : drafts.survival()) depths += fmt::format(" {:.0f}", 100 * share);
   std::string saved;
   if (std::abs(drafts.lost_ms) >= 0.5)
-    saved = fmt::format(", {:.0f} ms {}", std::abs(drafts.lost_ms), drafts.lost_ms > 0 ? "lost" : "saved");
+    saved = fmt::format(", {:.0f} ms {}", std::abs(drafts.lost_ms),
+                        drafts.lost_ms > 0 ? "lost" : "saved");
   return fmt::format(
-      ", {} accepted ({:.1f} tokens a step, by depth{} %, drafting {:.0f} ms, verifying {:.0f}, other steps "
+      ", {} accepted ({:.1f} tokens a step, by depth{} %, drafting {:.0f} ms, verifying {:.0f}, "
+      "other steps "
       "{:.0f}, host {:.0f}{})",
-      sources, drafts.tokens_per_round(), depths, drafts.draft_ms, drafts.verify_ms, drafts.plain_ms,
-      drafts.host_ms, saved);
+      sources, drafts.tokens_per_round(), depths, drafts.draft_ms, drafts.verify_ms,
+      drafts.plain_ms, drafts.host_ms, saved);
 }
 
 std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed, bool verbose) {
@@ -162,13 +170,13 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed, boo
   std::string speed;
   if (usage.generated_tokens > 1) speed = fmt::format(" at {:.0f} tok/s", generation_tok_s);
   if (usage.generated_tokens > 1 && verbose) speed += fmt::format(" ({:.1f} GB/s)", gb_s);
-  const std::string short_line =
-      fmt::format("prompt {} tokens{}, generated {}{}{}{}; memory {}", usage.prompt_tokens, prompt_speed,
-                  usage.generated_tokens, speed, verbose ? describe_drafts(answer.drafts) : "", why,
-                  format_bytes(model.engine->memory().actual_bytes()));
+  const std::string short_line = fmt::format(
+      "prompt {} tokens{}, generated {}{}{}{}; memory {}", usage.prompt_tokens, prompt_speed,
+      usage.generated_tokens, speed, verbose ? describe_drafts(answer.drafts) : "", why,
+      format_bytes(model.engine->memory().actual_bytes()));
   if (!verbose) return short_line;
-  return fmt::format("{} planned, {} at peak; {}, seed {}", short_line, format_bytes(peak_memory_bytes()),
-                     model.engine->device().description(), seed);
+  return fmt::format("{} planned, {} at peak; {}, seed {}", short_line,
+                     format_bytes(peak_memory_bytes()), model.engine->device().description(), seed);
 }
 
 }  // namespace braid::cli

@@ -6,7 +6,7 @@
 
 #include "base/result.h"
 #include "cli/load_model.h"
-#include "engine/request/request.h"
+#include "engine/request.h"
 #include "text/chat.h"
 
 namespace braid::cli {
@@ -23,8 +23,8 @@ enum class TextKind { raw, thought, answer };
 
 // Streams the answer to `prompt` to stdout; Ctrl-C ends it early. A thought is shown dim on a terminal; if stdout
 // is not one, the thought goes to stderr. Errors: invalid_argument.
-Result<Answer> generate(LoadedModel& model, const RenderedText& prompt, const SamplingParams& sampling,
-                        int32_t max_tokens, TextKind kind);
+Result<Answer> generate(LoadedModel& model, const RenderedText& prompt,
+                        const SamplingParams& sampling, int32_t max_tokens, TextKind kind);
 
 // What became of speculative tokens, a part of the verbose summary; empty if there were none.
 std::string describe_drafts(const DraftStats& drafts);

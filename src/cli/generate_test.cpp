@@ -24,7 +24,8 @@ TEST(Summary, TellsOfDraftsBySourceAndDepth) {
   drafts.host_ms = 3;
   drafts.lost_ms = -41.6;
   EXPECT_EQ(describe_drafts(drafts),
-            ", 1 of 3 ngram drafts and 8 of 13 mtp drafts accepted (1.9 tokens a step, by depth 70 40 0 %, "
+            ", 1 of 3 ngram drafts and 8 of 13 mtp drafts accepted (1.9 tokens a step, by depth 70 "
+            "40 0 %, "
             "drafting 12 ms, verifying 90, other steps 20, host 3, 42 ms saved)");
   drafts.lost_ms = 0.2;  // or there is no budget
   EXPECT_TRUE(describe_drafts(drafts).ends_with("host 3)")) << describe_drafts(drafts);

@@ -6,13 +6,13 @@
 #include <memory>
 #include <string>
 
-#include "base/json/json.h"
+#include "base/json.h"
 #include "cli/commands.h"
 #include "cli/load_model.h"
 #include "cli/options/option_group.h"
-#include "cli/terminal/terminal.h"
+#include "cli/terminal.h"
 #include "engine/engine.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "gguf/gguf.h"
 #include "text/unicode.h"
 
@@ -76,7 +76,8 @@ Json value_json(const GgufFile& file, const GgufEntry& entry) {
   switch (value.type) {
     case GgufValueType::STRING: {
       const auto text = file.get_string(entry.key);
-      return text.ok() ? Json(repaired_utf8(*text, Utf8Repair::maximal_subpart)) : Json(text.error().message);
+      return text.ok() ? Json(repaired_utf8(*text, Utf8Repair::maximal_subpart))
+                       : Json(text.error().message);
     }
     case GgufValueType::BOOL:
       return plain(file.get_bool(entry.key));
@@ -87,7 +88,8 @@ Json value_json(const GgufFile& file, const GgufEntry& entry) {
     case GgufValueType::I16:
     case GgufValueType::I32:
     case GgufValueType::I64:
-      if (const auto signed_value = file.get_i32(entry.key); signed_value.ok()) return *signed_value;
+      if (const auto signed_value = file.get_i32(entry.key); signed_value.ok())
+        return *signed_value;
       [[fallthrough]];
     default:
       return plain(file.get_u64(entry.key));
@@ -102,7 +104,8 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
   uint64_t parameters = 0;
   for (const auto& tensor : file.tensors()) parameters += tensor.elems();
   out["parameters"] = parameters;
-  for (const auto& entry : file.entries()) out["metadata"][std::string(entry.key)] = value_json(file, entry);
+  for (const auto& entry : file.entries())
+    out["metadata"][std::string(entry.key)] = value_json(file, entry);
   out["tensors"] = Json::array();
   for (const auto& tensor : file.tensors()) {
     Json shape = Json::array();
@@ -115,7 +118,8 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
   if (plan.ok()) {
     out["memory_plan"] = Json::array();
     for (const auto& row : plan->rows) {
-      out["memory_plan"].push_back({{"what", memory_use_name(row.use)}, {"bytes", row.predicted_bytes}});
+      out["memory_plan"].push_back(
+          {{"what", memory_use_name(row.use)}, {"bytes", row.predicted_bytes}});
     }
     out["memory_plan_context_tokens"] = plan->context_tokens;
     out["kv_token_bytes"] = plan->kv_token_bytes;
@@ -136,7 +140,8 @@ void print_text(const Json& info, const Result<MemoryPlan>& plan, bool tensors) 
                info["gguf_version"].get<int>(), format_bytes(info["file_bytes"].get<uint64_t>()),
                info["parameters"].get<double>() / 1e6);
   if (plan.ok()) {
-    print_result("{} tokens of context\n{}\n{}\n", plan->context_tokens, plan->table(), plan->format_table());
+    print_result("{} tokens of context\n{}\n{}\n", plan->context_tokens, plan->table(),
+                 plan->format_table());
   } else {
     print_result("not runnable here: {}\n\n", plan.error().message);
   }
@@ -154,7 +159,8 @@ void print_text(const Json& info, const Result<MemoryPlan>& plan, bool tensors) 
     std::string shape;
     for (const auto& dim : tensor["shape"]) shape += (shape.empty() ? "" : " x ") + dim.dump();
     print_result("  {:<36} {:<8} {:>20} {:>12}\n", tensor["name"].get<std::string>(),
-                 tensor["type"].get<std::string>(), shape, format_bytes(tensor["bytes"].get<uint64_t>()));
+                 tensor["type"].get<std::string>(), shape,
+                 format_bytes(tensor["bytes"].get<uint64_t>()));
   }
 }
 
@@ -176,7 +182,8 @@ int print_prompt(const GgufFile& file, const InspectFlags& flags) {
     BRAID_ASSIGN(const std::string text, read_text(path));
     auto json = parse_json(text);
     if (!json.ok()) return Error{ErrorKind::invalid_argument, path + ": " + json.error().message};
-    if (!json->is_array()) return Error{ErrorKind::invalid_argument, path + ": is not a JSON array"};
+    if (!json->is_array())
+      return Error{ErrorKind::invalid_argument, path + ": is not a JSON array"};
     return json;
   };
   const auto messages = read_json(flags.messages);
@@ -217,12 +224,14 @@ void add_inspect(CLI::App& app, int* exit_code) {
   auto* command =
       app.add_subcommand("inspect", "Memory plan and contents of a model file, without loading it");
   command->footer("  braid inspect model.gguf -c 131072 -np 2 -ctk q8_0 -ctv q8_0");
-  add_model_options(*command, flags->model,
-                    kModelPart | kMemoryPart | kParallelPart | kCachePart | kDrafterPart | kTemplatePart);
+  add_model_options(
+      *command, flags->model,
+      kModelPart | kMemoryPart | kParallelPart | kCachePart | kDrafterPart | kTemplatePart);
   OptionGroup group(*command, "Inspect");
   group.flag("--tensors", flags->tensors, "list all tensors, too");
   group.flag("--json", flags->json, "everything as JSON");
-  auto* tokens = group.add("--tokens", flags->tokens, "print the token ids of this text as a JSON array");
+  auto* tokens =
+      group.add("--tokens", flags->tokens, "print the token ids of this text as a JSON array");
   group
       .add("--template", flags->messages,
            "render this JSON file of messages with the chat template, and print the prompt")

@@ -16,8 +16,8 @@
 #include "base/threads.h"
 #include "cli/default_model.h"
 #include "cli/options/sizes.h"
-#include "cli/terminal/terminal.h"
-#include "ops/cpu/kv/unit_side.h"
+#include "cli/terminal.h"
+#include "ops/cpu/unit_side.h"
 #include "ops/kv/kv_codec.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -56,17 +56,18 @@ std::string slow_formats(Engine& engine) {
 
 }  // namespace
 
-Result<LoadedModel> load_model(const ModelFlags& flags, const std::function<void(EngineOptions&)>& adjust) {
+Result<LoadedModel> load_model(const ModelFlags& flags,
+                               const std::function<void(EngineOptions&)>& adjust) {
   LoadedModel loaded;
   BRAID_ASSIGN(auto options, engine_options(flags));
   if (adjust) adjust(options);
   if (flags.threads > usable_cores())
-    print_note(fmt::format("-t {}: there are {} cores; more threads than cores are slower", flags.threads,
-                           usable_cores()));
+    print_note(fmt::format("-t {}: there are {} cores; more threads than cores are slower",
+                           flags.threads, usable_cores()));
   BRAID_ASSIGN(auto file, open_model_file(flags.model));
   loaded.file = std::make_unique<GgufFile>(std::move(file));
-  loaded.name =
-      flags.model.empty() ? kDefaultModelName : std::filesystem::path(flags.model).filename().string();
+  loaded.name = flags.model.empty() ? kDefaultModelName
+                                    : std::filesystem::path(flags.model).filename().string();
   ProgressLine progress("loading " + loaded.name);
   options.progress = [&](uint64_t done, uint64_t total) { progress.update(done, total); };
   options.host_progress = [&](uint64_t done, uint64_t total) {
@@ -76,10 +77,11 @@ Result<LoadedModel> load_model(const ModelFlags& flags, const std::function<void
   BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
   if (const std::string slow = slow_formats(*loaded.engine); !slow.empty()) {
     progress.clear();
-    print_note(fmt::format(
-        "a CPU has no kernels for {}: decoding spends 15 to 110 times as long in attention as with q8_0, "
-        "q4_0 or c4",
-        slow));
+    print_note(
+        fmt::format("a CPU has no kernels for {}: decoding spends 15 to 110 times as long in "
+                    "attention as with q8_0, "
+                    "q4_0 or c4",
+                    slow));
   }
   return loaded;
 }

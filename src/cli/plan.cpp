@@ -15,9 +15,9 @@
 #include "cli/load_model.h"
 #include "cli/options/option_group.h"
 #include "cli/options/sizes.h"
-#include "cli/terminal/terminal.h"
+#include "cli/terminal.h"
 #include "engine/engine.h"
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 #include "ops/kv/kv_codec.h"
 
 namespace braid::cli {
@@ -50,8 +50,9 @@ class HollowFile {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (out.data_ == MAP_FAILED) {
       out.data_ = nullptr;
-      return Error{ErrorKind::exhausted,
-                   fmt::format("there are no {} of address space for the plan", format_bytes(out.bytes_))};
+      return Error{
+          ErrorKind::exhausted,
+          fmt::format("there are no {} of address space for the plan", format_bytes(out.bytes_))};
     }
     std::memcpy(out.data_, header.data(), header.size());
     return out;
@@ -65,7 +66,9 @@ class HollowFile {
   ~HollowFile() {
     if (data_ != nullptr) ::munmap(data_, bytes_);
   }
-  std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), bytes_}; }
+  std::span<const std::byte> bytes() const {
+    return {static_cast<const std::byte*>(data_), bytes_};
+  }
 
  private:
   HollowFile() = default;
@@ -77,12 +80,14 @@ constexpr int32_t kLeastContext = 1024;  // less is of no use
 
 // What of the context fits in formats that are worth choosing, everything else as asked for.
 std::string context_table(const GgufFile& file, const EngineOptions& options) {
-  std::string out = fmt::format("{:<12} {:>18} {:>12}\n", "-ctk, -ctv", "tokens of context", "KV cache");
+  std::string out =
+      fmt::format("{:<12} {:>18} {:>12}\n", "-ctk, -ctv", "tokens of context", "KV cache");
   for (const char* name : {"f16", "q8_0", "c5", "c4"}) {
     const auto codec = find_kv_codec(name);
     EngineOptions tried = options;
     tried.k_format = tried.v_format = KvFormat::f16;
-    tried.k_codec = tried.v_codec = std::string_view(name) == "f16" || !codec.ok() ? nullptr : *codec;
+    tried.k_codec = tried.v_codec =
+        std::string_view(name) == "f16" || !codec.ok() ? nullptr : *codec;
     tried.kv_auto = false;
     tried.context_tokens = 0;
     const auto plan = Engine::plan_memory(file, tried);
@@ -94,7 +99,8 @@ std::string context_table(const GgufFile& file, const EngineOptions& options) {
     uint64_t cache_bytes = 0;
     for (const MemoryRow& row : plan->rows)
       if (row.use == MemoryUse::kv_blocks) cache_bytes = row.predicted_bytes;
-    out += fmt::format("{:<12} {:>18} {:>12}\n", name, plan->context_tokens, format_bytes(cache_bytes));
+    out += fmt::format("{:<12} {:>18} {:>12}\n", name, plan->context_tokens,
+                       format_bytes(cache_bytes));
   }
   return out;
 }
@@ -116,7 +122,8 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
   print_result("What fits at most:\n{}", context_table(file, options));
   if (options.plan_own_memory)
     print_result(
-        "\nAn estimate: sizes of activations and workspaces are those of the CPU's kernels, and a desktop "
+        "\nAn estimate: sizes of activations and workspaces are those of the CPU's kernels, and a "
+        "desktop "
         "takes\n"
         "some of the card's memory. `braid inspect FILE` on the machine itself is exact.\n");
   return fits;
@@ -149,8 +156,8 @@ int run_plan(const PlanFlags& flags) {
 
 void add_plan(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<PlanFlags>();
-  auto* command =
-      app.add_subcommand("plan", "What a model needs in memory, before it is downloaded or on another card");
+  auto* command = app.add_subcommand(
+      "plan", "What a model needs in memory, before it is downloaded or on another card");
   command->footer(
       "  braid plan --shape 27b --memory 24G              a 27B in Q4_K_M on a card of 24 GB\n"
       "  braid plan --shape 35b-a3b --memory 32G -np 4 -ctk q8_0 -ctv q8_0");
@@ -164,7 +171,8 @@ void add_plan(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   group
       .add("--memory", flags->memory,
-           "memory of the card, e.g. 24G (default: what this machine has free); with --device cpu of a host")
+           "memory of the card, e.g. 24G (default: what this machine has free); with --device cpu "
+           "of a host")
       ->type_name("SIZE");
   command->callback([flags, exit_code] { *exit_code = run_plan(*flags); });
 }

@@ -27,12 +27,14 @@ void let_last_win(CLI::App& app) {
 
 std::unique_ptr<CLI::App> make_program(int* exit_code) {
   auto app = std::make_unique<CLI::App>(
-      "braid runs Qwen3.5, 3.6 and 3.8 models and their relatives from GGUF files, on CPUs and on an NVIDIA "
+      "braid runs Qwen3.5, 3.6 and 3.8 models and their relatives from GGUF files, on CPUs and on "
+      "an NVIDIA "
       "GPU, in the terminal and as a server for OpenAI and Anthropic clients.",
       "braid");
   app->formatter_fn([](const CLI::App* command, std::string, CLI::AppFormatMode mode) {
-    return command->get_parent() == nullptr ? program_help(*command)
-                                            : command_help(*command, mode == CLI::AppFormatMode::All);
+    return command->get_parent() == nullptr
+               ? program_help(*command)
+               : command_help(*command, mode == CLI::AppFormatMode::All);
   });
   app->set_help_flag("-h,--help", "the common options");
   app->set_help_all_flag("--help-all", "all options");

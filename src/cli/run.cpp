@@ -9,12 +9,12 @@
 #include <memory>
 #include <string>
 
-#include "base/json/json.h"
+#include "base/json.h"
 #include "cli/chat.h"
 #include "cli/commands.h"
 #include "cli/generate.h"
 #include "cli/load_model.h"
-#include "cli/terminal/terminal.h"
+#include "cli/terminal.h"
 #include "text/unicode.h"
 
 namespace braid::cli {
@@ -53,7 +53,8 @@ Result<Json> read_tools(const std::string& path) {
 // What is piped in or redirected from a file; a terminal, /dev/null or a service's socket says nothing.
 bool stdin_has_text() {
   struct stat status;
-  return ::fstat(STDIN_FILENO, &status) == 0 && (S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode));
+  return ::fstat(STDIN_FILENO, &status) == 0 &&
+         (S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode));
 }
 
 // Stdin behind -p. A pipe that nobody closes would be waited for in silence.
@@ -73,9 +74,11 @@ Result<std::string> message_of(const RunFlags& flags) {
     BRAID_ASSIGN(text, read_piped_text());
   }
   if (flags.has_prompt)
-    text = text.empty() || flags.prompt.empty() ? flags.prompt + text : flags.prompt + "\n\n" + text;
+    text =
+        text.empty() || flags.prompt.empty() ? flags.prompt + text : flags.prompt + "\n\n" + text;
   if (const auto at = first_invalid_utf8(text))
-    return Error{ErrorKind::invalid_argument, fmt::format("the prompt is not valid UTF-8 (byte {})", *at)};
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("the prompt is not valid UTF-8 (byte {})", *at)};
   return text;
 }
 
@@ -109,7 +112,8 @@ int run(const RunFlags& flags) {
     const auto answer = generate(*model, {*text, {}}, *sampling, flags.max_tokens, TextKind::raw);
     return finish(*model, answer, *sampling, flags);
   }
-  auto chat_template = read_chat_template(*model->file, *model->tokenizer, flags.model.chat_template);
+  auto chat_template =
+      read_chat_template(*model->file, *model->tokenizer, flags.model.chat_template);
   if (!chat_template.ok()) return fail(chat_template.error());
   Conversation::Settings settings{flags.system, std::nullopt,     std::move(*tools),
                                   *sampling,    flags.max_tokens, flags.verbose};
@@ -125,7 +129,8 @@ void add_run(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<RunFlags>();
   auto* command = app.add_subcommand("run", "Answer one message, or chat on the terminal");
   command->footer(
-      "Without -p and -f: a chat if stdin is a terminal, else stdin is the message. The text of -f or of a "
+      "Without -p and -f: a chat if stdin is a terminal, else stdin is the message. The text of -f "
+      "or of a "
       "pipe "
       "follows that of -p:\n"
       "  braid run -p \"Summarize this:\" < notes.txt > answer.txt\n"
@@ -136,7 +141,9 @@ void add_run(CLI::App& app, int* exit_code) {
   command->add_option("-f,--file", flags->file, "a file with the message, - for stdin")
       ->type_name("FILE")
       ->group("Message");
-  command->add_option("--system", flags->system, "system message")->group("Message")->envname("BRAID_SYSTEM");
+  command->add_option("--system", flags->system, "system message")
+      ->group("Message")
+      ->envname("BRAID_SYSTEM");
   command->add_option("--think", flags->think, "think before answering; auto: as the template does")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->group("Message")
@@ -149,20 +156,24 @@ void add_run(CLI::App& app, int* exit_code) {
       ->group("Message")
       ->capture_default_str()
       ->envname("BRAID_PREDICT");
-  command->add_option("--tools", flags->tools, "JSON file: array of functions that the model may call")
+  command
+      ->add_option("--tools", flags->tools, "JSON file: array of functions that the model may call")
       ->type_name("FILE")
       ->group("Message");
   command
-      ->add_flag("--raw", flags->raw,
-                 "continue the text as it is, without a chat template (special tokens are recognized)")
+      ->add_flag(
+          "--raw", flags->raw,
+          "continue the text as it is, without a chat template (special tokens are recognized)")
       ->group("Message");
-  add_model_options(
-      *command, flags->model,
-      kModelPart | kCachePart | kMemoryPart | kDiskPart | kDrafterPart | kSpeculationPart | kTemplatePart);
+  add_model_options(*command, flags->model,
+                    kModelPart | kCachePart | kMemoryPart | kDiskPart | kDrafterPart |
+                        kSpeculationPart | kTemplatePart);
   add_sampling_options(*command, flags->sampling);
-  command->add_flag("-v,--verbose", flags->verbose, "speculation, bandwidth and seed in the summary");
+  command->add_flag("-v,--verbose", flags->verbose,
+                    "speculation, bandwidth and seed in the summary");
   command->add_flag("-q,--quiet", flags->quiet, "no summary");
-  command->add_flag("--memory-plan", flags->plan, "print what memory is taken for, predicted and actual");
+  command->add_flag("--memory-plan", flags->plan,
+                    "print what memory is taken for, predicted and actual");
   command->callback([flags, prompt, exit_code] {
     flags->has_prompt = prompt->count() > 0 || !flags->prompt.empty();
     *exit_code = run(*flags);

@@ -36,7 +36,9 @@ const char* finish_reason_name(FinishReason reason) {
 }
 
 Status Engine::validate(const Request& request) const {
-  const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
+  const auto bad = [](const std::string& message) {
+    return Error{ErrorKind::invalid_argument, message};
+  };
   if (request.prompt.empty()) return bad("the prompt has no tokens");
   const size_t longest = static_cast<size_t>(most_tokens()) - (request.max_tokens == 0 ? 0 : 1);
   if (request.prompt.size() > longest)
@@ -45,12 +47,13 @@ Status Engine::validate(const Request& request) const {
   const auto in_vocabulary = [&](int32_t id) { return id >= 0 && id < config().vocabulary; };
   for (const int32_t id : request.prompt)
     if (!in_vocabulary(id))
-      return bad(
-          fmt::format("token {} of the prompt is outside the vocabulary of {}", id, config().vocabulary));
+      return bad(fmt::format("token {} of the prompt is outside the vocabulary of {}", id,
+                             config().vocabulary));
   if (request.max_tokens < -1)
     return bad(fmt::format("{} tokens to generate is impossible", request.max_tokens));
-  if (!std::is_sorted(request.checkpoints.begin(), request.checkpoints.end(),
-                      [](const ResumePoint& a, const ResumePoint& b) { return a.position < b.position; }))
+  if (!std::is_sorted(
+          request.checkpoints.begin(), request.checkpoints.end(),
+          [](const ResumePoint& a, const ResumePoint& b) { return a.position < b.position; }))
     return bad("the checkpoint positions are not in ascending order");
   return braid::validate(request.sampling, config().vocabulary);
 }
@@ -145,7 +148,8 @@ bool Engine::turn() {
   if (whole ? !run_whole(step, begin) : !device_works()) return false;
   const bool prompt_before = interleaved_.has_value();
   if ((answering > 0 || prompt_before) && !run_interleaved(answering)) return false;
-  if (!whole && awaits_masks && !prompt_before && !interleaved_) std::this_thread::sleep_for(kMaskPatience);
+  if (!whole && awaits_masks && !prompt_before && !interleaved_)
+    std::this_thread::sleep_for(kMaskPatience);
   return whole || !scheduler_->idle();
 }
 
@@ -223,7 +227,8 @@ bool Engine::end_step(Step& step) {
 }
 
 bool Engine::device_works() {
-  if (const Status health = device_->health(); health_.ok() && !health.ok()) fail_all(health.error());
+  if (const Status health = device_->health(); health_.ok() && !health.ok())
+    fail_all(health.error());
   return health_.ok();
 }
 
@@ -280,10 +285,12 @@ void Engine::propose(StepPlan& plan) {
   for (StepItem& item : plan.items) {
     const Sequence& s = *item.sequence;
     // A prompt's last row gets no drafts, since forks use it; -1 for the model's own token.
-    const int32_t left = s.request.max_tokens < 0 ? most_tokens() : s.request.max_tokens - s.generated() - 1;
+    const int32_t left =
+        s.request.max_tokens < 0 ? most_tokens() : s.request.max_tokens - s.generated() - 1;
     const int32_t room =
         std::min(left, scheduler_->tokens_to_checkpoint(s, s.computed_tokens + item.certain));
-    item.draft_depth = item.wants_next && s.decoding() ? std::clamp(room, 0, options_.draft_depth) : 0;
+    item.draft_depth =
+        item.wants_next && s.decoding() ? std::clamp(room, 0, options_.draft_depth) : 0;
     item.draft_count = options_.max_drafts;
   }
   draft(plan);
@@ -292,7 +299,8 @@ void Engine::propose(StepPlan& plan) {
     BRAID_CHECK(item.drafts.empty() || item.wants_next);
     BRAID_CHECK(static_cast<int32_t>(item.drafts.size()) <= options_.max_drafts);
     // Drafts never cause a preemption.
-    if (!item.drafts.empty() && !scheduler_->grow(s, s.computed_tokens + item.rows())) item.drafts.clear();
+    if (!item.drafts.empty() && !scheduler_->grow(s, s.computed_tokens + item.rows()))
+      item.drafts.clear();
     if (!item.drafts.empty()) count_drafts(item);
   }
   proposed_ = Clock::now();
@@ -327,7 +335,8 @@ void Engine::draft(StepPlan& plan) {
   DraftBudget* const budget = this->budget();
   const bool admitted = budget == nullptr || budget->admit(plan);
   // A recorded step cannot switch catching up on or off, so a GPU always catches up.
-  if (budget != nullptr) model_->catch_up(budget->catches_up() || !device_->computes_in_host_memory());
+  if (budget != nullptr)
+    model_->catch_up(budget->catches_up() || !device_->computes_in_host_memory());
   if (!admitted) return;
   const Clock::time_point begin = Clock::now();
   drafter_->propose(plan, memory_.max_rows - plan.rows());
@@ -345,8 +354,8 @@ void Engine::fork(StepPlan& plan, std::vector<Verdict>& verdicts) {
   for (size_t i = 0; i < planned; ++i) {
     const StepItem item = plan.items[i];
     const Sequence& s = *item.sequence;
-    const bool prompt_done =
-        item.wants_next && item.drafts.empty() && s.computed_tokens + item.certain == s.prompt_tokens();
+    const bool prompt_done = item.wants_next && item.drafts.empty() &&
+                             s.computed_tokens + item.certain == s.prompt_tokens();
     if (!prompt_done || verdicts[i].failed) continue;
     for (Sequence* twin : scheduler_->fork(*item.sequence)) {
       StepItem forked = item;

@@ -5,9 +5,9 @@
 #pragma once
 
 #include "base/result.h"
-#include "engine/disk/disk.h"
 #include "engine/engine_options.h"
 #include "engine/memory_plan.h"
+#include "engine/prefix/disk.h"
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/scheduler.h"
 #include "model/dflash/dflash.h"
@@ -25,12 +25,14 @@ struct EngineMemory {
   Status take(const EngineOptions& options, Model& model, Device& device);
   Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
 
-  static int32_t choose_ubatch(const EngineOptions& options, const Model& model, const Device& device);
+  static int32_t choose_ubatch(const EngineOptions& options, const Model& model,
+                               const Device& device);
   static int32_t most_rows(const EngineOptions& options);
   StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }
   // Valid after make_plan().
   SchedulerLimits scheduler_limits(const EngineOptions& options, const ModelConfig& config) const;
-  DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint, uint64_t guess_kind) const;
+  DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint,
+                     uint64_t guess_kind) const;
 
   MemoryPlan plan;
   CacheSizes sizes;
@@ -49,7 +51,8 @@ struct EngineMemory {
 
  private:
   Dflash::Sizes dflash_sizes(const EngineOptions& options) const;
-  size_t activation_bytes(const EngineOptions& options, const Model& model, const Device& device) const;
+  size_t activation_bytes(const EngineOptions& options, const Model& model,
+                          const Device& device) const;
   size_t draft_bytes(const EngineOptions& options) const;
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
   void set_blocks(const EngineOptions& options, int64_t blocks);

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/draft/ngram_drafter.h"
-#include "engine/step/step_outputs.h"
+#include "engine/schedule/step_outputs.h"
 #include "engine/tests/demo_test.h"
 
 namespace braid {
@@ -83,14 +83,16 @@ TEST(EngineMemory, WhatTheHostKeepsIsPlanned) {
   const Planned plain = planned_for(options);
   EXPECT_GT(plain.memory.sizes.blocks[0], 1000);
   EXPECT_EQ(plain.bytes(MemoryUse::block_books),
-            BlockPool::bytes(plain.memory.sizes.blocks[0]) + BlockPool::bytes(plain.memory.sizes.blocks[1]));
+            BlockPool::bytes(plain.memory.sizes.blocks[0]) +
+                BlockPool::bytes(plain.memory.sizes.blocks[1]));
   EXPECT_EQ(plain.bytes(MemoryUse::ngram_tables), 0u);
   EXPECT_EQ(plain.bytes(MemoryUse::fetched_logits), 0u) << "the host reads the device's";
   options.spec_type = SpecType::ngram;
   options.max_drafts = 7;
   EXPECT_EQ(planned_for(options).bytes(MemoryUse::ngram_tables), NgramDrafter::bytes(512, 4096));
   EXPECT_GT(NgramDrafter::bytes(512, 4096), uint64_t{512} * 2 * 4096 * sizeof(int32_t));
-  EXPECT_LT(NgramDrafter::bytes(512, 1 << 20), uint64_t{129} << 20) << "bounded whatever the context";
+  EXPECT_LT(NgramDrafter::bytes(512, 1 << 20), uint64_t{129} << 20)
+      << "bounded whatever the context";
   // Eight rows of logits or hidden values; for every row the best 64, their ids and a sum.
   EXPECT_EQ(StepOutputs::host_bytes(4, 1000, 512), (8u * 1000 + 4 * 129) * sizeof(float));
   EXPECT_EQ(StepOutputs::host_bytes(4, 10, 512), (8u * 512 + 4 * 21) * sizeof(float));

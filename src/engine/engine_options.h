@@ -80,10 +80,10 @@ struct EngineOptions {
   int32_t max_checkpoints = 0;
   int64_t swap_memory_bytes = -1;  // host copies of preempted blocks; -1: automatic, 0: none
   bool prefix_cache = true;
-  int32_t checkpoint_interval = -1;              // tokens between checkpoints; -1: automatic, 0: off
-  std::string cache_dir;                         // prefixes on disk (disk.h); empty: off
+  int32_t checkpoint_interval = -1;  // tokens between checkpoints; -1: automatic, 0: off
+  std::string cache_dir;             // prefixes on disk (disk.h); empty: off
   uint64_t cache_dir_bytes = uint64_t{8} << 30;  // of all files there
-  int32_t checkpoint_spacing = -1;               // least distance of a prompt's checkpoints; -1: automatic
+  int32_t checkpoint_spacing = -1;  // least distance of a prompt's checkpoints; -1: automatic
   Preemption preemption = Preemption::cheaper;
   ModelWeights::Progress progress;       // while weights load
   ModelWeights::Progress host_progress;  // while checkpoint and swap memory is taken

@@ -4,22 +4,26 @@
 
 #include <algorithm>
 
-#include "engine/disk/model_hash.h"
 #include "engine/draft/dflash_drafter.h"
 #include "engine/draft/joint_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
+#include "engine/prefix/model_hash.h"
 
 namespace braid {
 namespace {
 
 Status check_options(const EngineOptions& o, const ModelConfig& config) {
-  const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
-  if (o.context_tokens < 0) return bad(fmt::format("a context of {} tokens is impossible", o.context_tokens));
+  const auto bad = [](const std::string& message) {
+    return Error{ErrorKind::invalid_argument, message};
+  };
+  if (o.context_tokens < 0)
+    return bad(fmt::format("a context of {} tokens is impossible", o.context_tokens));
   if (o.context_tokens > config.context_length)
-    return bad(fmt::format("a context of {} tokens is more than the {} that this model was made for",
-                           o.context_tokens, config.context_length));
+    return bad(
+        fmt::format("a context of {} tokens is more than the {} that this model was made for",
+                    o.context_tokens, config.context_length));
   if (o.max_sequences < 1 || o.max_sequences > 4096)
     return bad(fmt::format("{} sequences at a time is not between 1 and 4096", o.max_sequences));
   if (o.ubatch_tokens < 0 || o.ubatch_tokens > 65536)
@@ -34,8 +38,8 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
   if (o.draft_vocabulary < ModelOptions::kDraftTokensByModel ||
       (o.draft_vocabulary > 0 && o.draft_vocabulary < kGuessCandidates))
-    return bad(
-        fmt::format("a draft vocabulary of {} tokens is too small; 0 stands for all", o.draft_vocabulary));
+    return bad(fmt::format("a draft vocabulary of {} tokens is too small; 0 stands for all",
+                           o.draft_vocabulary));
   if (o.spec_type.has(SpecType::dflash) && o.draft_model.empty())
     return bad("a DFlash drafter needs its file: -md");
   if (!o.spec_type.has(SpecType::dflash) && !o.draft_model.empty())
@@ -47,10 +51,11 @@ constexpr int32_t kLeastWindow = 32;
 
 Status check_window(int32_t tokens) {
   if (tokens == 0 || tokens >= kLeastWindow) return {};
-  return Error{ErrorKind::invalid_argument,
-               fmt::format("attention over the newest {} positions is not possible: {} are the least, and 0 "
-                           "stands for all",
-                           tokens, kLeastWindow)};
+  return Error{
+      ErrorKind::invalid_argument,
+      fmt::format("attention over the newest {} positions is not possible: {} are the least, and 0 "
+                  "stands for all",
+                  tokens, kLeastWindow)};
 }
 
 constexpr int32_t kNgramDepth = 7;
@@ -125,7 +130,8 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
       types.add(SpecType::mtp);
     }
     // Their deep drafts add entries to every slot, which is costly with many sequences.
-    if (!options.deterministic && options.max_sequences <= kFewSequences) types.add(SpecType::ngram);
+    if (!options.deterministic && options.max_sequences <= kFewSequences)
+      types.add(SpecType::ngram);
   }
   ModelOptions model_options;
   model_options.with_mtp = types.has(SpecType::mtp);
@@ -183,16 +189,21 @@ Status Engine::load() {
   const ModelConfig& config = model_->config();
   BRAID_TRY(memory_.take(options_, *model_, *device_));
   BRAID_TRY(outputs_.allocate(*device_, *model_, memory_.logit_rows, memory_.decoding_rows));
-  memory_.plan.set_actual(MemoryUse::logits, StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
-  memory_.plan.set_actual(MemoryUse::fetched_logits,
-                          StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
-                                                  config.vocabulary, config.width));
+  memory_.plan.set_actual(MemoryUse::logits,
+                          StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
+  memory_.plan.set_actual(
+      MemoryUse::fetched_logits,
+      StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
+                              config.vocabulary, config.width));
   if (disk_)
-    BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
-  scheduler_ = std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
-                                           memory_.sizes.slots, memory_.cache, memory_.host_images);
+    BRAID_TRY(
+        memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
+  scheduler_ =
+      std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
+                                  memory_.sizes.slots, memory_.cache, memory_.host_images);
   uint64_t book_bytes = 0;
-  for (int32_t g = 0; g < kKvGroups; ++g) book_bytes += BlockPool::bytes(scheduler_->blocks(g).total());
+  for (int32_t g = 0; g < kKvGroups; ++g)
+    book_bytes += BlockPool::bytes(scheduler_->blocks(g).total());
   memory_.plan.set_actual(MemoryUse::block_books, book_bytes);
   scheduler_->set_disk(disk_.get());
   install_hooks();
@@ -203,7 +214,8 @@ Status Engine::load() {
   sizes.rows = memory_.max_rows;
   sizes.sequences = options_.max_sequences;
   sizes.decoding_rows = 1 + options_.max_drafts;
-  sizes.block_table = static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
+  sizes.block_table =
+      static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
   sizes.kv_groups = scheduler_->groups();
   sizes.interleaved_tokens = memory_.interleaved_tokens;
   BRAID_TRY(runner_->allocate(sizes));
@@ -233,13 +245,14 @@ Status Engine::make_drafter(int32_t block_table) {
                             NgramDrafter::bytes(options_.max_sequences, context_tokens()));
   }
   if (types.has(SpecType::dflash)) {
-    BRAID_TRY(
-        add(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_, *records_)));
+    BRAID_TRY(add(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_,
+                                                  *records_)));
     bytes += DflashDrafter::bytes(*dflash_, options);
   }
   if (types.has(SpecType::mtp)) {
     options.depth = std::min(head_depth_, options_.draft_depth);
-    BRAID_TRY(add(std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_, *records_)));
+    BRAID_TRY(add(
+        std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_, *records_)));
     bytes += ModelDrafter::bytes(options);
   }
   memory_.plan.set_actual(MemoryUse::drafts, bytes);
@@ -254,8 +267,9 @@ Status Engine::make_drafter(int32_t block_table) {
   // A deterministic GPU engine must not choose rows by time.
   const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
   if (drafter_ != nullptr && !fixed && !options_.spec_always)
-    budget_ = std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram),
-                                            [this](int32_t rows) { return device_->padded_rows(rows); });
+    budget_ =
+        std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram),
+                                      [this](int32_t rows) { return device_->padded_rows(rows); });
   if (joint != nullptr && budget_)
     joint->set_survives(
         [this](const Draft& draft, int32_t depth) { return budget_->survival(draft, depth); });
@@ -264,7 +278,8 @@ Status Engine::make_drafter(int32_t block_table) {
   const auto trunk = static_cast<size_t>(model_->config().count(LayerKind::attention));
   if (budget_ && memory_.cache.memory().kv.size() > trunk && device_->computes_in_host_memory() &&
       !options_.hooks.poison_unused) {
-    scheduler_->blocks(0).on_unused([this, trunk](int32_t b) { memory_.cache.clear_layers(trunk, b); });
+    scheduler_->blocks(0).on_unused(
+        [this, trunk](int32_t b) { memory_.cache.clear_layers(trunk, b); });
     scheduler_->slots().on_unused([this](int32_t slot) { memory_.cache.clear_hidden(slot); });
   }
   return {};
@@ -275,12 +290,14 @@ void Engine::install_hooks() {
   if (hooks.shuffle_blocks != 0) {
     uint64_t n = 0;
     for (int32_t g = 0; g < kKvGroups; ++g)
-      scheduler_->blocks(g).shuffle_free(
-          [&] { return (n = n * 6364136223846793005u + 1442695040888963407u) >> 32 ^ hooks.shuffle_blocks; });
+      scheduler_->blocks(g).shuffle_free([&] {
+        return (n = n * 6364136223846793005u + 1442695040888963407u) >> 32 ^ hooks.shuffle_blocks;
+      });
   }
   if (hooks.poison_unused) {
     for (int32_t g = 0; g < kKvGroups; ++g)
-      scheduler_->blocks(g).on_unused([this, g](int32_t block) { memory_.cache.poison_block(g, block); });
+      scheduler_->blocks(g).on_unused(
+          [this, g](int32_t block) { memory_.cache.poison_block(g, block); });
     scheduler_->slots().on_unused([this](int32_t slot) { memory_.cache.poison_slot(slot); });
   }
 }
@@ -295,7 +312,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     BRAID_ASSIGN(const DiskDirectory directory, DiskDirectory::open(options.cache_dir));
     BRAID_ASSIGN(engine->secret_, directory.secret());
   }
-  const int32_t columns = engine->device_->state_tile_columns(engine->model_->config().largest_delta());
+  const int32_t columns =
+      engine->device_->state_tile_columns(engine->model_->config().largest_delta());
   engine->fingerprint_ = fingerprint_of(file, engine->options_, *engine->device_, columns,
                                         engine->memory_.sizes.ring.every, engine->secret_);
   if (!options.cache_dir.empty()) {
@@ -303,7 +321,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     disk.directory = options.cache_dir;
     disk.limit_bytes = options.cache_dir_bytes;
     // Before loading: it may refuse, and its threads must not inherit this thread's CPU affinity.
-    const uint64_t guess_kind = guess_kind_of(engine->dflash_.get(), engine->options_, engine->secret_);
+    const uint64_t guess_kind =
+        guess_kind_of(engine->dflash_.get(), engine->options_, engine->secret_);
     BRAID_ASSIGN(engine->disk_,
                  DiskTier::open(disk, engine->memory_.disk_kind(engine->model_->config(),
                                                                 engine->fingerprint_, guess_kind)));

@@ -22,7 +22,9 @@ using Bytes = std::vector<std::byte>;
 constexpr int32_t kFilledFrom = 64;
 
 struct Pools : Observer {
-  void attention(int32_t layer, Tensor, const KvLayer& kv, const Batch&) override { of_layer[layer] = kv; }
+  void attention(int32_t layer, Tensor, const KvLayer& kv, const Batch&) override {
+    of_layer[layer] = kv;
+  }
   std::map<int32_t, KvLayer> of_layer;
 };
 
@@ -54,7 +56,8 @@ int count_unwritten(Engine& engine, const KvLayer& kv, const Sequence& s) {
     const int32_t block = s.blocks[kv.group][static_cast<size_t>(cell / kBlockTokens)];
     if (block == kGone) continue;
     const Bytes row = on_host(engine, kv.k_row(block, 0, cell % kBlockTokens), bytes);
-    unwritten += std::all_of(row.begin(), row.end(), [](std::byte b) { return b == std::byte{0x5b}; });
+    unwritten +=
+        std::all_of(row.begin(), row.end(), [](std::byte b) { return b == std::byte{0x5b}; });
   }
   return unwritten;
 }
@@ -126,8 +129,9 @@ TEST_P(FilledPrompts, HoldNumbersWhereverTheyAreReadAndEndAsAlways) {
        {Way{"f16", "f16", 64, 1, SpecType::none}, Way{"c4", "c4", 64, 1, SpecType::none},
         Way{"pieces of blocks", "f16", 50, 1, SpecType::none},
         Way{"pieces, nothing exact", "c4", 50, 0, SpecType::none},
-        Way{"pieces, sealed", "q8_0", 50, 3, SpecType::none}, Way{"head", "f16", 50, 1, SpecType::mtp},
-        Way{"head, sealed", "c4", 64, 1, SpecType::mtp}, Way{"drafter", "c4", 50, 1, SpecType::dflash}}) {
+        Way{"pieces, sealed", "q8_0", 50, 3, SpecType::none},
+        Way{"head", "f16", 50, 1, SpecType::mtp}, Way{"head, sealed", "c4", 64, 1, SpecType::mtp},
+        Way{"drafter", "c4", 50, 1, SpecType::dflash}}) {
     SCOPED_TRACE(way.name);
     EngineOptions options = options_on(GetParam(), way.format);
     options.max_sequences = 2;
@@ -149,7 +153,8 @@ TEST_P(FilledPrompts, HoldNumbersWhereverTheyAreReadAndEndAsAlways) {
       for (const auto& s : engine->scheduler().running()) {
         EXPECT_NE(s->prompt_tokens() - s->computed_tokens, 1) << "a prompt's last token alone";
         for (const auto& [layer, kv] : pools.of_layer)
-          ASSERT_EQ(count_unwritten(*engine, kv, *s), 0) << "layer " << layer << ", " << s->computed_tokens;
+          ASSERT_EQ(count_unwritten(*engine, kv, *s), 0)
+              << "layer " << layer << ", " << s->computed_tokens;
       }
     }
     EXPECT_LT(engine->stats().prompt_rows, 2u * 4 * 64);
@@ -175,7 +180,8 @@ TEST_P(FilledPrompts, MayHaveWindows) {
   while (m.engine->step()) {
     m.engine->check();
     for (const auto& s : m.engine->scheduler().running())
-      for (const auto& [layer, kv] : pools.of_layer) ASSERT_EQ(count_unwritten(*m.engine, kv, *s), 0);
+      for (const auto& [layer, kv] : pools.of_layer)
+        ASSERT_EQ(count_unwritten(*m.engine, kv, *s), 0);
   }
   EXPECT_LE(m.engine->stats().prompt_rows, 2u * 50);
   EXPECT_EQ(m.sink.answers[id].tokens.size(), 12u);

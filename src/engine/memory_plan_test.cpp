@@ -28,7 +28,8 @@ class FakeRoot : public ::testing::Test {
 
 TEST_F(FakeRoot, WithoutCgroupsTheMachineDecides) {
   EXPECT_EQ(available(), UINT64_MAX);
-  write("proc/meminfo", "MemTotal:       2000 kB\nMemFree:        10 kB\nMemAvailable:    1000 kB\n");
+  write("proc/meminfo",
+        "MemTotal:       2000 kB\nMemFree:        10 kB\nMemAvailable:    1000 kB\n");
   EXPECT_EQ(available(), 1000u * 1024);
 }
 
@@ -101,7 +102,8 @@ TEST(MemoryPlan, BooksCountWhereTheyLie) {
   EXPECT_NE(plan.table().find("block books "), std::string::npos) << plan.table();
   plan.own_memory = true;
   EXPECT_EQ(plan.predicted_bytes(), 1000u);
-  for (const char* label : {"block books (host) ", "n-gram tables (host) ", "fetched logits (host) "})
+  for (const char* label :
+       {"block books (host) ", "n-gram tables (host) ", "fetched logits (host) "})
     EXPECT_NE(plan.table().find(label), std::string::npos) << plan.table();
 }
 

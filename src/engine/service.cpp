@@ -13,7 +13,8 @@ namespace braid {
 // Keeps the client's sink while its request lives. Drops tokens after cancel().
 class EngineService::HeldSink : public Sink {
  public:
-  HeldSink(std::shared_ptr<Sink> sink, EngineService& service) : sink_(std::move(sink)), service_(service) {}
+  HeldSink(std::shared_ptr<Sink> sink, EngineService& service)
+      : sink_(std::move(sink)), service_(service) {}
   void cancel() { cancelled_ = true; }
   void started(RequestId id, int32_t cached_tokens) override { sink_->started(id, cached_tokens); }
   void drafts(RequestId id, int32_t drafted, int32_t accepted) override {
@@ -23,7 +24,9 @@ class EngineService::HeldSink : public Sink {
     withheld_ = withheld_ || cancelled_;
     if (!withheld_) sink_->token(id, event);
   }
-  void progress(RequestId id, int32_t done, int32_t total) override { sink_->progress(id, done, total); }
+  void progress(RequestId id, int32_t done, int32_t total) override {
+    sink_->progress(id, done, total);
+  }
   void finished(RequestId id, const Finished& event) override {
     std::unique_ptr<HeldSink> self;
     {
@@ -133,7 +136,8 @@ void EngineService::take_queue(bool may_wait) {
         in.sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
     };
     const auto refuse = [&] {
-      in.sink->finished(in.id, {FinishReason::error, {}, "there is no memory left for the request", {}, {}});
+      in.sink->finished(
+          in.id, {FinishReason::error, {}, "there is no memory left for the request", {}, {}});
     };
     if (guarded("a new request", submit) != Guarded::fine) guarded("the end of a request", refuse);
   }
@@ -148,8 +152,9 @@ void EngineService::publish_status() {
   for (const auto& sequence : s.running()) now.prefilling += sequence->generated() == 0 ? 1 : 0;
   now.waiting = static_cast<int32_t>(s.waiting().size());
   const auto free_share = [&](int32_t group) {
-    return s.blocks(group).total() > 0 ? static_cast<double>(s.blocks(group).free()) / s.blocks(group).total()
-                                       : 1;
+    return s.blocks(group).total() > 0
+               ? static_cast<double>(s.blocks(group).free()) / s.blocks(group).total()
+               : 1;
   };
   int32_t fullest = 0;
   for (int32_t g = 1; g < s.groups(); ++g)

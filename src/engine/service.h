@@ -56,7 +56,8 @@ struct EngineStatus {
 
 class EngineService {
  public:
-  static std::unique_ptr<EngineService> start(std::unique_ptr<Engine> engine, const ServiceOptions& options);
+  static std::unique_ptr<EngineService> start(std::unique_ptr<Engine> engine,
+                                              const ServiceOptions& options);
   ~EngineService();
   EngineService(const EngineService&) = delete;
   EngineService& operator=(const EngineService&) = delete;

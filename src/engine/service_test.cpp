@@ -86,9 +86,9 @@ TEST_P(ServiceOn, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
   EngineOptions options;
   options.max_sequences = kCount;
   const Fixture probe(GetParam());
-  const auto block_bytes =
-      static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(KvFormat::f16, KvFormat::f16)) *
-      kBlockTokens;
+  const auto block_bytes = static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(
+                               KvFormat::f16, KvFormat::f16)) *
+                           kBlockTokens;
   options.kv_memory_bytes = block_bytes * static_cast<uint64_t>(blocks * 10 / 11);
   options.prefix_cache = false;  // sharing would save blocks
   Fixture fixture(GetParam(), options);
@@ -187,7 +187,8 @@ TEST_P(ServiceOn, StoppingEndsWhatRuns) {
   ASSERT_TRUE(service->submit(std::move(endless), waiter).ok());
   service.reset();
   done.wait();
-  EXPECT_TRUE(waiter->end.reason == FinishReason::cancelled || waiter->end.reason == FinishReason::length);
+  EXPECT_TRUE(waiter->end.reason == FinishReason::cancelled ||
+              waiter->end.reason == FinishReason::length);
 }
 
 TEST_P(ServiceOn, TooManyWaitingAreRefused) {
@@ -213,7 +214,8 @@ class EvenMask : public TokenMask {
  public:
   void allowed(std::span<uint64_t> bits) override {
     for (int32_t id = 0; id < 320; id += 2)
-      if (path.empty() || id != path.back()) bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+      if (path.empty() || id != path.back())
+        bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
   }
   void advance(int32_t token) override { path.push_back(token); }
   void rewind(int32_t tokens) override { path.resize(path.size() - static_cast<size_t>(tokens)); }
@@ -340,7 +342,8 @@ TEST_P(ServiceOn, TheStartTellsOnceWhatWasCached) {
   r.prompt[0] += 1;
   for (Listener& one : forked) ASSERT_TRUE(fixture.engine->submit(r, one).ok());
   fixture.engine->run_until_idle();
-  for (const Listener& one : forked) EXPECT_EQ(one.cached, std::vector<int32_t>{one.end.usage.cached_tokens});
+  for (const Listener& one : forked)
+    EXPECT_EQ(one.cached, std::vector<int32_t>{one.end.usage.cached_tokens});
   // Cancelled in the queue: no start.
   Listener cancelled;
   const RequestId id = *fixture.engine->submit(r, cancelled);

@@ -24,7 +24,7 @@
 
 #include "base/mapped_file.h"
 #include "base/result.h"
-#include "gguf/formats/types.h"
+#include "gguf/types.h"
 
 namespace braid {
 

@@ -46,17 +46,18 @@ class GgufWriter {
   bool has(std::string_view key) const;
 
   // n_dims is stored; dims beyond it must be 1. data.size() must match type and shape.
-  void add_tensor(std::string_view name, GgmlType type, uint32_t n_dims, const std::array<uint64_t, 4>& ne,
-                  std::span<const std::byte> data);
+  void add_tensor(std::string_view name, GgmlType type, uint32_t n_dims,
+                  const std::array<uint64_t, 4>& ne, std::span<const std::byte> data);
   // `produce` is called once, in file order, and passes exactly the tensor's bytes to its sink.
-  void add_tensor(std::string_view name, GgmlType type, uint32_t n_dims, const std::array<uint64_t, 4>& ne,
+  void add_tensor(std::string_view name, GgmlType type, uint32_t n_dims,
+                  const std::array<uint64_t, 4>& ne,
                   std::function<Status(const ByteSink&)> produce);
 
   uint64_t file_bytes() const;
 
   // Streams the file. Errors: those of the sink and of the producers.
   Status write_to(const ByteSink& sink) const;
-  // As OutputFile (base/files/output_file.h). Errors: those of OutputFile, and of the producers.
+  // As OutputFile (base/output_file.h). Errors: those of OutputFile, and of the producers.
   Status write_file(const std::string& path) const;
   std::vector<std::byte> to_bytes() const;
   // All of the file before the bytes of its tensors.

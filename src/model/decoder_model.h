@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "model/architectures/architectures.h"
-#include "model/layers/layers.h"
+#include "model/architectures.h"
+#include "model/layers.h"
 #include "model/model.h"
 #include "model/placer.h"
 
@@ -22,7 +22,8 @@ class DecoderModel final : public Model {
   size_t activation_bytes(const StepSizes& sizes, DType activations) const override;
   Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const override;
   int64_t flops_per_token() const override;
-  Status load(Device& device, const StepSizes& sizes, const ModelWeights::Progress& progress) override;
+  Status load(Device& device, const StepSizes& sizes,
+              const ModelWeights::Progress& progress) override;
   void forward(const Batch& batch, const SequenceMemory& memory) override;
   bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
                            StepPacing& pacing) override;
@@ -58,9 +59,10 @@ class DecoderModel final : public Model {
 
   // Places a lane at `base` (null: only counts); returns its bytes. Residual, gathered, gate,
   // router and rope rows are f32, others `activations`.
-  static size_t place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start, int64_t t,
-                            DType act);
-  size_t place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs, DType activations) const;
+  static size_t place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start,
+                            int64_t t, DType act);
+  size_t place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs,
+               DType activations) const;
   size_t lane_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const;
 
   struct Run {

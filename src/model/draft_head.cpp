@@ -5,8 +5,8 @@
 // (keep_entries); only draft() attends.
 #include <numeric>
 
-#include "model/architectures/weight_reader.h"
 #include "model/decoder_model.h"
+#include "model/weight_reader.h"
 
 namespace braid {
 namespace {
@@ -33,8 +33,8 @@ void DecoderModel::enter_head(const Lane& lane, const Batch& batch) {
   const Tensor joined = lane.draft.joined.top(batch.tokens);
   ops_->embed(x, *head.embedding, batch);
   ops_->add_norm(joined.columns(0, config_.width), x, {}, head.embedding_norm, config_.eps);
-  ops_->add_norm(joined.columns(config_.width, config_.width), lane.draft.before.top(batch.tokens), {},
-                 head.hidden_norm, config_.eps);
+  ops_->add_norm(joined.columns(config_.width, config_.width), lane.draft.before.top(batch.tokens),
+                 {}, head.hidden_norm, config_.eps);
   const LinearPart in[] = {{&head.eh_proj, nullptr, x}};
   ops_->linear(in, joined);
 }
@@ -54,7 +54,8 @@ void DecoderModel::keep_entries(const Lane& lane, const Run& run) {
                   head_params(config_), kv, lane.draft.layer.attention, batch.of_group(kv.group));
 }
 
-void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) {
+void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory& memory,
+                         bool first) {
   BRAID_CHECK(config_.drafts() && batch.tokens <= whole_.residual.rows);
   const Lane& lane = whole_;
   const MtpWeights& head = weights_.mtp[0];
@@ -69,8 +70,8 @@ void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory
   enter_head(lane, batch);
   const KvLayer& kv = head_cells(config_, memory);
   const AttentionScratch& scratch = lane.draft.layer.attention;
-  attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, head_params(config_), kv, scratch,
-               batch.of_group(kv.group), true);
+  attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, head_params(config_),
+               kv, scratch, batch.of_group(kv.group), true);
   attention_out(*ops_, x, w.attention, scratch);
   if (w.mlp.gate || w.moe.router) run_feed_forward(x, h, config, w, lane.draft.layer);
   ops_->add_norm(before, x, {}, head.head_norm, config_.eps);  // input of the next draft()
@@ -97,7 +98,8 @@ Status DecoderModel::load_draft_vocabulary() {
   if (config_.draft_vocabulary == 0) return {};
   const auto count = static_cast<size_t>(config_.draft_vocabulary);
   BRAID_ASSIGN(draft_tokens_, device_->allocate(count * sizeof(int32_t), "draft vocabulary"));
-  BRAID_ASSIGN(draft_tokens_on_host_, device_->allocate_host(count * sizeof(int32_t), "draft vocabulary"));
+  BRAID_ASSIGN(draft_tokens_on_host_,
+               device_->allocate_host(count * sizeof(int32_t), "draft vocabulary"));
   auto* tokens = static_cast<int32_t*>(draft_tokens_on_host_.data());
   std::iota(tokens, tokens + count, 0);
   change_draft_rows({});

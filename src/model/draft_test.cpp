@@ -44,12 +44,12 @@ class OneSequence {
     for (const LayerConfig& l : config.layers) {
       if (l.kind != LayerKind::delta) continue;
       const auto bytes = static_cast<size_t>(l.delta.slot_elements(ring)) * sizeof(float);
-      delta_.push_back(
-          {l.delta, ring, 1, device_->state_tile_columns(l.delta), reinterpret_cast<float*>(take(bytes))});
+      delta_.push_back({l.delta, ring, 1, device_->state_tile_columns(l.delta),
+                        reinterpret_cast<float*>(take(bytes))});
     }
     hidden_ = {config.width, kDrafts + 1, 1, nullptr};
-    hidden_.data =
-        reinterpret_cast<float*>(take(static_cast<size_t>(hidden_.slot_elements()) * sizeof(float)));
+    hidden_.data = reinterpret_cast<float*>(
+        take(static_cast<size_t>(hidden_.slot_elements()) * sizeof(float)));
     for (int32_t i = 0; i < kCells / kBlockTokens; ++i) table_.push_back(i);
     logits_.resize(static_cast<size_t>(config.vocabulary));
   }
@@ -58,7 +58,8 @@ class OneSequence {
   SequenceMemory memory() const { return {kv_, delta_, hidden_}; }
   void start() { position_ = 0; }
   // Runs certain tokens and a chain of guesses, of which `kept` become certain.
-  void run(std::vector<int32_t> tokens, const std::vector<int32_t>& guesses = {}, int32_t kept = 0) {
+  void run(std::vector<int32_t> tokens, const std::vector<int32_t>& guesses = {},
+           int32_t kept = 0) {
     const auto certain = static_cast<int32_t>(tokens.size());
     tokens.insert(tokens.end(), guesses.begin(), guesses.end());
     model_->forward(batch_of(tokens, position_, certain), memory());
@@ -71,7 +72,8 @@ class OneSequence {
       const Tensor logits{logits_.data(), DType::f32, 1, config().vocabulary, config().vocabulary};
       model_->draft(logits, batch_of({token}, position_ + i, 1), memory(), i == 0);
       device_->synchronize();
-      token = static_cast<int32_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
+      token =
+          static_cast<int32_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
       all.push_back(logits_);
     }
     return all;
@@ -169,8 +171,8 @@ TEST_P(DraftHead, AgreesWithTheGoldens) {
   }
   EXPECT_LT(worst, 2e-3);
   EXPECT_GE(guesses, 9);
-  std::printf("[report] goldens of the head on %s: %d guesses, largest error %.2e\n", GetParam(), guesses,
-              worst);
+  std::printf("[report] goldens of the head on %s: %d guesses, largest error %.2e\n", GetParam(),
+              guesses, worst);
 }
 
 TEST_P(DraftHead, DependsOnTokensAlone) {
@@ -193,7 +195,8 @@ TEST_P(DraftHead, DependsOnTokensAlone) {
     pieces.run(part(2, 35));
     pieces.run(part(35, 70));
     EXPECT_EQ(pieces.draft(11, kDrafts), expected) << shape.architecture;
-    EXPECT_EQ(pieces.draft(11, kDrafts), expected) << shape.architecture << ": drafting has left something";
+    EXPECT_EQ(pieces.draft(11, kDrafts), expected)
+        << shape.architecture << ": drafting has left something";
 
     // Wrong guesses overwrite the draft cells: first all are rejected, then some are kept.
     OneSequence plain(file, exact_device(GetParam()));
@@ -206,7 +209,8 @@ TEST_P(DraftHead, DependsOnTokensAlone) {
     guessed.draft(12, 2);
     guessed.run({12}, {13, 14, 30}, 2);
     // With recurrent state, uncertain rows on a CPU differ from certain ones by rounding.
-    const double limit = std::string(GetParam()) == "cpu" && !guessed.memory().delta.empty() ? 1e-3 : 0;
+    const double limit =
+        std::string(GetParam()) == "cpu" && !guessed.memory().delta.empty() ? 1e-3 : 0;
     const auto actual = guessed.draft(15, kDrafts), wanted = plain.draft(15, kDrafts);
     for (size_t i = 0; i < wanted.size(); ++i)
       for (size_t id = 0; id < wanted[i].size(); ++id)

@@ -83,7 +83,7 @@ struct StepCursor {
   int32_t delta = 0;                            // delta layers before it
   StepPart attention = StepPart::attention_in;  // next part of an attention layer
   bool catches_up = true;                       // as when the step began
-  int32_t row = 0;                              // before attention_rows: the first row not attended yet
+  int32_t row = 0;  // before attention_rows: the first row not attended yet
 };
 
 // Decides about each part of a step. This base class never pauses.
@@ -101,9 +101,10 @@ class StepPacing {
 };
 
 struct ModelOptions {
-  bool with_mtp = true;                               // describe and load the MTP head if the file has one
-  static constexpr int32_t kDraftTokensByModel = -1;  // some of a large vocabulary, all of a small one
-  int32_t draft_vocabulary = 0;                       // tokens that the head drafts from; 0: all
+  bool with_mtp = true;  // describe and load the MTP head if the file has one
+  static constexpr int32_t kDraftTokensByModel =
+      -1;                        // some of a large vocabulary, all of a small one
+  int32_t draft_vocabulary = 0;  // tokens that the head drafts from; 0: all
   int32_t attention_window = 0;  // > 0: limit of all windows (ModelConfig::limit_windows)
 };
 
@@ -116,7 +117,8 @@ struct DraftRow {
 class Model {
  public:
   // Errors: unsupported (unknown architecture or variant), corrupt.
-  static Result<std::unique_ptr<Model>> open(const GgufFile& file, const ModelOptions& options = {});
+  static Result<std::unique_ptr<Model>> open(const GgufFile& file,
+                                             const ModelOptions& options = {});
   virtual ~Model() = default;
 
   virtual const ModelConfig& config() const = 0;
@@ -148,7 +150,8 @@ class Model {
   // logits [tokens, draft_columns()] of the next token. `first`: the row directly follows the
   // sequence's cells; else it follows the same row of the previous draft(), which had at least as
   // many rows. The next step overwrites these cells.
-  virtual void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) = 0;
+  virtual void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory,
+                     bool first) = 0;
   int64_t draft_columns() const {
     return config().draft_vocabulary > 0 ? config().draft_vocabulary : config().vocabulary;
   }

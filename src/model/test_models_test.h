@@ -9,7 +9,7 @@
 
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 
 namespace braid::testing_models {
 
@@ -106,8 +106,9 @@ struct OwnTensor {
   }
 };
 
-inline std::vector<std::byte> edited(const std::vector<std::byte>& bytes,
-                                     const std::function<void(GgufWriter&, std::vector<OwnTensor>&)>& edit) {
+inline std::vector<std::byte> edited(
+    const std::vector<std::byte>& bytes,
+    const std::function<void(GgufWriter&, std::vector<OwnTensor>&)>& edit) {
   const GgufFile file = parsed(bytes);
   std::vector<OwnTensor> tensors;
   for (const GgufTensor& t : file.tensors())
@@ -142,7 +143,8 @@ inline void fuse(std::vector<OwnTensor>& tensors, const std::vector<std::string>
     for (const std::string& part : parts) {
       const OwnTensor& t = find(tensors, part);
       const size_t matrix_bytes = t.data.size() / t.ne[2];
-      fused.data.insert(fused.data.end(), t.data.begin() + static_cast<std::ptrdiff_t>(e * matrix_bytes),
+      fused.data.insert(fused.data.end(),
+                        t.data.begin() + static_cast<std::ptrdiff_t>(e * matrix_bytes),
                         t.data.begin() + static_cast<std::ptrdiff_t>((e + 1) * matrix_bytes));
     }
   for (const std::string& part : parts) drop(tensors, part);

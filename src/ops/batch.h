@@ -98,8 +98,12 @@ struct Batch {
   }
   int32_t cell_end(int32_t s) const { return context[s] + rows[s] - certain[s]; }
 
-  const int32_t* blocks_of(int32_t s) const { return block_table + int64_t{s} * blocks_per_sequence; }
-  const int32_t* cold_blocks_of(int32_t s) const { return cold_table + int64_t{s} * blocks_per_sequence; }
+  const int32_t* blocks_of(int32_t s) const {
+    return block_table + int64_t{s} * blocks_per_sequence;
+  }
+  const int32_t* cold_blocks_of(int32_t s) const {
+    return cold_table + int64_t{s} * blocks_per_sequence;
+  }
 };
 
 }  // namespace braid

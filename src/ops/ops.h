@@ -63,7 +63,8 @@ struct AttentionGate {
   }
   bool operator==(const AttentionGate&) const = default;
 };
-inline constexpr AttentionGate kJointSigmoid{AttentionGate::Act::sigmoid, AttentionGate::Layout::joint};
+inline constexpr AttentionGate kJointSigmoid{AttentionGate::Act::sigmoid,
+                                             AttentionGate::Layout::joint};
 
 struct AttentionParams {
   int32_t heads = 0;   // H
@@ -173,8 +174,8 @@ class Ops {
   virtual void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) = 0;
 
   // add_norm(h, residual, {}, weight, eps), then linear(parts, h). No y may overlap h or residual.
-  virtual void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                           float eps) {
+  virtual void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                           const float* weight, float eps) {
     add_norm(h, residual, {}, weight, eps);
     linear(parts, h);
   }
@@ -189,19 +190,19 @@ class Ops {
   // qg [T, H, 2, Dh]: query and gate of each head; [T, H, Dh] if not joint. k, v [T, KV heads, Dh].
   // With params.heads == 0 there are no q and qg. Seals blocks that certain rows fill (state.h).
   virtual void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                                  const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                                  const Batch& batch) = 0;
+                                  const AttentionWeights& w, const AttentionParams& params,
+                                  const KvLayer& kv, const Batch& batch) = 0;
 
   // o[t, h] = sum_c softmax_c(scale * q[t, h] . K[c]) V[c] over the cells the row sees (batch.h),
   // times act(gate). Online softmax in position order, key blocks counted from position 0.
   // q, o [T, H * Dh]; gates as in AttentionGate::Layout: qg itself if joint, empty without gates.
-  virtual void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
-                         const Batch& batch) = 0;
+  virtual void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
+                         const KvLayer& kv, const Batch& batch) = 0;
 
   // qk_norm_rope_store, then attention. The content of q afterwards is unspecified.
   virtual void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
-                            Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
-                            const KvLayer& kv, const Batch& batch) {
+                            Tensor rope_table, const AttentionWeights& w,
+                            const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
     qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch);
     attention(o, q, gates, params, kv, batch);
   }
@@ -213,8 +214,8 @@ class Ops {
   //   S = e^g S;  d = b (v - S^T k);  S += k d^T;  o = S^T q;  o = rms(o; norm, eps) * silu(z)
   // o [T, Hv * Dv]; slots: state.h. Uncertain rows leave entries and convolution inputs at their
   // cells. A cell that becomes certain in place needs no further op.
-  virtual void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                          const Batch& batch) = 0;
+  virtual void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
+                          const DeltaLayer& layer, const Batch& batch) = 0;
 
   // Folds the entries below `position`, as the next step would. No effect if DeltaRing::every > 0.
   virtual void delta_fold(const DeltaLayer& layer, int32_t slot, int32_t position) {}
@@ -231,7 +232,8 @@ class Ops {
   virtual void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) = 0;
 
   // Copies hidden rows of accepted rows to their final cells.
-  virtual void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) = 0;
+  virtual void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                           const Batch& batch) = 0;
 
   // Seals hot blocks of accepted tokens; repeats give the same bytes. A NaN gives a unit of zeros.
   virtual void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) {
@@ -250,8 +252,8 @@ class Ops {
   // shared expert. y, x [T, E]
   virtual void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) = 0;
 
-  virtual void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
-                   const MoeWeights& w) {
+  virtual void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
+                   const RouteParams& params, const MoeWeights& w) {
     moe_route(ids, weights, logits, params);
     moe_ffn(y, x, ids, weights, w);
   }
@@ -281,8 +283,8 @@ class Ops {
   //   confidence[i, p] = in.confidence[i] + scale sum_r predecessor[p][r] w.confidence[r]
   // A sequence's first output row has only p = 0: the token of the block's first row.
   // scores [outputs, K * K], confidence [outputs, K] (if w.confidence), f32
-  virtual void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
-                           const Batch& batch) = 0;
+  virtual void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in,
+                           const PairWeights& w, const Batch& batch) = 0;
 
   virtual void state_copy(float* dst, const float* src, int64_t elements) = 0;
 

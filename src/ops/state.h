@@ -121,7 +121,9 @@ struct DeltaRing {
   int32_t uncertain = 0;  // most uncertain rows of a sequence in a step
 
   // Entries left before a due fold, plus the rows of the step that folds.
-  constexpr int32_t entries() const { return every == 0 ? uncertain * 2 : every + 2 * lag + 1 + uncertain; }
+  constexpr int32_t entries() const {
+    return every == 0 ? uncertain * 2 : every + 2 * lag + 1 + uncertain;
+  }
   // F of a row at `position`, without the max with `folded`.
   constexpr int32_t fold_position(int32_t position) const {
     return position < lag ? 0 : (position - lag) / every * every;
@@ -189,7 +191,9 @@ struct DeltaLayer {
   float* keys(int32_t s) const {
     return conv(s) + DeltaShape::rounded(shape.conv_rows(ring) * shape.channels());
   }
-  float* deltas(int32_t s) const { return keys(s) + DeltaShape::rounded(ring.entries() * shape.key_width()); }
+  float* deltas(int32_t s) const {
+    return keys(s) + DeltaShape::rounded(ring.entries() * shape.key_width());
+  }
   float* gates(int32_t s) const {
     return deltas(s) + DeltaShape::rounded(ring.entries() * shape.value_width());
   }
@@ -197,7 +201,8 @@ struct DeltaLayer {
     return keys(s) + cell % ring.entries() * shape.key_width() + int64_t{key_head} * shape.key_dim;
   }
   float* delta(int32_t s, int64_t cell, int32_t head) const {
-    return deltas(s) + cell % ring.entries() * shape.value_width() + int64_t{head} * shape.value_dim;
+    return deltas(s) + cell % ring.entries() * shape.value_width() +
+           int64_t{head} * shape.value_dim;
   }
   float* gate(int32_t s, int64_t cell) const {
     return gates(s) + cell % ring.entries() * int64_t{shape.value_heads};

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "gguf/formats/types.h"
+#include "gguf/types.h"
 
 namespace braid {
 
@@ -88,7 +88,9 @@ struct Weight {
 
   explicit operator bool() const { return n > 0; }
 
-  size_t file_row_bytes() const { return static_cast<size_t>(k) / block_elems(type) * block_bytes(type); }
+  size_t file_row_bytes() const {
+    return static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
+  }
   // Rows as in the file. Files fuse matrices in several ways: read rows only through this.
   struct FileRows {
     const std::byte* data = nullptr;

@@ -9,7 +9,7 @@
 #include "server/api/api_error.h"
 #include "server/endpoints/app_options.h"
 #include "server/http/http.h"
-#include "server/models/model_host.h"
+#include "server/model_host.h"
 
 namespace braid::server {
 

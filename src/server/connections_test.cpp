@@ -17,7 +17,8 @@ std::unique_ptr<HttpServer> serving(Handle handle, HttpOptions options = {}) {
   handlers.check = [](const HttpRequest&) { return std::nullopt; };
   handlers.handle = [handle](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
   handlers.headers = [](const HttpRequest&) { return Headers(); };
-  handlers.error = [](const HttpRequest&, int status, const std::string& code, const std::string& message) {
+  handlers.error = [](const HttpRequest&, int status, const std::string& code,
+                      const std::string& message) {
     return HttpAnswer{status, "text/plain", code + ": " + message, {}};
   };
   handlers.done = [](const HttpRequest&, int, uint64_t, double, const std::string&) {};
@@ -32,7 +33,8 @@ void say_fine(const std::shared_ptr<Exchange>& exchange) {
 }
 
 bool comes_true(const std::function<bool()>& holds) {
-  for (int i = 0; i < 20'000 && !holds(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 20'000 && !holds(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return holds();
 }
 
@@ -59,8 +61,9 @@ TEST(Connections, WhatAHandlerThrowsIsTheEndOfItsRequestAlone) {
     }
     say_fine(exchange);
   });
-  const std::pair<const char*, int> kCases[] = {{"/throws", 500}, {"/memory", 503}, {"/something", 500},
-                                                {"/posted", 500}, {"/later", 500},  {"/dropped", 503}};
+  const std::pair<const char*, int> kCases[] = {{"/throws", 500},    {"/memory", 503},
+                                                {"/something", 500}, {"/posted", 500},
+                                                {"/later", 500},     {"/dropped", 503}};
   int told = 0;
   for (const auto& [path, status] : kCases) {
     Client client(server->port());
@@ -179,8 +182,8 @@ TEST(Connections, LargeInstructionsComeBack) {
   std::string words;
   while (words.size() < size_t{2'500'000}) words += "many words of a system ";
   Client client(server.port());
-  const auto answer =
-      client.ask("POST", "/v1/responses", R"({"input":"hi","stream":true,"instructions":")" + words + "\"}");
+  const auto answer = client.ask("POST", "/v1/responses",
+                                 R"({"input":"hi","stream":true,"instructions":")" + words + "\"}");
   EXPECT_EQ(answer.status, 200);
   EXPECT_GT(answer.body.size(), size_t{7'000'000});
   EXPECT_NE(answer.body.find("event: response.completed\n"), std::string::npos);
@@ -195,7 +198,8 @@ HttpOptions refusing() {
 }
 
 const std::string kTooMuch =
-    "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 8388608\r\n\r\n";
+    "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+    "8388608\r\n\r\n";
 const std::string kPiece(64 << 10, 'x');
 
 TEST(Connections, ASlowUploadReadsWhyItIsRefused) {

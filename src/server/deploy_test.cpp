@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "server/metrics/metrics.h"
+#include "server/endpoints/metrics.h"
 
 namespace braid::server {
 namespace {
@@ -58,7 +58,8 @@ TEST(Deploy, DashboardAsksForMetricsThatExist) {
   std::string queries;
   for (const auto& panel : dashboard.at("panels")) {
     EXPECT_TRUE(ids.insert(panel.at("id").get<int>()).second) << "two panels with one id";
-    for (const auto& target : panel.at("targets")) queries += target.at("expr").get<std::string>() + "\n";
+    for (const auto& target : panel.at("targets"))
+      queries += target.at("expr").get<std::string>() + "\n";
   }
   for (const auto& variable : dashboard.at("templating").at("list"))
     queries += variable.at("query").dump() + "\n";
@@ -74,7 +75,9 @@ TEST(Deploy, DashboardAsksForMetricsThatExist) {
   }
 }
 
-TEST(Deploy, AlertsAskForMetricsThatExist) { expect_known(file("prometheus/alerts.yml"), "alerts.yml", 7); }
+TEST(Deploy, AlertsAskForMetricsThatExist) {
+  expect_known(file("prometheus/alerts.yml"), "alerts.yml", 7);
+}
 
 int number_behind(const std::string& text, const std::string& name) {
   std::smatch found;
@@ -88,7 +91,8 @@ TEST(Deploy, TheServerHasTheTimeToEndThatItTakes) {
     EXPECT_EQ(number_behind(text, "BRAID_DRAIN_DELAY="), 5) << "a balancer looks every 2 s, twice";
     EXPECT_EQ(number_behind(text, "BRAID_DRAIN_TIMEOUT="), 30);
   }
-  const int takes = number_behind(unit, "BRAID_DRAIN_DELAY=") + number_behind(unit, "BRAID_DRAIN_TIMEOUT=");
+  const int takes =
+      number_behind(unit, "BRAID_DRAIN_DELAY=") + number_behind(unit, "BRAID_DRAIN_TIMEOUT=");
   EXPECT_GE(number_behind(unit, "TimeoutStopSec="), takes + kSpareS);
   for (const char* name : {"--stop-timeout ", "stop_grace_period: "})
     EXPECT_GE(number_behind(image, name), takes + kSpareS) << name;

@@ -5,9 +5,9 @@
 
 #include <fstream>
 
-#include "server/answers/answer_stream.h"
-#include "server/requests/prompt.h"
-#include "server/requests/read_request.h"
+#include "server/api/answer_stream.h"
+#include "server/api/prompt.h"
+#include "server/api/read_request.h"
 #include "server/test_server_test.h"
 
 namespace braid::server {
@@ -64,8 +64,8 @@ constexpr const char* kEffortTemplate = R"({%- set effort = reasoning_effort | d
 {%- endif -%})";
 
 std::string golden_template(const std::string& name) {
-  const Json golden =
-      Json::parse(std::ifstream(std::string(BRAID_SOURCE_DIR "/tests/goldens/chat/") + name + ".json"));
+  const Json golden = Json::parse(
+      std::ifstream(std::string(BRAID_SOURCE_DIR "/tests/goldens/chat/") + name + ".json"));
   return golden["template"].get<std::string>();
 }
 std::string laguna() { return golden_template("argkv_001_default"); }
@@ -73,8 +73,8 @@ std::string qwen3() { return golden_template("hermes_001_user_only"); }
 std::string qwen35() { return golden_template("xml_001_user_only"); }
 
 std::shared_ptr<ServedModel> model_with(const std::string& text) {
-  auto model =
-      demo_served_model(std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
+  auto model = demo_served_model(
+      std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
   auto chat = ChatTemplate::parse(text, "", "");
   EXPECT_TRUE(chat.ok()) << chat.error().message;
   model->chat.emplace(std::move(*chat));
@@ -143,7 +143,9 @@ struct Asked {
   PreparedAnswer answer;
 };
 
-std::string with_tools(const std::string& more = "") { return R"(,"tools":)" + std::string(kTools) + more; }
+std::string with_tools(const std::string& more = "") {
+  return R"(,"tools":)" + std::string(kTools) + more;
+}
 const std::string kRequired = R"(,"tool_choice":"required")";
 
 TEST(Families, TheirMarkupIsReadFromTheirTemplates) {
@@ -232,11 +234,13 @@ std::string prompt_of(const ServedModel& model, const ApiResult<Generation>& gen
 
 // The effort in the prompt: "low", "xhigh", "" (medium), "off".
 std::string effort_in(const std::string& prompt) {
-  if (prompt.ends_with("</think>\n\n")) return prompt.find("Effort") == std::string::npos ? "off" : prompt;
+  if (prompt.ends_with("</think>\n\n"))
+    return prompt.find("Effort") == std::string::npos ? "off" : prompt;
   const std::string mark = "Effort: ";
   const size_t at = prompt.find(mark);
-  return at == std::string::npos ? ""
-                                 : prompt.substr(at + mark.size(), prompt.find('<', at) - at - mark.size());
+  return at == std::string::npos
+             ? ""
+             : prompt.substr(at + mark.size(), prompt.find('<', at) - at - mark.size());
 }
 
 TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
@@ -253,15 +257,18 @@ TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
       body[name] = std::move(value);
       return body;
     };
-    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning_effort", asked), {}))), expected)
-        << asked;
-    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning", {{"effort", asked}}), {}))),
+    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning_effort", asked), {}))),
               expected)
+        << asked;
+    EXPECT_EQ(
+        effort_in(prompt_of(*model, read_chat(with(chat, "reasoning", {{"effort", asked}}), {}))),
+        expected)
         << asked;
     if (asked != std::string_view("x-high")) {
       const Json kwargs{{"reasoning_effort", asked}};
-      EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "chat_template_kwargs", kwargs), {}))),
-                expected)
+      EXPECT_EQ(
+          effort_in(prompt_of(*model, read_chat(with(chat, "chat_template_kwargs", kwargs), {}))),
+          expected)
           << asked;
     }
     const Json responses{{"input", "q"}, {"reasoning", {{"effort", asked}}}};
@@ -272,7 +279,8 @@ TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
                                                             {"max", "xhigh"},  {"other", "xhigh"}};
   for (const auto& [asked, expected] : kAnthropic) {
     Json body{{"max_tokens", 100}, {"messages", turns}, {"output_config", {{"effort", asked}}}};
-    EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), "off") << "thinking was not asked for";
+    EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), "off")
+        << "thinking was not asked for";
     body["thinking"] = {{"type", "adaptive"}};
     EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), expected) << asked;
     body["thinking"] = {{"type", "enabled"}, {"budget_tokens", 1024}};
@@ -280,11 +288,12 @@ TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
   }
   // Without an effort, the template's default. Unknown words are passed to the template.
   EXPECT_EQ(effort_in(prompt_of(*model, read_chat({{"messages", turns}}, {}))), "xhigh");
-  const auto odd =
-      read_chat({{"messages", turns}, {"chat_template_kwargs", {{"reasoning_effort", "huge"}}}}, {});
+  const auto odd = read_chat(
+      {{"messages", turns}, {"chat_template_kwargs", {{"reasoning_effort", "huge"}}}}, {});
   const auto refused = render_prompt(*odd, *model, {});
   ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.error().message.find("no effort huge"), std::string::npos) << refused.error().message;
+  EXPECT_NE(refused.error().message.find("no effort huge"), std::string::npos)
+      << refused.error().message;
 }
 
 // A template without efforts gets none. One that accepts every word gets the word.
@@ -292,10 +301,11 @@ TEST(Families, EffortsOfOtherTemplatesStayAsTheyAre) {
   const Json turns = Json::array({{{"role", "user"}, {"content", "q"}}});
   const Json body{{"messages", turns}, {"reasoning_effort", "high"}};
   EXPECT_TRUE(model_with(qwen35())->abilities.efforts.empty());
-  EXPECT_EQ(
-      prompt_of(*model_with(qwen35()), read_chat(body, {})),
-      prompt_of(*model_with(qwen35()), read_chat({{"messages", turns}, {"enable_thinking", true}}, {})));
-  const auto free = model_with("{{ reasoning_effort }}:{% for m in messages %}{{ m.content }}{% endfor %}");
+  EXPECT_EQ(prompt_of(*model_with(qwen35()), read_chat(body, {})),
+            prompt_of(*model_with(qwen35()),
+                      read_chat({{"messages", turns}, {"enable_thinking", true}}, {})));
+  const auto free =
+      model_with("{{ reasoning_effort }}:{% for m in messages %}{{ m.content }}{% endfor %}");
   EXPECT_EQ(prompt_of(*free, read_chat(body, {})), "high:q");
   // Thinking cannot be turned off here, so the lowest effort is used.
   EXPECT_EQ(prompt_of(*free, read_chat({{"messages", turns}, {"reasoning_effort", "minimal"}}, {})),
@@ -305,9 +315,10 @@ TEST(Families, EffortsOfOtherTemplatesStayAsTheyAre) {
 TEST(Families, ThoughtsStayWhereTheTemplateKeepsThemUnlessTheOperatorSaysNo) {
   const auto model = model_with(kEffortTemplate);
   EXPECT_TRUE(model->abilities.preserve_thinking);
-  const Json turns = Json::array({{{"role", "user"}, {"content", "q"}},
-                                  {{"role", "assistant"}, {"content", "a"}, {"reasoning_content", "PLAN"}},
-                                  {{"role", "user"}, {"content", "more"}}});
+  const Json turns =
+      Json::array({{{"role", "user"}, {"content", "q"}},
+                   {{"role", "assistant"}, {"content", "a"}, {"reasoning_content", "PLAN"}},
+                   {{"role", "user"}, {"content", "more"}}});
   const auto kept = [&](std::optional<bool> policy, const Json& kwargs = nullptr) {
     Json body{{"messages", turns}};
     if (!kwargs.is_null()) body["chat_template_kwargs"] = kwargs;
@@ -337,8 +348,8 @@ TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
     const Asked free(model, with_tools()), required(model, with_tools(kRequired));
     const std::string gap = lines ? "\n" : "";
     const std::string ls = call(lines, "run", pair(lines, "cmd", "ls -l\n</tool_call>\n"));
-    const std::string typed =
-        call(lines, "run", pair(lines, "cmd", "") + pair(lines, "n", "7") + pair(lines, "how", "fast"));
+    const std::string typed = call(
+        lines, "run", pair(lines, "cmd", "") + pair(lines, "n", "7") + pair(lines, "how", "fast"));
     for (const Asked* asked : {&free, &required}) {
       for (const std::string& good :
            {ls, typed, call(lines, "stop", ""), ls + gap + typed,
@@ -346,7 +357,8 @@ TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
         EXPECT_TRUE(asked->may_be(good)) << good;
       }
       for (const std::string& bad :
-           {call(lines, "evil", ""), call(lines, "run", ""), call(lines, "run", pair(lines, "other", "x")),
+           {call(lines, "evil", ""), call(lines, "run", ""),
+            call(lines, "run", pair(lines, "other", "x")),
             call(lines, "run", pair(lines, "cmd", "x") + pair(lines, "n", "seven")),
             call(lines, "run", pair(lines, "cmd", "x") + pair(lines, "how", "badly")),
             call(!lines, "run", pair(!lines, "cmd", "x"))}) {
@@ -355,8 +367,9 @@ TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
     }
     EXPECT_TRUE(free.may_be("It is fine."));
     EXPECT_FALSE(required.may_be("It is fine.", false));
-    EXPECT_EQ(free.read_as("I look.\n" + ls + gap + typed),
-              R"(|I look.[run]{"cmd": "ls -l\n</tool_call>\n"}[run]{"cmd": "", "n": 7, "how": "fast"})");
+    EXPECT_EQ(
+        free.read_as("I look.\n" + ls + gap + typed),
+        R"(|I look.[run]{"cmd": "ls -l\n</tool_call>\n"}[run]{"cmd": "", "n": 7, "how": "fast"})");
     EXPECT_EQ(free.read_as(call(lines, "stop", "")), "|[stop]{}");
   }
 }
@@ -365,7 +378,8 @@ TEST(Families, CallsOfJsonAreHeldToNamesAndSchemas) {
   const auto model = model_with(qwen3());
   const Asked free(model, with_tools()), required(model, with_tools(kRequired));
   const auto object = [](const std::string& name, const std::string& arguments) {
-    return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments + "}\n</tool_call>";
+    return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments +
+           "}\n</tool_call>";
   };
   const std::string ls = object("run", R"({"cmd": "ls", "n": 2})");
   for (const Asked* asked : {&free, &required}) {
@@ -399,9 +413,9 @@ TEST(Families, APromptOfAToolLoopContinuesTheLastOne) {
       EXPECT_TRUE(prompt->text.text.starts_with(before)) << prompt->text.text << "\n--\n" << before;
       before = prompt->text.text + family.call + family.end;
       const std::string id = std::to_string(step);
-      messages.push_back(
-          Json::parse(R"({"role":"assistant","content":null,"tool_calls":[{"id":")" + id +
-                      R"(","type":"function","function":{"name":"run","arguments":"{\"cmd\":\"ls\"}"}}]})"));
+      messages.push_back(Json::parse(
+          R"({"role":"assistant","content":null,"tool_calls":[{"id":")" + id +
+          R"(","type":"function","function":{"name":"run","arguments":"{\"cmd\":\"ls\"}"}}]})"));
       messages.push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", "out"}});
     }
   }

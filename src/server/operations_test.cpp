@@ -19,8 +19,9 @@ TEST(Operations, ProbesInEveryState) {
     }
     EXPECT_EQ(client.ask("GET", "/livez").status, live) << state;
     EXPECT_EQ(client.ask("OPTIONS", "/livez").status, live) << state;
-    const auto page = client.ask("OPTIONS", "/health", "",
-                                 "Origin: http://localhost\r\nAccess-Control-Request-Method: GET\r\n");
+    const auto page =
+        client.ask("OPTIONS", "/health", "",
+                   "Origin: http://localhost\r\nAccess-Control-Request-Method: GET\r\n");
     EXPECT_EQ(page.status, 204) << state;
     for (const char* path : {"/", "/metrics", "/v1/models"}) {
       const auto options = client.ask("OPTIONS", path);
@@ -44,7 +45,8 @@ TEST(Operations, ProbesInEveryState) {
 // Before its first token, a failed replica has sent nothing, so a proxy may try another.
 TEST(Operations, AHeadThatWaitsForTheFirstToken) {
   constexpr int64_t kNever = 1'000'000'000;
-  const std::string stream = R"({"stream":true,"max_tokens":9,"messages":[{"role":"user","content":"hi"}]})";
+  const std::string stream =
+      R"({"stream":true,"max_tokens":9,"messages":[{"role":"user","content":"hi"}]})";
   const char* const kPaths[] = {"/v1/chat/completions", "/v1/messages", "/v1/completions"};
   const auto body = [&](const std::string& path) {
     return path == "/v1/completions" ? R"({"stream":true,"prompt":"hi"})" : stream;
@@ -65,14 +67,17 @@ TEST(Operations, AHeadThatWaitsForTheFirstToken) {
     const auto failing = start(kNever, FinishReason::error, false);
     EXPECT_EQ(Client(failing->port()).ask("POST", path, body(path)).status, 500) << path;
     const auto plain = start(0, FinishReason::error, false);
-    EXPECT_EQ(Client(plain->port()).ask("POST", path, body(path)).status, 200) << "the head was faster";
-    const auto good = start(kNever, FinishReason::stop, false), now = start(0, FinishReason::stop, false);
+    EXPECT_EQ(Client(plain->port()).ask("POST", path, body(path)).status, 200)
+        << "the head was faster";
+    const auto good = start(kNever, FinishReason::stop, false),
+               now = start(0, FinishReason::stop, false);
     const auto late = Client(good->port()).ask("POST", path, body(path));
     const auto soon = Client(now->port()).ask("POST", path, body(path));
     EXPECT_EQ(late.status, 200);
     const auto events = [](const std::string& text) {
       size_t count = 0;
-      for (size_t at = text.find("data: "); at != std::string::npos; at = text.find("data: ", at + 1))
+      for (size_t at = text.find("data: "); at != std::string::npos;
+           at = text.find("data: ", at + 1))
         ++count;
       return count;
     };
@@ -87,8 +92,10 @@ TEST(Operations, AHeadThatWaitsForTheFirstToken) {
     told.send(std::string("POST ") + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
               std::to_string(body(path).size()) + "\r\n\r\n" + body(path));
     ASSERT_TRUE(ending->backend->wait_started(1));
-    ending->app->fail_all(
-        {.status = 503, .type = "unavailable_error", .code = "shutting_down", .message = "it ends"});
+    ending->app->fail_all({.status = 503,
+                           .type = "unavailable_error",
+                           .code = "shutting_down",
+                           .message = "it ends"});
     EXPECT_GE(told.read_answer().status, 503) << path;
   }
 }

@@ -17,7 +17,7 @@
 
 #include "gguf/gguf.h"
 #include "server/app.h"
-#include "server/grammar/grammar_cache.h"
+#include "server/structured/grammar_cache.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {
@@ -39,7 +39,8 @@ class FakeBackend : public Backend {
   };
   using Play = std::function<Script(const Request&)>;
 
-  explicit FakeBackend(Play play, int32_t context = 4096) : play_(std::move(play)), context_(context) {
+  explicit FakeBackend(Play play, int32_t context = 4096)
+      : play_(std::move(play)), context_(context) {
     thread_ = std::thread([this] { run(); });
   }
   ~FakeBackend() override {
@@ -71,7 +72,8 @@ class FakeBackend : public Backend {
   }
   bool wait_cancelled(size_t count) {
     std::unique_lock lock(mutex_);
-    return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return cancelled.size() >= count; });
+    return wake_.wait_for(lock, std::chrono::seconds(20),
+                          [&] { return cancelled.size() >= count; });
   }
   bool wait_submitted(RequestId count) {
     std::unique_lock lock(mutex_);
@@ -148,7 +150,8 @@ class FakeBackend : public Backend {
     }
     if (script.drafted > 0) work.sink->drafts(work.id, script.drafted, script.accepted);
     Finished limited;
-    const std::vector<int32_t> said = script.obeys ? obedient(work.request, script, limited) : script.tokens;
+    const std::vector<int32_t> said =
+        script.obeys ? obedient(work.request, script, limited) : script.tokens;
     for (const int32_t id : said) {
       TokenEvent event;
       event.id = id;
@@ -165,12 +168,15 @@ class FakeBackend : public Backend {
       running_ = 0;
     }
     const bool cut = limited.reason == FinishReason::length;
-    end.reason = was_cancelled ? FinishReason::cancelled : cut ? FinishReason::length : script.reason;
+    end.reason = was_cancelled ? FinishReason::cancelled
+                 : cut         ? FinishReason::length
+                               : script.reason;
     if (!was_cancelled && !cut) end.stop_id = script.stop_id;
     work.sink->finished(work.id, end);
   }
 
-  static std::vector<int32_t> obedient(const Request& request, const Script& script, Finished& end) {
+  static std::vector<int32_t> obedient(const Request& request, const Script& script,
+                                       Finished& end) {
     std::vector<int32_t> out;
     std::vector<uint64_t> bits(256);  // exceeds the demo vocabulary
     std::vector<int32_t> left(script.tokens.rbegin(), script.tokens.rend());
@@ -182,7 +188,8 @@ class FakeBackend : public Backend {
       }
       std::fill(bits.begin(), bits.end(), request.mask == nullptr ? ~uint64_t{0} : 0);
       if (request.mask != nullptr) request.mask->allowed(bits);
-      const auto allowed = std::count_if(bits.begin(), bits.end(), [](uint64_t word) { return word != 0; });
+      const auto allowed =
+          std::count_if(bits.begin(), bits.end(), [](uint64_t word) { return word != 0; });
       int32_t only = -1;
       if (allowed == 1) {
         const auto word = std::find_if(bits.begin(), bits.end(), [](uint64_t w) { return w != 0; });
@@ -234,7 +241,8 @@ inline std::shared_ptr<ServedModel> demo_served_model(std::shared_ptr<Backend> b
 
 inline FakeBackend::Script says(const ServedModel& model, const std::string& text) {
   FakeBackend::Script script;
-  script.tokens = model.tokenizer->encode(text, {.add_special = false, .parse_special = true}).value();
+  script.tokens =
+      model.tokenizer->encode(text, {.add_special = false, .parse_special = true}).value();
   script.stop_id = model.tokenizer->end_ids().front();
   return script;
 }
@@ -362,7 +370,8 @@ struct TestServer : ListeningApp {
   explicit TestServer(FakeBackend::Play play,
                       const std::function<void(AppOptions&, HttpOptions&)>& adjust = nullptr,
                       int32_t context = 4096)
-      : backend(std::make_shared<FakeBackend>(std::move(play), context)), model(demo_served_model(backend)) {
+      : backend(std::make_shared<FakeBackend>(std::move(play), context)),
+        model(demo_served_model(backend)) {
     AppOptions options = test_options();
     HttpOptions http_options;
     if (adjust) adjust(options, http_options);
@@ -378,7 +387,8 @@ struct TestServer : ListeningApp {
 };
 
 // Whether the mask allows `text` token by token, and the end after it. Restores the mask.
-inline bool mask_allows(TokenMask* mask, const Tokenizer& tokenizer, const std::string& text, bool ends) {
+inline bool mask_allows(TokenMask* mask, const Tokenizer& tokenizer, const std::string& text,
+                        bool ends) {
   if (mask == nullptr) return true;
   std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
   const auto allowed = [&](int32_t id) {

@@ -21,15 +21,16 @@ class TestCertificate {
   TestCertificate()
       : base_(testing::TempDir() + "braid-" + std::to_string(::getpid()) + "-" +
               std::to_string(reinterpret_cast<uintptr_t>(this))) {
-    const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_EC_gen("P-256"), EVP_PKEY_free);
+    const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_EC_gen("P-256"),
+                                                                  EVP_PKEY_free);
     const std::unique_ptr<X509, decltype(&X509_free)> of(X509_new(), X509_free);
     ASN1_INTEGER_set(X509_get_serialNumber(of.get()), 1);
     X509_gmtime_adj(X509_getm_notBefore(of.get()), -60);
     X509_gmtime_adj(X509_getm_notAfter(of.get()), 3600);
     X509_set_pubkey(of.get(), key.get());
     X509_NAME* name = X509_get_subject_name(of.get());
-    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("localhost"),
-                               -1, -1, 0);
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
+                               reinterpret_cast<const unsigned char*>("localhost"), -1, -1, 0);
     X509_set_issuer_name(of.get(), name);
     EXPECT_GT(X509_sign(of.get(), key.get(), EVP_sha256()), 0);
     std::FILE* file = std::fopen(key_path().c_str(), "w");

@@ -92,7 +92,8 @@ Result<RenderedText> ChatTemplate::render(const Json& messages, const Json& tool
   if (!options.variables.is_object()) {
     return Error{ErrorKind::invalid_argument, "template variables must be an object"};
   }
-  const Json generation = options.add_generation_prompt, thinking = options.enable_thinking.value_or(false);
+  const Json generation = options.add_generation_prompt,
+             thinking = options.enable_thinking.value_or(false);
   // A later variable of the same name replaces an earlier one.
   using jinja::Source;
   jinja::Variables variables = {{"bos_token", &bos_, Source::trusted},
@@ -116,8 +117,9 @@ Result<std::string> read_template_file(const std::string& path) {
   std::string text(kMostTemplateBytes + 1, '\0');
   if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file && !file.eof())
-    return Error{ErrorKind::not_found,
-                 path + ": is neither a readable file nor the name of a chat template in the model's file"};
+    return Error{
+        ErrorKind::not_found,
+        path + ": is neither a readable file nor the name of a chat template in the model's file"};
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kMostTemplateBytes)
     return Error{ErrorKind::exhausted, path + ": is larger than 1 MiB, which no chat template is"};
@@ -151,18 +153,21 @@ Result<ChatTemplate> read_chat_template(const GgufFile& file, const Tokenizer& t
     if (!tokenizer.find(Dialect().turn_open)) {
       return Error{
           ErrorKind::unsupported,
-          fmt::format("{}: it brings no chat template, and its vocabulary has no {} for the built-in "
-                      "one (--chat-template FILE, or --raw without turns)",
-                      file.name(), Dialect().turn_open)};
+          fmt::format(
+              "{}: it brings no chat template, and its vocabulary has no {} for the built-in "
+              "one (--chat-template FILE, or --raw without turns)",
+              file.name(), Dialect().turn_open)};
     }
     return ChatTemplate::built_in(piece(tokenizer.bos()), piece(tokenizer.eos()));
   }
   auto main = parse(*text, file.name() + ": its chat template");
   if (!main.ok())
-    return Error{main.error().kind, main.error().message + " (--chat-template FILE takes its place)"};
+    return Error{main.error().kind,
+                 main.error().message + " (--chat-template FILE takes its place)"};
   BRAID_ASSIGN(const auto tool_use, file.find_string(std::string(kKey) + ".tool_use"));
   if (!tool_use) return main;
-  BRAID_ASSIGN(ChatTemplate with_tools, parse(*tool_use, file.name() + ": its chat template tool_use"));
+  BRAID_ASSIGN(ChatTemplate with_tools,
+               parse(*tool_use, file.name() + ": its chat template tool_use"));
   return std::move(*main).with_tools_by(std::move(with_tools));
 }
 

@@ -43,7 +43,8 @@ class ChatTemplate {
   // tool_calls ([{id, type, function: {name, arguments: object}}]), tool_call_id, name. `tools`: an
   // array of {type: function, function: {name, description, parameters}}, null or empty. Both are
   // read in place; key order survives. Text is marked with its origin.
-  Result<RenderedText> render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& tools,
+  Result<RenderedText> render(const nlohmann::ordered_json& messages,
+                              const nlohmann::ordered_json& tools,
                               const ChatOptions& options = {}) const;
 
   const std::string& text() const { return text_; }
@@ -51,7 +52,10 @@ class ChatTemplate {
 
  private:
   ChatTemplate(jinja::Template program, std::string text, std::string bos, std::string eos)
-      : program_(std::move(program)), text_(std::move(text)), bos_(std::move(bos)), eos_(std::move(eos)) {}
+      : program_(std::move(program)),
+        text_(std::move(text)),
+        bos_(std::move(bos)),
+        eos_(std::move(eos)) {}
 
   jinja::Template program_;
   std::string text_;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/json/repeated_names.h"
+#include "base/repeated_names.h"
 #include "text/unicode.h"
 
 namespace braid {
@@ -180,7 +180,8 @@ class Reader {
     if (last.empty()) return;
     std::vector<JsonMember> rest;
     for (size_t i = 0; i < last.size(); ++i) {
-      if (last[i] != kRepeatedName) rest.push_back({members[i].name, std::move(members[last[i]].value)});
+      if (last[i] != kRepeatedName)
+        rest.push_back({members[i].name, std::move(members[last[i]].value)});
     }
     members = std::move(rest);
   }
@@ -291,7 +292,9 @@ std::string json_string(std::string_view text) {
   return out;
 }
 
-bool is_json_number(std::string_view text) { return !text.empty() && number_bytes(text) == text.size(); }
+bool is_json_number(std::string_view text) {
+  return !text.empty() && number_bytes(text) == text.size();
+}
 
 const JsonValue* JsonValue::find(std::string_view key) const {
   for (const auto& [name, value] : members) {
@@ -301,7 +304,9 @@ const JsonValue* JsonValue::find(std::string_view key) const {
 }
 
 std::optional<JsonValue> read_json(std::string_view text) { return Reader(text, false).whole(); }
-std::optional<JsonValue> read_python_literal(std::string_view text) { return Reader(text, true).whole(); }
+std::optional<JsonValue> read_python_literal(std::string_view text) {
+  return Reader(text, true).whole();
+}
 
 JsonExtent::State JsonExtent::scan(std::string_view text) {
   for (; at_ < text.size(); ++at_) {

@@ -18,9 +18,11 @@ enum class JsonLetters {
 };
 
 // Appends `text` escaped, as the inside of a JSON string.
-void append_json_escaped(std::string& out, std::string_view text, JsonLetters letters = JsonLetters::all);
+void append_json_escaped(std::string& out, std::string_view text,
+                         JsonLetters letters = JsonLetters::all);
 
-void append_json_string(std::string& out, std::string_view text, JsonLetters letters = JsonLetters::all);
+void append_json_string(std::string& out, std::string_view text,
+                        JsonLetters letters = JsonLetters::all);
 std::string json_string(std::string_view text);
 
 // The number syntax of JSON (-12, 0, 1.50, 3e8), without blanks.

@@ -36,8 +36,8 @@ void decompose(CodePoint c, std::vector<CodePoint>& out) {
 // REQUIRES: decomposed and in order.
 void compose(std::vector<CodePoint>& points) {
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE);
-  const auto count =
-      utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()), options);
+  const auto count = utf8proc_normalize_utf32(
+      points.data(), static_cast<utf8proc_ssize_t>(points.size()), options);
   BRAID_CHECK(count >= 0 && static_cast<size_t>(count) <= points.size());
   points.resize(static_cast<size_t>(count));
 }
@@ -88,11 +88,14 @@ struct Step {
 
 // REQUIRES: well-formed text; not ASCII.
 Step step_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<CodePoint>(static_cast<uint8_t>(text[at + i])); };
+  const auto byte = [&](size_t i) {
+    return static_cast<CodePoint>(static_cast<uint8_t>(text[at + i]));
+  };
   const CodePoint lead = byte(0);
   if (lead < 0xE0) return {(lead & 0x1F) << 6 | (byte(1) & 0x3F), 2};
   if (lead < 0xF0) return {(lead & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3};
-  return {(lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+  return {(lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F),
+          4};
 }
 
 class RunNormalizer {
@@ -171,8 +174,9 @@ Result<std::string_view> nfc(std::string_view text, std::string& buffer) {
     if (at - run > kMaxNfcRunBytes) {
       return Error{
           ErrorKind::invalid_argument,
-          fmt::format("the text has {} bytes of combining marks on one letter; at most {} can be tokenized",
-                      at - run, kMaxNfcRunBytes)};
+          fmt::format(
+              "the text has {} bytes of combining marks on one letter; at most {} can be tokenized",
+              at - run, kMaxNfcRunBytes)};
     }
     const std::string_view before = text.substr(run, at - run);
     const std::string& after = normalizer.normalise(before);

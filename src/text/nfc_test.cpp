@@ -56,7 +56,9 @@ TEST(Nfc, KnownStrings) {
       {"order of marks", {'q', 0x307, 0x323}, {'q', 0x323, 0x307}},
       {"order, then composed", {'s', 0x307, 0x323}, {0x1E69}},
       {"composed before, then ordered", {0x1E61, 0x323}, {0x1E69}},
-      {"blocked by a mark of the same class", {'a', 0x315, 0x300, 0x5AE, 0x62}, {0xE0, 0x5AE, 0x315, 'b'}},
+      {"blocked by a mark of the same class",
+       {'a', 0x315, 0x300, 0x5AE, 0x62},
+       {0xE0, 0x5AE, 0x315, 'b'}},
       {"equal classes stay in order", {'x', 0x301, 0x300}, {'x', 0x301, 0x300}},
       {"a mark of early composites", {'e', 0x328, 'u', 0x31B}, {0x119, 0x1B0}},
       {"no composite", {'x', 0x301}, {'x', 0x301}},
@@ -94,7 +96,8 @@ TEST(Nfc, EveryCodePointAgainstUtf8proc) {
     }
     append_utf8(around, 0x301);
     if (c == 0x11A7) continue;  // utf8proc treats it as a final: KnownStrings
-    ASSERT_EQ(form_of(around), utf8proc_form(around)) << "U+" << std::hex << static_cast<uint32_t>(c);
+    ASSERT_EQ(form_of(around), utf8proc_form(around))
+        << "U+" << std::hex << static_cast<uint32_t>(c);
   }
 }
 
@@ -119,7 +122,8 @@ TEST(Nfc, WhatIsInTheFormIsNotCopied) {
   EXPECT_FALSE(is_copied(""));
   EXPECT_FALSE(is_copied("plain text"));
   EXPECT_FALSE(is_copied(utf8({0xE9, 0x4E2D, 0x6587, 0xD55C, 0x1F600, 0xE0100, 0x10FFFF})));
-  EXPECT_FALSE(is_copied(utf8({0x5E9, 0x5B0, 0x5BC, 0x64B, 'x', 0x301, 0x915, 0x93C, 0x94D, 0xE01, 0xE38})));
+  EXPECT_FALSE(
+      is_copied(utf8({0x5E9, 0x5B0, 0x5BC, 0x64B, 'x', 0x301, 0x915, 0x93C, 0x94D, 0xE01, 0xE38})));
   EXPECT_TRUE(is_copied(utf8({'e', 0x301})));
 }
 

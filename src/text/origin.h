@@ -16,8 +16,8 @@ namespace braid {
 
 // From most to least trusted: each recognizes fewer special tokens than the one before it.
 enum class Origin : uint8_t {
-  written = 0,      // by the template or by braid: all
-  answer = 1,       // earlier turn of the model: user-defined ones, and <think>, <tool_call> of any type
+  written = 0,  // by the template or by braid: all
+  answer = 1,  // earlier turn of the model: user-defined ones, and <think>, <tool_call> of any type
   instruction = 2,  // system and developer messages, tools: user-defined ones
   data = 3,         // by a user, a tool, a file: none
 };

@@ -63,7 +63,8 @@ TEST(Unicode, RepairCountsBytesOrMaximalSubparts) {
     const std::string around = "a" + c.bytes + "z";
     EXPECT_EQ(first_invalid_utf8(around), 1u);
     EXPECT_EQ(repaired_utf8(around, Utf8Repair::each_byte), "a" + copies(c.each_byte) + "z");
-    EXPECT_EQ(repaired_utf8(around, Utf8Repair::maximal_subpart), "a" + copies(c.maximal_subpart) + "z");
+    EXPECT_EQ(repaired_utf8(around, Utf8Repair::maximal_subpart),
+              "a" + copies(c.maximal_subpart) + "z");
   }
 }
 

@@ -6,9 +6,9 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "text/answer/answer_parser.h"
-#include "text/answer/detokenizer.h"
-#include "text/answer/stop_strings.h"
+#include "text/answer_parser.h"
+#include "text/detokenizer.h"
+#include "text/stop_strings.h"
 #include "text/unicode.h"
 
 namespace {

@@ -43,7 +43,8 @@ inline void change_key(GgufWriter& writer, const std::string& key, Input& in) {
       writer.remove(key);
       break;
     case 1: {
-      constexpr std::array<float, 8> kFloats = {0.0f, -1.0f, 1.0f, 0.5f, 1e30f, -1e-30f, INFINITY, NAN};
+      constexpr std::array<float, 8> kFloats = {0.0f,  -1.0f,   1.0f,     0.5f,
+                                                1e30f, -1e-30f, INFINITY, NAN};
       writer.set_f32(key, kFloats[in.byte() % kFloats.size()]);
       break;
     }

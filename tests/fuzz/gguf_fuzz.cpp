@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "base/check.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "gguf/quantize/quantize.h"
+#include "gguf/quantize.h"
 
 namespace {
 
@@ -56,7 +56,8 @@ void decode_some(const braid::GgufTensor& tensor) {
 void rebuild(const braid::GgufFile& file) {
   braid::GgufWriter writer;
   writer.copy_metadata(file);
-  for (const braid::GgufTensor& t : file.tensors()) writer.add_tensor(t.name, t.type, t.n_dims, t.ne, t.data);
+  for (const braid::GgufTensor& t : file.tensors())
+    writer.add_tensor(t.name, t.type, t.n_dims, t.ne, t.data);
   const std::vector<std::byte> bytes = writer.to_bytes();
   const auto again = braid::GgufFile::parse(bytes, "rebuilt");
   BRAID_CHECK(again.ok());
@@ -66,7 +67,8 @@ void rebuild(const braid::GgufFile& file) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto file = braid::GgufFile::parse({reinterpret_cast<const std::byte*>(data), size}, "input");
+  const auto file =
+      braid::GgufFile::parse({reinterpret_cast<const std::byte*>(data), size}, "input");
   if (!file.ok()) {
     BRAID_CHECK(file.error().message.rfind("input: ", 0) == 0);
     return 0;
@@ -77,7 +79,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     decode_some(tensor);
     tensors.push_back({tensor.name, tensor.type, tensor.ne});
   }
-  (void)braid::tensor_types_for(*braid::find_quantize_mix("Q4_K_M"), tensors, 24, size % 3 == 0 ? 8 : 0);
+  (void)braid::tensor_types_for(*braid::find_quantize_mix("Q4_K_M"), tensors, 24,
+                                size % 3 == 0 ? 8 : 0);
   rebuild(*file);
   return 0;
 }

@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "gguf/gguf.h"
-#include "server/grammar/grammar_cache.h"
-#include "server/grammar/grammar_matcher.h"
+#include "server/structured/grammar_cache.h"
+#include "server/structured/grammar_matcher.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {
@@ -28,8 +28,8 @@ inline const GrammarCache& demo_grammars() {
   return kGrammars;
 }
 
-inline void walk_form(std::shared_ptr<const GrammarProgram> program, std::span<const uint8_t> choices,
-                      int steps) {
+inline void walk_form(std::shared_ptr<const GrammarProgram> program,
+                      std::span<const uint8_t> choices, int steps) {
   const Tokenizer& tokenizer = demo_tokenizer();
   GrammarMatcher matcher(std::move(program));
   std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
@@ -39,7 +39,8 @@ inline void walk_form(std::shared_ptr<const GrammarProgram> program, std::span<c
     std::fill(bits.begin(), bits.end(), 0);
     matcher.allowed(bits);
     const size_t nodes = demo_grammars().trie().nodes().size();
-    const auto most = GrammarMatcher::kMostSteps + static_cast<int64_t>(GrammarMatcher::kMaxWide * nodes * 2);
+    const auto most =
+        GrammarMatcher::kMostSteps + static_cast<int64_t>(GrammarMatcher::kMaxWide * nodes * 2);
     BRAID_CHECK(matcher.steps() <= most);
     std::vector<int32_t> ids;
     for (size_t w = 0; w < bits.size(); ++w)

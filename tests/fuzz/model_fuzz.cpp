@@ -15,7 +15,7 @@
 #include "engine/engine.h"
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 
 namespace {
 
@@ -74,10 +74,10 @@ struct Base {
     for (const char* key :
          {"rope.scaling.type", "rope.scaling.factor", "rope.scaling.yarn_attn_factor",
           "rope.scaling.yarn_beta_slow", "rope.freq_base_swa", "rope.dimension_count_swa",
-          "attention.sliding_window", "attention.sliding_window_pattern", "attention.recurrent_layers",
-          "attention.scale", "attention.causal", "expert_shared_count", "expert_group_count",
-          "expert_gating_func", "expert_weights_scale", "expert_weights_norm", "leading_dense_block_count",
-          "nextn_predict_layers"})
+          "attention.sliding_window", "attention.sliding_window_pattern",
+          "attention.recurrent_layers", "attention.scale", "attention.causal",
+          "expert_shared_count", "expert_group_count", "expert_gating_func", "expert_weights_scale",
+          "expert_weights_norm", "leading_dense_block_count", "nextn_predict_layers"})
       keys.push_back(std::string(architecture) + "." + key);
   }
 };
@@ -99,8 +99,8 @@ void change_tensor(std::vector<Changed>& tensors, Input& in) {
   }
   Changed& tensor = tensors[index];
   if (kind == 1) {
-    tensor.name =
-        "blk." + std::to_string(in.byte() % 5) + (in.byte() % 2 ? ".attn_gate.weight" : ".exp_probs_b.bias");
+    tensor.name = "blk." + std::to_string(in.byte() % 5) +
+                  (in.byte() % 2 ? ".attn_gate.weight" : ".exp_probs_b.bias");
     const bool taken = std::count_if(tensors.begin(), tensors.end(),
                                      [&](const Changed& t) { return t.name == tensor.name; }) > 1;
     if (taken) tensor.name = "renamed" + std::to_string(index);
@@ -128,7 +128,8 @@ void check_config(const ModelConfig& config) {
       BRAID_CHECK(rope.dims > 0 && rope.dims % 2 == 0 && rope.dims <= a.head_dim);
       BRAID_CHECK(rope.factor > 0 && rope.freq_base > 1 && rope.magnitude > 0);
     } else {
-      BRAID_CHECK(layer.delta.key_heads > 0 && layer.delta.value_heads % layer.delta.key_heads == 0);
+      BRAID_CHECK(layer.delta.key_heads > 0 &&
+                  layer.delta.value_heads % layer.delta.key_heads == 0);
     }
     const FeedForwardConfig& f = layer.feed_forward;
     BRAID_CHECK(f.is_moe() ? f.experts_used > 0 && f.experts_used <= f.experts && f.expert_width > 0

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "request_generator.h"
-#include "server/models/served_model.h"
+#include "server/served_model.h"
 
 namespace braid::fuzz {
 

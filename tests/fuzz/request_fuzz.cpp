@@ -19,7 +19,8 @@ uint8_t choice_of(const braid::fuzz::RequestBody& body) {
 
 }  // namespace
 
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   if (seed % 2 == 0 || max_size <= kHead) return LLVMFuzzerMutate(data, size, max_size);
   const braid::fuzz::RequestBody body = braid::fuzz::RequestGenerator(seed).body();
   data[0] = choice_of(body);

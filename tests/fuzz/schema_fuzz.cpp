@@ -7,12 +7,13 @@
 
 #include "grammar_walk.h"
 #include "server/api/fields.h"
-#include "server/schema/schema_grammar.h"
+#include "server/structured/schema_grammar.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace braid::server;
   if (size == 0 || size > 1 << 16) return 0;
-  const auto schema = parse_body(std::string_view(reinterpret_cast<const char*>(data) + 1, size - 1));
+  const auto schema =
+      parse_body(std::string_view(reinterpret_cast<const char*>(data) + 1, size - 1));
   if (!schema.ok()) return 0;
   const auto made = schema_to_grammar(*schema, (data[0] & 1) != 0, demo_grammars());
   if (!made.ok()) {

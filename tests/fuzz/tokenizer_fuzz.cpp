@@ -12,7 +12,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "text/answer/detokenizer.h"
+#include "text/detokenizer.h"
 #include "text/nfc.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/tokenizer.h"
@@ -22,7 +22,8 @@ namespace {
 
 using namespace braid;
 
-constexpr std::array<const char*, 6> kNames = {"qwen2", "qwen35", "llama-bpe", "gpt-2", "laguna", ""};
+constexpr std::array<const char*, 6> kNames = {"qwen2", "qwen35", "llama-bpe",
+                                               "gpt-2", "laguna", ""};
 
 void add_token(VocabularyData& data, std::string text, TokenType type) {
   data.tokens.push_back(std::move(text));
@@ -83,7 +84,9 @@ void hold_promises(const Tokenizer& tokenizer, std::string_view text, bool parse
   }
   streamed += stream.flush();
   BRAID_CHECK(streamed == repaired_utf8(decoded, Utf8Repair::maximal_subpart));
-  BRAID_CHECK(tokenizer.encode(text, {.add_special = false, .parse_special = parse_special}).value() == *ids);
+  BRAID_CHECK(
+      tokenizer.encode(text, {.add_special = false, .parse_special = parse_special}).value() ==
+      *ids);
 }
 
 // Lines: "m" + a merge, "c" + a control token, "u" + a user-defined one, "n" + a normal one; "b"

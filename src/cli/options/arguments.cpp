@@ -15,13 +15,15 @@
 namespace braid::cli {
 namespace {
 
-constexpr std::string_view kLayers = "is not needed: all layers are on the GPU (or --device cpu: none)";
+constexpr std::string_view kLayers =
+    "is not needed: all layers are on the GPU (or --device cpu: none)";
 constexpr std::string_view kAttention = "is not needed: attention is always the fast one";
 constexpr std::string_view kMapping = "is not needed: weights are read once and stay in memory";
 constexpr std::string_view kTemplates = "is not needed: the model's template is always used";
 constexpr std::string_view kBatching = "is not needed: requests always run together";
 constexpr std::string_view kDownload =
-    "is not known: braid downloads nothing. Give a GGUF file with -m; `braid serve --discover` offers what "
+    "is not known: braid downloads nothing. Give a GGUF file with -m; `braid serve --discover` "
+    "offers what "
     "Hugging Face, Ollama and LM Studio have downloaded";
 constexpr std::string_view kOneGpu = "is not known: braid uses one GPU, and the model must fit";
 constexpr std::string_view kMedia = "is not known: braid reads text alone";
@@ -47,7 +49,8 @@ constexpr Habit kHabits[] = {
     {"-tb", Habit::ignored, "is not needed: prompts use the threads of -t", 1},
     {"--threads-batch", Habit::ignored, "is not needed: prompts use the threads of -t", 1},
     {"--enable-prefix-caching", Habit::ignored, "is not needed: prefixes are always cached"},
-    {"--reasoning-format", Habit::ignored, "is not needed: thoughts are always apart from answers", 1},
+    {"--reasoning-format", Habit::ignored, "is not needed: thoughts are always apart from answers",
+     1},
     {"-hf", Habit::refused, kDownload, 1},
     {"-hfr", Habit::refused, kDownload, 1},
     {"-hff", Habit::refused, kDownload, 1},
@@ -76,7 +79,8 @@ constexpr Habit kHabits[] = {
     {"--lora", Habit::refused, "is not known: merge the adapter into the model file", 1},
     {"--grammar", Habit::refused,
      "is not known: a request names its JSON schema or grammar (response_format)", 1},
-    {"--json-schema", Habit::refused, "is not known: a request names its schema (response_format)", 1},
+    {"--json-schema", Habit::refused, "is not known: a request names its schema (response_format)",
+     1},
     {"--temperature", Habit::renamed, "--temp", 1},
     {"--n-predict", Habit::renamed, "--predict", 1},
     {"--max-tokens", Habit::renamed, "--predict", 1},
@@ -101,7 +105,8 @@ size_t distance(std::string_view a, std::string_view b) {
   for (size_t i = 1; i <= a.size(); ++i) {
     now[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1] ? 1 : 0)});
+      now[j] =
+          std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1] ? 1 : 0)});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
         now[j] = std::min(now[j], before[j - 2] + 1);
     }
@@ -138,7 +143,8 @@ class Reader {
         continue;
       }
       const size_t equals = word.starts_with("--") ? word.find('=') : word.npos;
-      BRAID_ASSIGN(const int values, option(word.substr(0, equals), word, equals, typed.subspan(i + 1)));
+      BRAID_ASSIGN(const int values,
+                   option(word.substr(0, equals), word, equals, typed.subspan(i + 1)));
       // Values are taken as they are, even if they look like options.
       for (int v = 0; v < values && equals == word.npos && i + 1 < typed.size(); ++v) {
         ++i;
@@ -149,7 +155,9 @@ class Reader {
   }
 
  private:
-  const CLI::Option* find(const std::string& name) const { return command_.get_option_no_throw(name); }
+  const CLI::Option* find(const std::string& name) const {
+    return command_.get_option_no_throw(name);
+  }
 
   // Values that follow.
   static int values_of(const CLI::Option& option) { return option.get_expected_max() > 0 ? 1 : 0; }
@@ -194,11 +202,14 @@ class Reader {
     return std::string(near);
   }
 
-  Result<int> follow(const Habit& habit, const std::string& value, std::span<const std::string> rest) {
+  Result<int> follow(const Habit& habit, const std::string& value,
+                     std::span<const std::string> rest) {
     int values = habit.values;
     if (values == Habit::kMaybe) {
       const auto is_word = [&](const char* word) { return !rest.empty() && rest.front() == word; };
-      values = is_word("on") || is_word("off") || is_word("auto") || is_word("0") || is_word("1") ? 1 : 0;
+      values = is_word("on") || is_word("off") || is_word("auto") || is_word("0") || is_word("1")
+                   ? 1
+                   : 0;
     }
     if (habit.kind == Habit::refused) return wrong(fmt::format("{} {}", habit.name, habit.text));
     if (habit.kind == Habit::ignored) {
@@ -255,7 +266,8 @@ Result<Arguments> read_arguments(const CLI::App& app, std::span<const std::strin
     return out;
   }
   if (first.ends_with(".gguf"))
-    return wrong(fmt::format("a command comes first: braid run {}, or braid serve {}", first, first));
+    return wrong(
+        fmt::format("a command comes first: braid run {}, or braid serve {}", first, first));
   const std::string_view near = nearest(first, names);
   return wrong(fmt::format("braid has no command {}{}; there are {}", first,
                            near.empty() ? "" : fmt::format(" (did you mean {}?)", near),

@@ -25,8 +25,9 @@ struct Habit {
   enum Kind { renamed, ignored, refused };
   std::string_view name;
   Kind kind;
-  std::string_view text;  // renamed: braid's option and perhaps its value ("--device cpu"); else a sentence
-  int values = 0;         // that follow it; kMaybe: one if it is on, off, auto, 0 or 1
+  std::string_view
+      text;  // renamed: braid's option and perhaps its value ("--device cpu"); else a sentence
+  int values = 0;  // that follow it; kMaybe: one if it is on, off, auto, 0 or 1
   static constexpr int kMaybe = -1;
 };
 std::span<const Habit> habits();

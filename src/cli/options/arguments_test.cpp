@@ -58,7 +58,8 @@ TEST_F(ArgumentsTest, EveryHabitIsOne) {
   std::set<std::string> names;
   for (const ListedCommand& command : list_commands(*app_)) {
     if (command.name != "run" && command.name != "serve") continue;
-    for (const ListedOption& option : command.options) names.insert(option.names.begin(), option.names.end());
+    for (const ListedOption& option : command.options)
+      names.insert(option.names.begin(), option.names.end());
   }
   std::set<std::string_view> seen;
   for (const Habit& habit : habits()) {
@@ -66,7 +67,8 @@ TEST_F(ArgumentsTest, EveryHabitIsOne) {
     // -np is not one of every command.
     if (habit.name != "-np" && habit.name != "--parallel")
       EXPECT_FALSE(names.contains(std::string(habit.name))) << habit.name;
-    if (habit.kind == Habit::renamed) EXPECT_TRUE(names.contains(std::string(habit.text))) << habit.text;
+    if (habit.kind == Habit::renamed)
+      EXPECT_TRUE(names.contains(std::string(habit.text))) << habit.text;
   }
 }
 

@@ -15,7 +15,7 @@
 #include "cli/commands.h"
 #include "cli/options/completion.h"
 #include "cli/options/listing.h"
-#include "cli/terminal/terminal.h"
+#include "cli/terminal.h"
 
 namespace braid::cli {
 namespace {
@@ -30,7 +30,8 @@ struct Described {
 };
 
 Described describe(const ListedOption& option) {
-  Described out{option.names, option.help.substr(0, option.help.find('\n')), Takes::nothing, option.choices};
+  Described out{option.names, option.help.substr(0, option.help.find('\n')), Takes::nothing,
+                option.choices};
   out.takes = !option.choices.empty() ? Takes::word
               : option.value.empty()  ? Takes::nothing
               : option.value == "N"   ? Takes::number
@@ -89,7 +90,8 @@ std::string bash_script(const std::vector<Command>& commands) {
       "  COMPREPLY=()\n"
       "  case $command in\n";
   out += fmt::format(
-      "    '')\n      COMPREPLY=($(compgen -W '{} --help --version' -- \"$cur\"))\n      return ;;\n",
+      "    '')\n      COMPREPLY=($(compgen -W '{} --help --version' -- \"$cur\"))\n      return "
+      ";;\n",
       joined(names_of(commands), " "));
   for (const Command& command : commands) {
     std::vector<std::string> all;
@@ -105,8 +107,8 @@ std::string bash_script(const std::vector<Command>& commands) {
       }
       const std::string pattern = joined(option.names, "|");
       if (option.takes == Takes::word) {
-        out += fmt::format("        {}) COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return ;;\n", pattern,
-                           joined(option.words, " "));
+        out += fmt::format("        {}) COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return ;;\n",
+                           pattern, joined(option.words, " "));
       } else if (option.takes == Takes::number) {
         out += fmt::format("        {}) compopt +o default 2>/dev/null; return ;;\n", pattern);
       } else if (option.takes == Takes::file) {
@@ -114,10 +116,12 @@ std::string bash_script(const std::vector<Command>& commands) {
       }
     }
     out += fmt::format(
-        "      esac\n      [[ $cur != -* ]] || {{ COMPREPLY=($(compgen -W '{}' -- \"$cur\")); return; }}\n",
+        "      esac\n      [[ $cur != -* ]] || {{ COMPREPLY=($(compgen -W '{}' -- \"$cur\")); "
+        "return; }}\n",
         joined(all, " "));
     if (!operands.empty()) {
-      out += fmt::format("      COMPREPLY=($(compgen -W '{}' -- \"$cur\"))\n", joined(operands, " "));
+      out +=
+          fmt::format("      COMPREPLY=($(compgen -W '{}' -- \"$cur\"))\n", joined(operands, " "));
     }
     if (!files) out += "      compopt +o default 2>/dev/null\n";
     out += "      return ;;\n";
@@ -151,7 +155,8 @@ std::string zsh_value(const Described& option) {
 
 std::string zsh_script(const std::vector<Command>& commands) {
   std::string out =
-      "#compdef braid\n# zsh completion for braid: a file _braid in a directory of $fpath, or source it\n"
+      "#compdef braid\n# zsh completion for braid: a file _braid in a directory of $fpath, or "
+      "source it\n"
       "_braid() {\n  local -a commands\n  commands=(\n";
   for (const Command& command : commands) {
     out += "    " + quoted(command.name + ":" + zsh_help(command.help)) + "\n";
@@ -170,21 +175,24 @@ std::string zsh_script(const std::vector<Command>& commands) {
       // All names of an option at once, and any number of times, as some may be repeated.
       for (size_t i = 0; i < option.names.size(); ++i) {
         if (i > 0) out += " ";
-        out += quoted("*" + option.names[i] + "[" + zsh_help(option.help) + "]" + zsh_value(option));
+        out +=
+            quoted("*" + option.names[i] + "[" + zsh_help(option.help) + "]" + zsh_value(option));
       }
     }
     out += " ;;\n";
   }
   return out +
-         "  esac\n}\nif [ \"$funcstack[1]\" = _braid ]; then _braid \"$@\"; else compdef _braid braid; fi\n";
+         "  esac\n}\nif [ \"$funcstack[1]\" = _braid ]; then _braid \"$@\"; else compdef _braid "
+         "braid; fi\n";
 }
 
 std::string fish_script(const std::vector<Command>& commands) {
-  std::string out = "# fish completion for braid: braid completion fish | source\ncomplete -c braid -f\n";
+  std::string out =
+      "# fish completion for braid: braid completion fish | source\ncomplete -c braid -f\n";
   const std::string all = joined(names_of(commands), " ");
   for (const Command& command : commands) {
-    out += fmt::format("complete -c braid -n 'not __fish_seen_subcommand_from {}' -a {} -d {}\n", all,
-                       command.name, quoted(command.help, true));
+    out += fmt::format("complete -c braid -n 'not __fish_seen_subcommand_from {}' -a {} -d {}\n",
+                       all, command.name, quoted(command.help, true));
     const std::string here =
         fmt::format("complete -c braid -n '__fish_seen_subcommand_from {}'", command.name);
     for (const Described& option : command.options) {
@@ -193,7 +201,8 @@ std::string fish_script(const std::vector<Command>& commands) {
         out += name.rfind("--", 0) == 0 ? " -l " + name.substr(2) : " -s " + name.substr(1);
       }
       if (option.takes == Takes::word) {
-        out += (option.names.empty() ? " -a " : " -x -a ") + quoted(joined(option.words, " "), true);
+        out +=
+            (option.names.empty() ? " -a " : " -x -a ") + quoted(joined(option.words, " "), true);
       }
       if (option.takes == Takes::number && !option.names.empty()) out += " -x";
       if (option.takes == Takes::file) out += option.names.empty() ? " -F" : " -r -F";

@@ -19,7 +19,8 @@ namespace {
 class Completion : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("braid-completion-" + std::to_string(::getpid()));
+    folder_ =
+        std::filesystem::temp_directory_path() / ("braid-completion-" + std::to_string(::getpid()));
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -45,8 +46,9 @@ class Completion : public ::testing::Test {
 
   // What bash offers behind `words`; the last one is being typed.
   std::string offered(const std::string& words) {
-    return output("bash -c 'source " + written("bash") + "; COMP_WORDS=(" + words +
-                  "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _braid 2>/dev/null; echo \"${COMPREPLY[*]}\"'");
+    return output(
+        "bash -c 'source " + written("bash") + "; COMP_WORDS=(" + words +
+        "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _braid 2>/dev/null; echo \"${COMPREPLY[*]}\"'");
   }
 
   int code_ = 0;
@@ -59,11 +61,13 @@ TEST_F(Completion, NamesEveryCommandAndOption) {
     const std::string script = completion_script(*app_, shell);
     for (const CLI::App* command : app_->get_subcommands([](const CLI::App*) { return true; })) {
       if (command->get_group().empty()) continue;  // hidden
-      EXPECT_NE(script.find(command->get_name()), script.npos) << shell << " " << command->get_name();
+      EXPECT_NE(script.find(command->get_name()), script.npos)
+          << shell << " " << command->get_name();
       for (const CLI::Option* option : command->get_options()) {
         for (const std::string& name : option->get_lnames()) {
           const std::string written = std::string(shell) == "fish" ? "-l " + name : "--" + name;
-          EXPECT_NE(script.find(written), script.npos) << shell << " " << command->get_name() << " " << name;
+          EXPECT_NE(script.find(written), script.npos)
+              << shell << " " << command->get_name() << " " << name;
         }
       }
     }
@@ -89,8 +93,8 @@ TEST_F(Completion, ZshAndFishReadTheirs) {
   if (has("fish")) {
     const std::string path = written("fish");
     EXPECT_EQ(output("fish -n " + path + " 2>&1"), "");
-    const std::string offered =
-        output("fish -c 'source " + path + "; complete -C \"braid serve --late-system \"' 2>/dev/null");
+    const std::string offered = output("fish -c 'source " + path +
+                                       "; complete -C \"braid serve --late-system \"' 2>/dev/null");
     EXPECT_NE(offered.find("attach"), offered.npos) << offered;
   }
 }

@@ -11,11 +11,11 @@
 
 #include "cli/commands.h"
 #include "cli/options/man.h"
-#include "cli/terminal/terminal.h"
+#include "cli/terminal.h"
 #include "server/api/error_codes.h"
+#include "server/api/request_fields.h"
+#include "server/endpoints/metrics.h"
 #include "server/endpoints/routes.h"
-#include "server/metrics/metrics.h"
-#include "server/requests/request_fields.h"
 
 namespace braid::cli {
 namespace {
@@ -38,7 +38,8 @@ std::string option_row(const ListedOption& option) {
   std::string help = cell(option.help);
   if (!option.choices.empty() && option.value == "NAME")
     help += fmt::format(" (one of {})", fmt::join(option.choices, ", "));
-  return fmt::format("| {} | {} | {} | {} | {} |\n", names, help, cell(option.fallback), option.range,
+  return fmt::format("| {} | {} | {} | {} | {} |\n", names, help, cell(option.fallback),
+                     option.range,
                      option.environment.empty() ? "" : "`" + option.environment + "`");
 }
 
@@ -57,7 +58,8 @@ std::string field_table(server::FieldState state) {
     if (field.state != state) continue;
     if (rows.empty() || rows.back().name != field.name)
       rows.push_back({std::string(field.name), std::string(field.reason), {}});
-    for (size_t i = 0; i < kEndpoints.size(); ++i) rows.back().at[i] |= kEndpoints[i] == field.endpoint;
+    for (size_t i = 0; i < kEndpoints.size(); ++i)
+      rows.back().at[i] |= kEndpoints[i] == field.endpoint;
   }
   const bool reasons = state == server::FieldState::refused;
   std::string out =
@@ -84,7 +86,8 @@ std::string cli_reference(const std::vector<ListedCommand>& commands) {
       if (option.group != group) {
         group = option.group;
         out += fmt::format(
-            "\n**{}**\n\n| option | | default | range | environment |\n|---|---|---|---|---|\n", group);
+            "\n**{}**\n\n| option | | default | range | environment |\n|---|---|---|---|---|\n",
+            group);
       }
       out += option_row(option);
     }
@@ -97,8 +100,9 @@ std::string api_reference() {
   std::string out = "## Paths\n\n| method | path | API key |\n|---|---|---|\n";
   for (const server::Route& route : server::all_routes()) {
     using Open = server::Route::Open;
-    out += fmt::format("| {} | `{}{}` | {} |\n", std::string_view(route.method) == "*" ? "any" : route.method,
-                       route.path, route.below ? "..." : "",
+    out += fmt::format("| {} | `{}{}` | {} |\n",
+                       std::string_view(route.method) == "*" ? "any" : route.method, route.path,
+                       route.below ? "..." : "",
                        route.open == Open::no                  ? "needed if there are keys"
                        : route.open == Open::yes               ? "never"
                        : route.open == Open::if_public_metrics ? "needed, unless --public-metrics"
@@ -107,7 +111,8 @@ std::string api_reference() {
   out += "\nEach path exists with and without `/v1`.\n\n## Fields that are obeyed\n\n";
   out += field_table(server::FieldState::read);
   out +=
-      "\n## Fields that are refused\n\nA request with one of these is answered with 400, unless its value "
+      "\n## Fields that are refused\n\nA request with one of these is answered with 400, unless "
+      "its value "
       "asks "
       "for nothing\n(null, false, 0, an empty text or list).\n\n";
   out += field_table(server::FieldState::refused);
@@ -136,8 +141,8 @@ std::string metrics_reference() {
 std::string errors_reference() {
   std::string out = "| code | status | cause | what to do |\n|---|---|---|---|\n";
   for (const server::ErrorCode& each : server::error_codes())
-    out +=
-        fmt::format("| `{}` | {} | {} | {} |\n", each.code, each.statuses, cell(each.cause), cell(each.cure));
+    out += fmt::format("| `{}` | {} | {} | {} |\n", each.code, each.statuses, cell(each.cause),
+                       cell(each.cure));
   return out;
 }
 

@@ -25,7 +25,8 @@ std::string description(const ListedOption& option, bool all) {
   std::vector<std::string> facts;
   if (!option.choices.empty() && option.value == "NAME")
     facts.push_back(fmt::format("one of {}", fmt::join(option.choices, ", ")));
-  if (!option.fallback.empty() && option.fallback != "[]") facts.push_back("default " + option.fallback);
+  if (!option.fallback.empty() && option.fallback != "[]")
+    facts.push_back("default " + option.fallback);
   if (all && !option.range.empty()) facts.push_back(option.range);
   if (all && !option.environment.empty()) facts.push_back(option.environment);
   if (!facts.empty()) out += fmt::format(" [{}]", fmt::join(facts, "; "));
@@ -35,7 +36,8 @@ std::string description(const ListedOption& option, bool all) {
 std::string option_lines(const ListedOption& option, bool all) {
   std::string head = "  " + signature(option);
   const std::string text = wrapped(description(option, all), kColumns - kHelpColumn, kHelpColumn);
-  if (head.size() + 2 > kHelpColumn) return head + "\n" + std::string(kHelpColumn, ' ') + text + "\n";
+  if (head.size() + 2 > kHelpColumn)
+    return head + "\n" + std::string(kHelpColumn, ' ') + text + "\n";
   head.resize(kHelpColumn, ' ');
   return head + text + "\n";
 }
@@ -94,13 +96,15 @@ std::string command_help(const CLI::App& command, bool all) {
     if (option.group != group) out += fmt::format("\n{}:\n", group = option.group);
     out += option_lines(option, all);
   }
-  if (hidden > 0) out += fmt::format("\n{} more options: braid {} --help-all\n", hidden, listed.name);
+  if (hidden > 0)
+    out += fmt::format("\n{} more options: braid {} --help-all\n", hidden, listed.name);
   if (!listed.footer.empty()) out += "\n" + wrapped(listed.footer, kColumns, 0) + "\n";
   return out;
 }
 
 std::string program_help(const CLI::App& app) {
-  std::string out = wrapped(app.get_description(), kColumns, 0) + "\n\nUsage: braid COMMAND [OPTIONS]\n\n";
+  std::string out =
+      wrapped(app.get_description(), kColumns, 0) + "\n\nUsage: braid COMMAND [OPTIONS]\n\n";
   for (const ListedCommand& command : list_commands(app))
     out += fmt::format("  {:<12} {}\n", command.name, wrapped(command.help, kColumns - 15, 15));
   return out + "\n" + app.get_footer() + "\n";

@@ -40,7 +40,8 @@ std::string range_of(const std::string& type) {
   const size_t begin = type.find('['), middle = type.find(" - ", begin == type.npos ? 0 : begin),
                end = type.find(']', begin == type.npos ? 0 : begin);
   if (begin == type.npos || middle == type.npos || end == type.npos) return {};
-  return type.substr(begin + 1, middle - begin - 1) + " to " + type.substr(middle + 3, end - middle - 3);
+  return type.substr(begin + 1, middle - begin - 1) + " to " +
+         type.substr(middle + 3, end - middle - 3);
 }
 
 std::string value_of(const CLI::Option& option, const std::vector<std::string>& choices) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cli/options/listing.h"
-#include "cli/terminal/terminal.h"
+#include "cli/terminal.h"
 
 namespace braid::cli {
 namespace {
@@ -87,19 +87,22 @@ std::string options_text(const ListedCommand& command) {
     }
     out += entry_of(option);
   }
-  return (operands.empty() ? "" : ".SH OPERANDS\n" + operands) + (out.empty() ? "" : ".SH OPTIONS\n" + out);
+  return (operands.empty() ? "" : ".SH OPERANDS\n" + operands) +
+         (out.empty() ? "" : ".SH OPTIONS\n" + out);
 }
 
-std::string man_header(const std::string& title, const std::string& what, const std::string& version) {
+std::string man_header(const std::string& title, const std::string& what,
+                       const std::string& version) {
   std::string upper = title;
   for (char& c : upper) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   // Pages of one version are the same bytes whenever they are made: no date.
-  return fmt::format(".TH {} 1 \"\" \"braid {}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n", roff(upper),
-                     version, roff(title), roff(what));
+  return fmt::format(".TH {} 1 \"\" \"braid {}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n",
+                     roff(upper), version, roff(title), roff(what));
 }
 
 constexpr const char* kExitStatus =
-    ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n2\na fault in the input or an option; one sentence on stderr "
+    ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n2\na fault in the input or an option; one sentence on "
+    "stderr "
     "says which\n"
     ".TP\n130\ninterrupted\n";
 

@@ -22,10 +22,12 @@ class Man : public ::testing::Test {
 
   // The page as groff prints it, and what it complains of; empty without groff.
   std::string printed(const std::string& name) {
-    const auto path = std::filesystem::temp_directory_path() / ("braid-man-" + std::to_string(::getpid()));
+    const auto path =
+        std::filesystem::temp_directory_path() / ("braid-man-" + std::to_string(::getpid()));
     std::ofstream(path) << page(name);
     std::string out;
-    FILE* pipe = ::popen(("groff -man -Tascii -P-c -ww -rLL=200n " + path.string() + " 2>&1").c_str(), "r");
+    FILE* pipe =
+        ::popen(("groff -man -Tascii -P-c -ww -rLL=200n " + path.string() + " 2>&1").c_str(), "r");
     char buffer[4096];
     while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) out.append(buffer, n);
     ::pclose(pipe);
@@ -57,8 +59,10 @@ TEST_F(Man, NamesEveryCommandAndOption) {
     for (const CLI::Option* option : command->get_options()) {
       for (const std::string& name : option->get_lnames()) {
         std::string wanted = "--" + name;
-        for (size_t at = 0; (at = wanted.find('-', at)) != wanted.npos; at += 2) wanted.insert(at, "\\");
-        EXPECT_NE(own.find("\\fB" + wanted + "\\fR"), own.npos) << command->get_name() << " " << name;
+        for (size_t at = 0; (at = wanted.find('-', at)) != wanted.npos; at += 2)
+          wanted.insert(at, "\\");
+        EXPECT_NE(own.find("\\fB" + wanted + "\\fR"), own.npos)
+            << command->get_name() << " " << name;
       }
     }
   }
@@ -76,7 +80,8 @@ TEST_F(Man, LeavesOutWhatHelpHides) {
 TEST_F(Man, SaysRangeDefaultAndVariable) {
   const std::string serve = page("serve");
   EXPECT_NE(serve.find("\\fB\\-\\-parallel\\fR \\fIN\\fR\n"), serve.npos);
-  EXPECT_NE(serve.find("from 1 to 4096; default: 4; variable: \\fBBRAID_PARALLEL\\fR)"), serve.npos);
+  EXPECT_NE(serve.find("from 1 to 4096; default: 4; variable: \\fBBRAID_PARALLEL\\fR)"),
+            serve.npos);
   EXPECT_NE(serve.find("\\fB\\-\\-device\\fR auto|cuda|cpu|ref\n"), serve.npos);
   EXPECT_NE(page("completion").find(" \\fIshell\\fR\n"), std::string::npos);
 }
@@ -91,8 +96,8 @@ TEST_F(Man, TextIsNeverARequest) {
 
 TEST_F(Man, GroffReadsEveryPageWithoutAWarning) {
   if (!has_groff()) GTEST_SKIP() << "no groff";
-  for (const char* name :
-       {"", "run", "serve", "bench", "ppl", "kv-report", "inspect", "quantize", "completion", "plan"}) {
+  for (const char* name : {"", "run", "serve", "bench", "ppl", "kv-report", "inspect", "quantize",
+                           "completion", "plan"}) {
     const std::string text = printed(name);
     EXPECT_EQ(text.find("warning"), text.npos) << name << text.substr(0, 400);
     EXPECT_NE(text.find("EXIT STATUS"), text.npos) << name;
@@ -110,7 +115,8 @@ TEST_F(Man, IsACommand) {
   EXPECT_EQ(code_, 0);
   testing::internal::CaptureStderr();
   app_->parse("docs man nothing");
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("no command \"nothing\""), std::string::npos);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("no command \"nothing\""),
+            std::string::npos);
   EXPECT_EQ(code_, 2);
 }
 

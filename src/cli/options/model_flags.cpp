@@ -43,7 +43,8 @@ std::optional<SpecTypes> spec_types(const std::string& text) {
 }
 
 std::string check_spec_types(const std::string& text) {
-  return spec_types(text) ? "" : text + " is not made of none, ngram, mtp, dflash and auto, with commas";
+  return spec_types(text) ? ""
+                          : text + " is not made of none, ngram, mtp, dflash and auto, with commas";
 }
 
 void add_model_part(CLI::App& command, ModelFlags& flags) {
@@ -52,9 +53,12 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
       ->type_name("FILE");
   group
       .add("-c,--ctx-size", flags.context,
-           "tokens of context of one conversation (default: the model's, or as many as fit in memory)")
+           "tokens of context of one conversation (default: the model's, or as many as fit in "
+           "memory)")
       ->check(CLI::NonNegativeNumber);
-  group.add("--device", flags.device, "auto takes the GPU if there is one; ref is the slow scalar reference")
+  group
+      .add("--device", flags.device,
+           "auto takes the GPU if there is one; ref is the slow scalar reference")
       ->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))
       ->capture_default_str();
   group.add("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
@@ -70,8 +74,9 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
            "on a CPU, the precision of activations that meet quantized weights; f32 is exact")
       ->check(CLI::IsMember({"i8", "i16", "f32"}))
       ->capture_default_str();
-  group.flag("--deterministic", flags.deterministic,
-             "the same bytes for a request whatever else runs (a GPU is slower; a CPU always does this)");
+  group.flag(
+      "--deterministic", flags.deterministic,
+      "the same bytes for a request whatever else runs (a GPU is slower; a CPU always does this)");
 }
 
 void add_cache_part(CLI::App& command, ModelFlags& flags) {
@@ -79,7 +84,8 @@ void add_cache_part(CLI::App& command, ModelFlags& flags) {
   group
       .add("--cache-type-k", flags.cache_k,
            "format of keys: " + kv_codec_names() +
-               ", or auto: f16 if all contexts fit, else q8_0. A CPU is fast with f16, q8_0, q4_0 and c4")
+               ", or auto: f16 if all contexts fit, else q8_0. A CPU is fast with f16, q8_0, q4_0 "
+               "and c4")
       ->type_name("TYPE")
       ->capture_default_str();
   group.add("--cache-type-v", flags.cache_v, "format of values, as for keys")
@@ -95,14 +101,17 @@ void add_cache_part(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str();
   group
       .add("--fa-window", flags.attention_window,
-           "attention sees the newest N positions only. It is faster at long contexts, and an approximation "
+           "attention sees the newest N positions only. It is faster at long contexts, and an "
+           "approximation "
            "that breaks retrieval and tool calls. 0: all positions")
       ->capture_default_str();
 }
 
 void add_memory_part(CLI::App& command, ModelFlags& flags) {
   OptionGroup group(command, "Memory");
-  group.add("--kv-memory", flags.kv_memory, "of the KV cache, e.g. 8G (default: all contexts, if they fit)")
+  group
+      .add("--kv-memory", flags.kv_memory,
+           "of the KV cache, e.g. 8G (default: all contexts, if they fit)")
       ->type_name("SIZE");
   group
       .add("--state-memory", flags.state_memory,
@@ -123,7 +132,8 @@ void add_schedule_part(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(0, 65536));
   group
       .add("--gap-limit", flags.gap_limit,
-           "longest wait for a token while a prompt is computed, in decode steps without one; 0: any, "
+           "longest wait for a token while a prompt is computed, in decode steps without one; 0: "
+           "any, "
            "prompts run in whole chunks")
       ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str();
@@ -144,8 +154,10 @@ void add_drafter_part(CLI::App& command, ModelFlags& flags) {
   OptionGroup group(command, "Speculative decoding");
   group
       .add("--spec-type", flags.spec_type,
-           "what proposes tokens, several with commas: none; ngram: repeats of the conversation; mtp: the "
-           "model's own head; dflash: the model of -md; auto: dflash with -md, else mtp if the file has it, "
+           "what proposes tokens, several with commas: none; ngram: repeats of the conversation; "
+           "mtp: the "
+           "model's own head; dflash: the model of -md; auto: dflash with -md, else mtp if the "
+           "file has it, "
            "and ngram with up to 8 sequences. With --deterministic auto is none")
       ->check(check_spec_types)
       ->type_name("TYPES")
@@ -165,7 +177,8 @@ void add_drafter_part(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str();
   group
       .add("--spec-draft-vocab", flags.spec_draft_vocab,
-           "mtp chooses among N tokens, the most recently used; 0: all; auto: 40960 of a vocabulary four "
+           "mtp chooses among N tokens, the most recently used; 0: all; auto: 40960 of a "
+           "vocabulary four "
            "times as large")
       ->transform([](std::string text) { return text == "auto" ? std::string("-1") : text; })
       ->check(CLI::Range(-1, 1 << 24))
@@ -179,7 +192,8 @@ void add_speculation_part(CLI::App& command, ModelFlags& flags) {
            "mtp and dflash propose tokens of at least this probability")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  group.flag("--spec-always", flags.spec_always, "speculate even where it was measured to cost time");
+  group.flag("--spec-always", flags.spec_always,
+             "speculate even where it was measured to cost time");
 }
 
 // `*bytes` keeps its value if nothing was written.
@@ -187,7 +201,8 @@ template <typename Bytes>
 Status read_size(const char* option, const std::string& text, Bytes* bytes) {
   if (text.empty()) return {};
   const auto size = parse_size(text);
-  if (!size.ok()) return Error{size.error().kind, fmt::format("{}: {}", option, size.error().message)};
+  if (!size.ok())
+    return Error{size.error().kind, fmt::format("{}: {}", option, size.error().message)};
   *bytes = static_cast<Bytes>(std::min<uint64_t>(*size, INT64_MAX));
   return {};
 }
@@ -199,7 +214,8 @@ void add_model_options(CLI::App& command, ModelFlags& flags, uint32_t parts) {
   if (parts & kTemplatePart) {
     OptionGroup(command, "Model")
         .add("--chat-template", flags.chat_template,
-             "Jinja file in place of the model's chat template, or the name of another one in its file")
+             "Jinja file in place of the model's chat template, or the name of another one in its "
+             "file")
         ->type_name("FILE");
   }
   if (parts & kParallelPart) {
@@ -219,7 +235,8 @@ void add_model_options(CLI::App& command, ModelFlags& flags, uint32_t parts) {
 // Rows stay as they are written if both sides can be written so; else full blocks are sealed.
 Status read_cache_types(const ModelFlags& flags, EngineOptions& options) {
   options.kv_tail = {flags.kv_tail, flags.kv_sink};
-  const std::string k = CLI::detail::to_lower(flags.cache_k), v = CLI::detail::to_lower(flags.cache_v);
+  const std::string k = CLI::detail::to_lower(flags.cache_k),
+                    v = CLI::detail::to_lower(flags.cache_v);
   if (parse_kv_format(k, &options.k_format) && parse_kv_format(v, &options.v_format)) return {};
   options.k_format = options.v_format = KvFormat::f16;
   if ((k == "auto") != (v == "auto"))
@@ -228,7 +245,8 @@ Status read_cache_types(const ModelFlags& flags, EngineOptions& options) {
   if (options.kv_auto) return {};
   const auto codec = [](const char* flag, const std::string& name, const KvCodec** out) -> Status {
     const auto found = find_kv_codec(name);
-    if (!found.ok()) return Error{found.error().kind, fmt::format("{}: {}", flag, found.error().message)};
+    if (!found.ok())
+      return Error{found.error().kind, fmt::format("{}: {}", flag, found.error().message)};
     *out = *found;
     return {};
   };
@@ -276,14 +294,22 @@ void add_sampling_options(CLI::App& command, SamplingFlags& flags) {
   OptionGroup group(command, "Sampling");
   group.add("--temp", flags.temperature,
             "temperature; 0: always the most probable token (default: the file's, else 1)");
-  group.add("--top-k", flags.top_k, "only the k most probable; 0: all (default: the file's, else 20)");
-  group.add("--top-p", flags.top_p, "only the most probable that sum to p (default: the file's, else 0.95)");
-  group.add("--min-p", flags.min_p, "only those at least p times as probable as the first (default: 0)");
-  group.add("--repeat-penalty", flags.repeat_penalty, "above 1: tokens seen before become less probable");
-  group.add("--repeat-last-n", flags.repeat_last_n, "tokens that --repeat-penalty looks back; -1: all");
-  group.add("--presence-penalty", flags.presence_penalty, "subtracted once from tokens generated before");
-  group.add("--frequency-penalty", flags.frequency_penalty, "subtracted for each time a token was generated");
-  group.add("-s,--seed", flags.seed, "the same seed and prompt give the same text; -1: a random one");
+  group.add("--top-k", flags.top_k,
+            "only the k most probable; 0: all (default: the file's, else 20)");
+  group.add("--top-p", flags.top_p,
+            "only the most probable that sum to p (default: the file's, else 0.95)");
+  group.add("--min-p", flags.min_p,
+            "only those at least p times as probable as the first (default: 0)");
+  group.add("--repeat-penalty", flags.repeat_penalty,
+            "above 1: tokens seen before become less probable");
+  group.add("--repeat-last-n", flags.repeat_last_n,
+            "tokens that --repeat-penalty looks back; -1: all");
+  group.add("--presence-penalty", flags.presence_penalty,
+            "subtracted once from tokens generated before");
+  group.add("--frequency-penalty", flags.frequency_penalty,
+            "subtracted for each time a token was generated");
+  group.add("-s,--seed", flags.seed,
+            "the same seed and prompt give the same text; -1: a random one");
 }
 
 Result<SamplingParams> sampling_params(const SamplingFlags& flags, const GgufFile& file) {
@@ -293,7 +319,8 @@ Result<SamplingParams> sampling_params(const SamplingFlags& flags, const GgufFil
     value = given.value_or(stored.value_or(value));
     return {};
   };
-  auto integer = [&](const char* key, const std::optional<int32_t>& given, int32_t& value) -> Status {
+  auto integer = [&](const char* key, const std::optional<int32_t>& given,
+                     int32_t& value) -> Status {
     BRAID_ASSIGN(const auto stored, file.find_i32(std::string("general.sampling.") + key));
     value = given.value_or(stored.value_or(value));
     return {};

@@ -7,7 +7,7 @@
 
 #include "base/result.h"
 #include "engine/engine_options.h"
-#include "engine/request/request.h"
+#include "engine/request.h"
 #include "gguf/gguf.h"
 
 namespace CLI {
@@ -68,7 +68,8 @@ Result<EngineOptions> engine_options(const ModelFlags& flags);
 
 // Sampling as the user gave it. What is empty comes from the file or the engine's defaults.
 struct SamplingFlags {
-  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty,
+      frequency_penalty;
   std::optional<int32_t> top_k, repeat_last_n;
   int64_t seed = -1;  // negative: a random one
 };

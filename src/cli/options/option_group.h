@@ -26,7 +26,9 @@ class OptionGroup {
     const size_t begin = names.find("--");
     std::string out = "BRAID_";
     for (size_t i = begin + 2; i < names.size() && names[i] != ','; ++i)
-      out += names[i] == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(names[i])));
+      out += names[i] == '-'
+                 ? '_'
+                 : static_cast<char>(std::toupper(static_cast<unsigned char>(names[i])));
     return out;
   }
 

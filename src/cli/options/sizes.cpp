@@ -25,8 +25,9 @@ int power_of(std::string suffix) {
 }  // namespace
 
 Result<uint64_t> parse_size(const std::string& text) {
-  const Error bad{ErrorKind::invalid_argument,
-                  fmt::format("'{}' is not a size; write 8G, 512M, 1.5G or a number of bytes", text)};
+  const Error bad{
+      ErrorKind::invalid_argument,
+      fmt::format("'{}' is not a size; write 8G, 512M, 1.5G or a number of bytes", text)};
   std::optional<uint64_t> whole = 0;
   size_t i = 0;
   for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i) {
@@ -49,7 +50,8 @@ Result<uint64_t> parse_size(const std::string& text) {
   const uint64_t unit = uint64_t{1} << (10 * power);
   const auto bytes = checked_mul(*whole, unit);
   const auto sum =
-      bytes ? checked_add(*bytes, static_cast<uint64_t>(std::llround(fraction * static_cast<double>(unit))))
+      bytes ? checked_add(*bytes,
+                          static_cast<uint64_t>(std::llround(fraction * static_cast<double>(unit))))
             : bytes;
   if (!sum) return bad;
   return *sum;

@@ -15,8 +15,8 @@ std::string version_text() {
   options.threads = 1;
   const auto cpu = make_cpu_device(options);
   const std::string path = cpu.ok() ? (*cpu)->numerics() : cpu.error().message;  // "cpu avx512"
-  return fmt::format("braid {} ({})\nCPU kernels: {}\nCUDA kernels: {}", BRAID_VERSION, BRAID_COMMIT,
-                     path.starts_with("cpu ") ? path.substr(4) : path,
+  return fmt::format("braid {} ({})\nCPU kernels: {}\nCUDA kernels: {}", BRAID_VERSION,
+                     BRAID_COMMIT, path.starts_with("cpu ") ? path.substr(4) : path,
                      kCuda.empty() ? "none, built for CPUs only" : kCuda);
 }
 

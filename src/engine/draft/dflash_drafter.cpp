@@ -23,7 +23,8 @@ Status DflashDrafter::allocate(const DrafterOptions& options) {
   reader_.set_options({options.trees, options.p_min, options.logits.cols});
   block_ = dflash_.config().block;
   guesses_ = std::min(options.depth, dflash_.config().guesses());
-  width_ = dflash_.has_pairs() ? dflash_.config().candidates : guess_candidates(dflash_.head_tokens());
+  width_ =
+      dflash_.has_pairs() ? dflash_.config().candidates : guess_candidates(dflash_.head_tokens());
   tokens_.resize(static_cast<size_t>(width_));
   const BatchArrays::Sizes sizes = most(dflash_, options);
   BRAID_CHECK(guesses_ > 0 && options.logits.rows >= sizes.outputs);
@@ -50,11 +51,13 @@ void DflashDrafter::choose(StepPlan& plan, int32_t budget) {
   for (StepItem& item : plan.items) {
     Sequence& s = *item.sequence;
     const auto known = static_cast<int32_t>(s.tokens.size());
-    const int32_t depth = std::min({item.draft_depth, guesses_, scheduler_.most_tokens() - known - 1});
-    const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
+    const int32_t depth =
+        std::min({item.draft_depth, guesses_, scheduler_.most_tokens() - known - 1});
+    const int32_t most =
+        std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
     const int32_t cells = s.computed_tokens + block_;
-    if (depth <= 0 || most <= 0 || !item.may_run_model || cells > options_.block_table * kBlockTokens ||
-        !scheduler_.grow(s, cells))
+    if (depth <= 0 || most <= 0 || !item.may_run_model ||
+        cells > options_.block_table * kBlockTokens || !scheduler_.grow(s, cells))
       continue;
     item.model_ran = true;
     budget -= most;
@@ -153,7 +156,8 @@ void DflashDrafter::take(const Block& block, int64_t first) {
           dflash_.has_confidence() ? dflash_.acceptance(g.confidence.f32(guess)[parent]) : 0;
       LatticeReader::Row row;
       row.tokens = tokens_;
-      row.logits = {pairs ? g.scores.f32(guess) + int64_t{parent} * width_ : g.values.f32(guess), width};
+      row.logits = {pairs ? g.scores.f32(guess) + int64_t{parent} * width_ : g.values.f32(guess),
+                    width};
       row.log_sum = pairs ? nullptr : g.log_sums.f32(guess);
       row.acceptance = dflash_.has_confidence() ? &acceptance : nullptr;
       reader_.set_row(d, parent, row);

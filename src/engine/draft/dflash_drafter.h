@@ -12,12 +12,12 @@
 
 #include "base/result.h"
 #include "engine/draft/drafter_options.h"
-#include "engine/draft/lattice/lattice_reader.h"
+#include "engine/draft/lattice_reader.h"
 #include "engine/prefix/sequence_cache.h"
+#include "engine/schedule/batch_arrays.h"
+#include "engine/schedule/records.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/step_plan.h"
-#include "engine/step/batch_arrays.h"
-#include "engine/step/records.h"
 #include "model/dflash/dflash.h"
 #include "ops/device.h"
 
@@ -27,7 +27,8 @@ class DflashDrafter : public Drafter {
  public:
   // Sequences whose blocks run together; more take several rounds.
   static constexpr int32_t kMostTogether = 16;
-  DflashDrafter(Device& device, Dflash& dflash, SequenceCache& cache, Scheduler& scheduler, Records& records)
+  DflashDrafter(Device& device, Dflash& dflash, SequenceCache& cache, Scheduler& scheduler,
+                Records& records)
       : device_(device), dflash_(dflash), cache_(cache), scheduler_(scheduler), records_(records) {}
   static int32_t most_rows(const Dflash& dflash, int32_t sequences) {
     return std::min(sequences, kMostTogether) * dflash.config().block;

@@ -60,7 +60,8 @@ TEST(DraftVocabulary, RowsAreThoseOfTheTokensSeenLast) {
     }
     newest_first.push_front(token);
     if (step % 7 != 0) continue;
-    for (const DraftRow& change : v.take_changes(1000)) told[static_cast<size_t>(change.row)] = change.token;
+    for (const DraftRow& change : v.take_changes(1000))
+      told[static_cast<size_t>(change.row)] = change.token;
     std::vector<int32_t> a(newest_first.begin(), newest_first.end()), b = told;
     std::sort(a.begin(), a.end());
     std::sort(b.begin(), b.end());

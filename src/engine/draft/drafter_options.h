@@ -26,6 +26,8 @@ inline int32_t guess_candidates(int64_t vocabulary) {
   return static_cast<int32_t>(std::min<int64_t>(kGuessCandidates, vocabulary));
 }
 
-constexpr size_t bytes_of_numbers(int64_t numbers) { return static_cast<size_t>(numbers) * sizeof(int32_t); }
+constexpr size_t bytes_of_numbers(int64_t numbers) {
+  return static_cast<size_t>(numbers) * sizeof(int32_t);
+}
 
 }  // namespace braid

@@ -39,8 +39,8 @@ class JointDrafter : public Drafter {
 
   std::vector<std::unique_ptr<Drafter>> drafters_;
   Survives survives_;
-  double accepted_of_models_ = 1;                    // per round, moving average; runs correct the low start
-  std::vector<double> promised_;                     // [item]
+  double accepted_of_models_ = 1;  // per round, moving average; runs correct the low start
+  std::vector<double> promised_;   // [item]
   std::vector<std::pair<double, int32_t>> reached_;  // of drafts: path probability, path length
   std::vector<std::vector<Drafts>> proposed_;        // [drafter][item]
   Drafts tree_;

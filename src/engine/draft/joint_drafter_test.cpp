@@ -47,7 +47,8 @@ TEST(JointDrafter, SharesWhatBothSayAndKeepsTheRestBesideIt) {
   ASSERT_EQ(tree.size(), 4u);
   const int32_t tokens[] = {7, 8, 9, 5}, parents[] = {-1, 0, 1, 1};
   const float log_q[] = {-0.1f, -0.2f, -0.2f, -0.4f};
-  const DraftSource sources[] = {DraftSource::mtp, DraftSource::ngram, DraftSource::ngram, DraftSource::mtp};
+  const DraftSource sources[] = {DraftSource::mtp, DraftSource::ngram, DraftSource::ngram,
+                                 DraftSource::mtp};
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(tree[i].token, tokens[i]) << i;
     EXPECT_EQ(tree[i].parent, parents[i]) << i;
@@ -71,8 +72,10 @@ TEST(JointDrafter, TheMostProbablePathsStay) {
 
 TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
   std::vector<std::unique_ptr<Drafter>> drafters;
-  drafters.push_back(std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
-  drafters.push_back(std::make_unique<Says>(DraftSource::mtp, Drafts{{1, -1, -0.1f}, {2, 0, -0.1f}}));
+  drafters.push_back(
+      std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
+  drafters.push_back(
+      std::make_unique<Says>(DraftSource::mtp, Drafts{{1, -1, -0.1f}, {2, 0, -0.1f}}));
   JointDrafter joint(std::move(drafters));
   double survives = 0.9;
   joint.set_survives([&](const Draft& draft, int32_t depth) {
@@ -108,7 +111,8 @@ TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
     Drafts tree;
     std::map<std::pair<int32_t, int32_t>, bool> taken;
     for (int32_t i = 0; i < 8; ++i) {
-      const auto parent = static_cast<int32_t>(random() % static_cast<uint32_t>(tree.size() + 1)) - 1;
+      const auto parent =
+          static_cast<int32_t>(random() % static_cast<uint32_t>(tree.size() + 1)) - 1;
       const auto token = static_cast<int32_t>(random() % 4);
       if (std::exchange(taken[{parent, token}], true)) continue;
       tree.push_back({token, parent, -static_cast<float>(random() % 100) / 50});

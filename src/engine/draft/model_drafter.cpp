@@ -14,8 +14,8 @@ constexpr int32_t kMostSent = 1024;
 }  // namespace
 
 size_t ModelDrafter::bytes(const DrafterOptions& options) {
-  return BatchArrays::bytes({options.sequences, options.sequences, 0}, options.depth, options.block_table,
-                            1) +
+  return BatchArrays::bytes({options.sequences, options.sequences, 0}, options.depth,
+                            options.block_table, 1) +
          bytes_of_numbers(options.depth * row_numbers(options.sequences, kGuessCandidates));
 }
 
@@ -27,8 +27,8 @@ Status ModelDrafter::allocate(const DrafterOptions& options) {
                         static_cast<int32_t>(model_.config().vocabulary));
   reader_.set_options({options.trees, options.p_min, options.logits.cols});
   BRAID_CHECK(options.logits.rows >= options.sequences && options.depth > 0);
-  BRAID_TRY(arrays_.allocate(device_, "drafts", {options.sequences, options.sequences, 0}, options.depth,
-                             options.block_table, 1));
+  BRAID_TRY(arrays_.allocate(device_, "drafts", {options.sequences, options.sequences, 0},
+                             options.depth, options.block_table, 1));
   padded_ = options.sequences;
   width_ = guess_candidates(options.logits.cols);
   const size_t bytes = bytes_of_numbers(options.depth * row_numbers());
@@ -54,8 +54,10 @@ void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
   for (StepItem& item : plan.items) {
     Sequence& s = *item.sequence;
     const auto known = static_cast<int32_t>(s.tokens.size());
-    const int32_t depth = std::min({item.draft_depth, options_.depth, scheduler_.most_tokens() - known - 1});
-    const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
+    const int32_t depth =
+        std::min({item.draft_depth, options_.depth, scheduler_.most_tokens() - known - 1});
+    const int32_t most =
+        std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
     const int32_t rows = std::min(depth, most);
     if (rows <= 0 || !item.may_run_model || !scheduler_.grow(s, known + rows)) continue;
     item.model_ran = true;
@@ -103,7 +105,8 @@ void ModelDrafter::fill() {
   for (int32_t row = 0; row < depth_; ++row) {
     Batch& b = batches_.emplace_back(arrays_.finish(row, arrays_.is_sent()));
     b.most_rows = b.most_certain = 1;
-    if (row > 0 && mode_ != Mode::drawn) b.token = reinterpret_cast<const int32_t*>(numbers(row - 1));
+    if (row > 0 && mode_ != Mode::drawn)
+      b.token = reinterpret_cast<const int32_t*>(numbers(row - 1));
   }
 }
 
@@ -150,12 +153,13 @@ void ModelDrafter::enqueue_row(int32_t row) {
   };
   const Tensor log_sums = columns(2 * padded_, DType::f32, 1);
   if (mode_ != Mode::drawn)  // tokens of the next row
-    device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums, logits,
-                        model_.draft_token_of());
+    device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums,
+                        logits, model_.draft_token_of());
   if (width_ == 0) return;
   const int64_t candidates = int64_t{padded_} * width_;
   device_.ops().top_k(columns(3 * padded_ + candidates, DType::f32, width_),
-                      columns(3 * padded_, DType::i32, width_), log_sums, logits, model_.draft_token_of());
+                      columns(3 * padded_, DType::i32, width_), log_sums, logits,
+                      model_.draft_token_of());
 }
 
 void ModelDrafter::set_row(size_t i, int32_t row) {

@@ -14,12 +14,12 @@
 #include "base/result.h"
 #include "engine/draft/draft_vocabulary.h"
 #include "engine/draft/drafter_options.h"
-#include "engine/draft/lattice/lattice_reader.h"
+#include "engine/draft/lattice_reader.h"
 #include "engine/prefix/sequence_cache.h"
+#include "engine/schedule/batch_arrays.h"
+#include "engine/schedule/records.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/step_plan.h"
-#include "engine/step/batch_arrays.h"
-#include "engine/step/records.h"
 #include "model/model.h"
 #include "ops/device.h"
 
@@ -27,7 +27,8 @@ namespace braid {
 
 class ModelDrafter : public Drafter {
  public:
-  ModelDrafter(Device& device, Model& model, SequenceCache& cache, Scheduler& scheduler, Records& records)
+  ModelDrafter(Device& device, Model& model, SequenceCache& cache, Scheduler& scheduler,
+               Records& records)
       : device_(device), model_(model), cache_(cache), scheduler_(scheduler), records_(records) {}
   // Device memory of its arrays, without logits.
   static size_t bytes(const DrafterOptions& options);
@@ -59,7 +60,9 @@ class ModelDrafter : public Drafter {
   void set_row(size_t chain, int32_t row);
 
   // Per sequence: the best (id i32, logit, log of the sum of exp), then `width` candidates.
-  static int64_t row_numbers(int32_t padded, int32_t width) { return padded * (3 + 2 * int64_t{width}); }
+  static int64_t row_numbers(int32_t padded, int32_t width) {
+    return padded * (3 + 2 * int64_t{width});
+  }
   int64_t row_numbers() const { return row_numbers(padded_, width_); }
   float* numbers(int32_t row) { return static_cast<float*>(guesses_.data()) + row * row_numbers(); }
 

@@ -48,7 +48,8 @@ void NgramIndex::extend(std::span<const int32_t> tokens) {
     for (size_t i = 0; i < std::size(kOrders); ++i) {
       const int32_t order = kOrders[i];
       if (end < order) continue;
-      const auto ngram = tokens.subspan(static_cast<size_t>(end - order), static_cast<size_t>(order));
+      const auto ngram =
+          tokens.subspan(static_cast<size_t>(end - order), static_cast<size_t>(order));
       next_[i][place(ngram)] = end;
     }
     indexed_ = end;
@@ -62,7 +63,8 @@ NgramIndex::Match NgramIndex::find(std::span<const int32_t> tokens) const {
     if (size < kOrders[i]) continue;
     const int32_t next = next_[i][place(tokens.last(static_cast<size_t>(kOrders[i])))];
     int32_t length = 0;
-    while (length < std::min(next, kLongestMatch) && at(next - 1 - length) == at(size - 1 - length)) ++length;
+    while (length < std::min(next, kLongestMatch) && at(next - 1 - length) == at(size - 1 - length))
+      ++length;
     if (length >= kOrders[i]) return {next, length};  // else another n-gram took the place
   }
   return {};
@@ -74,7 +76,8 @@ float ngram_log_q(int32_t length) {
 
 NgramDrafter::NgramDrafter(int32_t sequences, int32_t context_tokens) {
   places_.reserve(static_cast<size_t>(sequences));
-  for (int32_t i = 0; i < sequences; ++i) places_.push_back({0, false, 0, NgramIndex(context_tokens)});
+  for (int32_t i = 0; i < sequences; ++i)
+    places_.push_back({0, false, 0, NgramIndex(context_tokens)});
   place_of_.reserve(static_cast<size_t>(sequences));
 }
 
@@ -90,9 +93,10 @@ NgramIndex& NgramDrafter::index_of(const Sequence& sequence) {
     place.used = round_;
     return place.index;
   }
-  const auto place = std::min_element(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
-    return a.taken != b.taken ? b.taken : a.used < b.used;
-  });
+  const auto place =
+      std::min_element(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
+        return a.taken != b.taken ? b.taken : a.used < b.used;
+      });
   if (place->taken) place_of_.erase(place->id);
   place->id = sequence.id;
   place->taken = true;

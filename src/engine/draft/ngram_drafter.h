@@ -38,8 +38,8 @@ class NgramIndex {
 
   size_t place(std::span<const int32_t> ngram) const;
 
-  int32_t bits_ = 0;                               // of a place
-  int32_t indexed_ = 0;                            // n-grams ending at or before this position are indexed
+  int32_t bits_ = 0;     // of a place
+  int32_t indexed_ = 0;  // n-grams ending at or before this position are indexed
   std::vector<int32_t> next_[std::size(kOrders)];  // [place]: position after the n-gram; 0: none
 };
 

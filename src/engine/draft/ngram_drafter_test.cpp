@@ -20,7 +20,8 @@ TEST(NgramDrafter, ItsBytesAreForeseen) {
     if (before == 0) GTEST_SKIP() << "a heap that is not counted";
     const NgramDrafter drafter(40, context);
     const auto taken = static_cast<double>(heap_bytes() - before);
-    EXPECT_NEAR(taken, static_cast<double>(NgramDrafter::bytes(40, context)), 0.03 * taken) << context;
+    EXPECT_NEAR(taken, static_cast<double>(NgramDrafter::bytes(40, context)), 0.03 * taken)
+        << context;
   }
 }
 
@@ -107,7 +108,8 @@ TEST(NgramIndex, IsBoundedAndNeverFindsWhatIsNotThere) {
     ++found;
     ASSERT_LT(match.next, std::ssize(tokens));
     for (int32_t i = 1; i <= match.length; ++i)
-      ASSERT_EQ(tokens[static_cast<size_t>(match.next - i)], tokens[tokens.size() - static_cast<size_t>(i)]);
+      ASSERT_EQ(tokens[static_cast<size_t>(match.next - i)],
+                tokens[tokens.size() - static_cast<size_t>(i)]);
   }
   EXPECT_GT(found, quoted * 3 / 4);
 }

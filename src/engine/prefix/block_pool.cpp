@@ -23,7 +23,8 @@ BlockPool::BlockPool(int32_t blocks)
 
 uint64_t BlockPool::bytes(int32_t blocks) {
   // A map node: a link, the pair, its hash, a word of the allocator; plus a bucket.
-  constexpr uint64_t kMapBytes = sizeof(decltype(by_hash_)::value_type) + 3 * sizeof(void*) + sizeof(void*);
+  constexpr uint64_t kMapBytes =
+      sizeof(decltype(by_hash_)::value_type) + 3 * sizeof(void*) + sizeof(void*);
   const auto count = static_cast<uint64_t>(blocks);
   return (count + 2) * sizeof(Block) + count * (kBlockTokens * sizeof(int32_t) + kMapBytes);
 }
@@ -219,7 +220,8 @@ int BlockPool::freed_by_unmark(const PrefixHash& last) const {
   return blocks_[b].holders == 0 ? 2 : 1;
 }
 
-bool BlockPool::begins_with(const PrefixHash& longer, int32_t levels, const PrefixHash& shorter) const {
+bool BlockPool::begins_with(const PrefixHash& longer, int32_t levels,
+                            const PrefixHash& shorter) const {
   int32_t b = published_block(longer);
   for (; levels > 0 && b >= 0; --levels) b = blocks_[b].before;
   return b >= 0 && blocks_[b].hash == shorter;
@@ -250,7 +252,8 @@ void BlockPool::shuffle_free(const std::function<uint64_t()>& random) {
   }
 }
 
-void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const PrefixHash> marked) const {
+void BlockPool::check(std::span<const BlockTable* const> tables,
+                      std::span<const PrefixHash> marked) const {
   std::vector<int32_t> entries(blocks_.size(), 0);
   for (const BlockTable* table : tables)
     for (const int32_t b : *table) {
@@ -287,7 +290,8 @@ void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const
   int32_t linked = 0;
   for (const int32_t sentinel : {soon(), late()})
     for (int32_t b = blocks_[sentinel].next; b != sentinel; b = blocks_[b].next) {
-      BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() && blocks_[blocks_[b].next].previous == b);
+      BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() &&
+                  blocks_[blocks_[b].next].previous == b);
       BRAID_CHECK(sentinel == soon() || blocks_[b].published);
       BRAID_CHECK(++linked <= total());
     }

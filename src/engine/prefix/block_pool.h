@@ -98,7 +98,8 @@ class BlockPool {
   void on_unused(std::function<void(int32_t)> told) { told_of_unused_ = std::move(told); }
 
   // Aborts on inconsistencies. `tables`: all that exist; `marked`: all marks.
-  void check(std::span<const BlockTable* const> tables, std::span<const PrefixHash> marked = {}) const;
+  void check(std::span<const BlockTable* const> tables,
+             std::span<const PrefixHash> marked = {}) const;
 
  private:
   struct Block {

@@ -68,7 +68,8 @@ TEST(BlockPool, RandomProgramsBalance) {
       default: {
         const size_t j = random() % tables.size();
         if (i == j || !tables[j].empty()) break;
-        const auto shared = static_cast<int32_t>(tables[i].size() == 0 ? 0 : random() % tables[i].size());
+        const auto shared =
+            static_cast<int32_t>(tables[i].size() == 0 ? 0 : random() % tables[i].size());
         for (int32_t k = 0; k < shared; ++k) pool.share(tables[i][k], tables[j]);
         tokens[j] = int64_t{shared} * kBlockTokens;
         break;

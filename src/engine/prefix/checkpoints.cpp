@@ -55,7 +55,8 @@ int32_t CheckpointStore::find_exact(const PrefixHash& prefix, std::span<const in
 }
 
 uint64_t CheckpointStore::uses(const Entry& e) const {
-  return promised_uses(e.kind) * (1 + 2 * static_cast<uint64_t>(std::min(e.requests, kMostRequests)));
+  return promised_uses(e.kind) *
+         (1 + 2 * static_cast<uint64_t>(std::min(e.requests, kMostRequests)));
 }
 
 uint64_t CheckpointStore::worth(const Entry& e) const {

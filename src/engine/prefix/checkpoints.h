@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "engine/prefix/prefix_hash.h"
-#include "engine/request/request.h"
+#include "engine/request.h"
 
 namespace braid {
 

@@ -49,7 +49,8 @@ TEST(PrefixHash, NamesDependOnSecretTextParentAndEachToken) {
   for (int32_t i = 0; i < kBlockTokens; ++i) {
     ++tokens[static_cast<size_t>(i)];
     EXPECT_TRUE(names.insert(hex(chain_hash(seed, tokens))).second);
-    EXPECT_TRUE(names.insert(hex(chain_hash(seed, std::span(tokens).first(static_cast<size_t>(i))))).second);
+    EXPECT_TRUE(names.insert(hex(chain_hash(seed, std::span(tokens).first(static_cast<size_t>(i)))))
+                    .second);
     --tokens[static_cast<size_t>(i)];
   }
   EXPECT_NE(random_secret(), random_secret());
@@ -57,10 +58,12 @@ TEST(PrefixHash, NamesDependOnSecretTextParentAndEachToken) {
 
 // These blocks collide in the 128-bit XXH3, after any 16 bytes.
 TEST(PrefixHash, BlocksMadeToCollideInAFastHashDiffer) {
-  const std::vector<int32_t> a = {0, 0, 0, 0, 992, 998, 1055, 1049, 0, 0, 0, 0, 203, 1196, 1844, 851,
-                                  0, 0, 0, 0, 946, 840, 1101, 1207, 0, 0, 0, 0, 0,   0,    0,    0};
-  const std::vector<int32_t> b = {0, 0, 0, 0, 519, 721, 1528, 1326, 0, 0, 0, 0, 843, 347, 1204, 1700,
-                                  0, 0, 0, 0, 745, 102, 1302, 1945, 0, 0, 0, 0, 0,   0,   0,    0};
+  const std::vector<int32_t> a = {0,    0,    0,    0,    992, 998, 1055, 1049, 0, 0,   0,
+                                  0,    203,  1196, 1844, 851, 0,   0,    0,    0, 946, 840,
+                                  1101, 1207, 0,    0,    0,   0,   0,    0,    0, 0};
+  const std::vector<int32_t> b = {0,    0,    0,   0,    519,  721, 1528, 1326, 0, 0,   0,
+                                  0,    843,  347, 1204, 1700, 0,   0,    0,    0, 745, 102,
+                                  1302, 1945, 0,   0,    0,    0,   0,    0,    0, 0};
   EXPECT_NE(chain_hash(seed_hash("model"), a), chain_hash(seed_hash("model"), b));
 }
 

@@ -57,7 +57,8 @@ uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group) const
     if (sealing > 0) {
       --sealing;
       const KvCold cold = cold_layer(*a, *this);
-      const uint64_t units = static_cast<uint64_t>(a->kv_heads * (cold.k_unit_bytes + cold.v_unit_bytes));
+      const uint64_t units =
+          static_cast<uint64_t>(a->kv_heads * (cold.k_unit_bytes + cold.v_unit_bytes));
       bytes += group == 0 ? units : rows;
     } else if (group_of(*a, *this) == group) {
       bytes += rows;
@@ -74,9 +75,10 @@ uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
 }
 
 uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
-  const uint64_t hidden =
-      product({static_cast<uint64_t>(config.width), sizeof(float), static_cast<uint64_t>(hidden_cells)});
-  return product({static_cast<uint64_t>(config.state_bytes(ring)) + hidden, static_cast<uint64_t>(slots)});
+  const uint64_t hidden = product(
+      {static_cast<uint64_t>(config.width), sizeof(float), static_cast<uint64_t>(hidden_cells)});
+  return product(
+      {static_cast<uint64_t>(config.state_bytes(ring)) + hidden, static_cast<uint64_t>(slots)});
 }
 
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
@@ -117,7 +119,8 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
   if (sizes.snapshot_bytes > 0) {
     BRAID_ASSIGN(snapshot_, device.allocate(sizes.snapshot_bytes, "a checkpoint's snapshot"));
   }
-  for (int32_t g = 0; g < kKvGroups; ++g) block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
+  for (int32_t g = 0; g < kKvGroups; ++g)
+    block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
   slot_copies_.resize(static_cast<size_t>(sizes.slots));
   return {};
 }
@@ -143,7 +146,8 @@ void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) 
 
 size_t SequenceCache::state_bytes() const {
   size_t bytes = 0;
-  for_each_part(0, [&](float*, int64_t count) { bytes += static_cast<size_t>(count) * sizeof(float); });
+  for_each_part(
+      0, [&](float*, int64_t count) { bytes += static_cast<size_t>(count) * sizeof(float); });
   return bytes;
 }
 
@@ -184,7 +188,8 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
   }
   size_t begin = 0;
   const auto send = [&] {
-    if (snapshot != nullptr && end > begin) copies_.push_back({image + begin, snapshot + begin, end - begin});
+    if (snapshot != nullptr && end > begin)
+      copies_.push_back({image + begin, snapshot + begin, end - begin});
   };
   for_each_part(slot, [&](const float* numbers, int64_t count) {
     save(numbers, static_cast<size_t>(count) * sizeof(float));
@@ -240,7 +245,8 @@ void SequenceCache::save_blocks(int32_t group, std::span<const int32_t> blocks, 
   });
 }
 
-void SequenceCache::load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) {
+void SequenceCache::load_blocks(int32_t group, std::span<const int32_t> blocks,
+                                const std::byte* images) {
   const size_t pitch = block_bytes(group);
   for_each_run(group, blocks, [&](std::byte* cells, size_t at, size_t bytes, int64_t count) {
     copies_.push_back({cells, images + at, bytes, count, bytes, pitch});
@@ -299,7 +305,8 @@ void SequenceCache::copy_image(int32_t group, int32_t dst_block, int32_t src_blo
   // A part's blocks are adjacent and consist of whole f32.
   for_each_part(group, src_block, [&](std::byte* from, size_t bytes) {
     const auto distance = (int64_t{dst_block} - src_block) * static_cast<int64_t>(bytes);
-    device_->ops().state_copy(reinterpret_cast<float*>(from + distance), reinterpret_cast<float*>(from),
+    device_->ops().state_copy(reinterpret_cast<float*>(from + distance),
+                              reinterpret_cast<float*>(from),
                               static_cast<int64_t>(bytes / sizeof(float)));
   });
 }
@@ -316,7 +323,8 @@ void SequenceCache::move_state(int32_t slot, int32_t from, int32_t to) {
       ops.state_copy(layer.conv_row(slot, to - taps), layer.conv_row(slot, from - taps),
                      layer.shape.channels());
   }
-  if (hidden_) ops.state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
+  if (hidden_)
+    ops.state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
   device_->synchronize();  // before `folded` is destroyed
 }
 
@@ -328,8 +336,9 @@ void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
 void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
   const std::vector<std::byte> zeros(block_bytes(group));
   for (const int32_t block : blocks)
-    for_each_part(group, block,
-                  [&](std::byte* cells, size_t bytes) { device_->to_device(cells, zeros.data(), bytes); });
+    for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
+      device_->to_device(cells, zeros.data(), bytes);
+    });
   device_->synchronize();  // before the zeros are destroyed
 }
 
@@ -354,8 +363,9 @@ constexpr std::byte kPoison{0x5b};
 void SequenceCache::poison_block(int32_t group, int32_t block) {
   claim_block(group, block);
   const std::vector<std::byte> image(block_bytes(group), kPoison);
-  for_each_part(group, block,
-                [&](std::byte* cells, size_t bytes) { device_->to_device(cells, image.data(), bytes); });
+  for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
+    device_->to_device(cells, image.data(), bytes);
+  });
   device_->synchronize();
 }
 

@@ -64,7 +64,8 @@ class CacheBytes {
   virtual void load_state(int32_t slot, const std::byte* image) = 0;
   // Blocks must not be written before they are claimed. Negative blocks are skipped.
   virtual void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) = 0;
-  virtual void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) = 0;
+  virtual void load_blocks(int32_t group, std::span<const int32_t> blocks,
+                           const std::byte* images) = 0;
   // Numbers of the last queued copy and of the last finished one.
   virtual uint64_t last_copies() const = 0;
   virtual uint64_t copies_done() = 0;
@@ -94,7 +95,8 @@ class SequenceCache final : public CacheBytes {
                    std::byte* image) override;
   void load_state(int32_t slot, const std::byte* image) override;
   void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) override;
-  void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) override;
+  void load_blocks(int32_t group, std::span<const int32_t> blocks,
+                   const std::byte* images) override;
   uint64_t last_copies() const override { return last_copies_; }
   uint64_t copies_done() override { return device_->copies_done(); }
   void order_after(uint64_t copies) override;

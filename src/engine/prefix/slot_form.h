@@ -20,7 +20,8 @@ class SlotForm final : public StateForm {
   std::optional<uint64_t> file_bytes(const Shape& shape) const override;
   std::vector<std::span<std::byte>> parts(std::span<std::byte> image, const Shape& shape,
                                           std::vector<float>& more) const override;
-  void complete(std::span<std::byte> image, const Shape& shape, std::span<const float> more) const override;
+  void complete(std::span<std::byte> image, const Shape& shape,
+                std::span<const float> more) const override;
 
  private:
   template <typename Act>

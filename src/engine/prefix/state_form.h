@@ -24,7 +24,8 @@ class StateForm {
 
   virtual size_t image_bytes() const = 0;
   // Empty: the image's states are not at `position`.
-  virtual std::optional<Shape> shape_of(std::span<const std::byte> image, int32_t position) const = 0;
+  virtual std::optional<Shape> shape_of(std::span<const std::byte> image,
+                                        int32_t position) const = 0;
   // Of a file's state; empty: the shape is impossible.
   virtual std::optional<uint64_t> file_bytes(const Shape& shape) const = 0;
   // Where the file's bytes lie in the image, in order; bytes without room there lie in `more`.

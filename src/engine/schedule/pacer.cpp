@@ -24,8 +24,9 @@ int32_t rounded_down(double rows) { return static_cast<int32_t>(rows / kTileRows
 }  // namespace
 
 double Pacer::weight(StepPart part, int32_t rows, int32_t position) {
-  return part == StepPart::attention_rows ? static_cast<double>(rows) * (position + rows / 2 + kNearPositions)
-                                          : rows;
+  return part == StepPart::attention_rows
+             ? static_cast<double>(rows) * (position + rows / 2 + kNearPositions)
+             : rows;
 }
 
 double Pacer::slice_ms() const {
@@ -35,8 +36,8 @@ double Pacer::slice_ms() const {
 }
 
 int32_t Pacer::chunk_rows(int32_t most) const {
-  const double dearest = std::max(
-      {row_ms(StepPart::delta_layer), row_ms(StepPart::attention_in), row_ms(StepPart::attention_out)});
+  const double dearest = std::max({row_ms(StepPart::delta_layer), row_ms(StepPart::attention_in),
+                                   row_ms(StepPart::attention_out)});
   if (dearest == 0) return std::min(kFirstRows, most);
   const double rows = std::min<double>(kShare * slice_ms() / dearest, most);
   return std::min(most, std::max(kTileRows, rounded_down(rows)));

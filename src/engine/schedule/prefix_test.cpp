@@ -94,11 +94,13 @@ void two_thousand_chats(bool together, bool windows) {
   const auto prompts_done = [&] {
     const auto running = world.scheduler.running();
     return world.scheduler.waiting().empty() &&
-           std::all_of(running.begin(), running.end(), [](const auto& s) { return s->generated() > 0; });
+           std::all_of(running.begin(), running.end(),
+                       [](const auto& s) { return s->generated() > 0; });
   };
   int64_t all = 0, own = 0, strangers = 0;
   for (int32_t chat = 0; chat < 2000; ++chat) {
-    const Chat asked = Chat().add(head).add(tokens_of(random, 5 + static_cast<int32_t>(random() % 396)));
+    const Chat asked =
+        Chat().add(head).add(tokens_of(random, 5 + static_cast<int32_t>(random() % 396)));
     ask(world, asked, 1 + static_cast<int32_t>(random() % 12));
     all += std::ssize(asked.tokens) + kHeader;
     own += std::ssize(asked.tokens) + kHeader - 2030;
@@ -111,7 +113,8 @@ void two_thousand_chats(bool together, bool windows) {
   world.run();
   const int64_t computed = world.prompt_computed - strangers;
   fmt::print(
-      "[report] 2000 chats over a system message of 2030 tokens, {}, 200 long texts in between: {} of "
+      "[report] 2000 chats over a system message of 2030 tokens, {}, 200 long texts in between: {} "
+      "of "
       "{} prompt tokens of the chats computed, {} are their own; {} checkpoints, {} evicted\n",
       together ? "some at once" : "one after the other", computed, all, own,
       world.scheduler.stats().checkpoints, world.scheduler.checkpoints().evictions());
@@ -184,7 +187,8 @@ TEST(Prefix, FewBlocksOfAWindowAreEnough) {
       prompts[id] = std::move(prompt);
     }
     world.run();
-    for (const auto& [id, prompt] : prompts) EXPECT_EQ(world.finished[id], alone(prompt, 700, 16384));
+    for (const auto& [id, prompt] : prompts)
+      EXPECT_EQ(world.finished[id], alone(prompt, 700, 16384));
   }
 }
 
@@ -204,7 +208,8 @@ TEST(Prefix, TextsThatComeOnceLeaveWhatManyShare) {
 TEST(Prefix, ToolsEditsRepeatsAndNextTurns) {
   std::mt19937_64 random(24);
   World world(large_limits(), 1024, 2, 32, 0);
-  const auto tools = tokens_of(random, 1500), system = tokens_of(random, 300), other = tokens_of(random, 280);
+  const auto tools = tokens_of(random, 1500), system = tokens_of(random, 300),
+             other = tokens_of(random, 280);
   const auto question = tokens_of(random, 200);
   const Chat first = Chat().add(tools).add(system).add(question);
   computes(world, first, 4, 2);
@@ -260,7 +265,8 @@ TEST(Prefix, APromptIsCutAtFewPlaces) {
   const int64_t steps = world.prompt_steps - before;
   const int64_t whole = (std::ssize(chat.tokens) + kHeader + 511) / 512;
   fmt::print(
-      "[report] a prompt of {} tokens in 102 messages: {} steps of at most 512, {} uncut, {} checkpoints\n",
+      "[report] a prompt of {} tokens in 102 messages: {} steps of at most 512, {} uncut, {} "
+      "checkpoints\n",
       chat.tokens.size() + kHeader, steps, whole, world.scheduler.stats().checkpoints);
   EXPECT_LE(steps, 2 * whole + 4);
 }
@@ -330,8 +336,8 @@ TEST(Prefix, ThousandsWhoWaitForAPrefixAreNotLookedUpInEveryStep) {
     ASSERT_TRUE(world.step());
     ++steps;
   }
-  fmt::print("[report] 2000 wait for a prompt of 8025 tokens: {} steps, {} walks along a prefix\n", steps,
-             world.scheduler.stats().lookups);
+  fmt::print("[report] 2000 wait for a prompt of 8025 tokens: {} steps, {} walks along a prefix\n",
+             steps, world.scheduler.stats().lookups);
   EXPECT_GE(steps, 8000 / 512);
   EXPECT_LE(world.scheduler.stats().lookups, 2000u + 200u);
 }

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 
 namespace braid {
 namespace {
@@ -15,8 +15,8 @@ constexpr std::chrono::milliseconds kDiskPatience(5);
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvGroups], int32_t slots,
-                     CacheBytes& bytes, const HostImages& host)
+Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvGroups],
+                     int32_t slots, CacheBytes& bytes, const HostImages& host)
     : limits_(limits),
       bytes_(bytes),
       pools_{BlockPool(blocks[0]), BlockPool(blocks[1])},
@@ -137,7 +137,8 @@ StepPlan Scheduler::lay_out() {
 int32_t Scheduler::add_chunk(StepPlan& plan, Sequence& s, int32_t budget) {
   int32_t certain = chunk(s, budget);
   // Blocks of group 1 are returned after each step, so a shorter chunk is better than a preemption.
-  if (groups() > 1 && room_for(s, 1) >= kBlockTokens) certain = chunk(s, std::min(certain, room_for(s, 1)));
+  if (groups() > 1 && room_for(s, 1) >= kBlockTokens)
+    certain = chunk(s, std::min(certain, room_for(s, 1)));
   if (certain == 0) return 0;
   if (!add_item(plan, s, certain)) {
     // Without preemption: other sequences release blocks when they end.
@@ -156,7 +157,8 @@ int32_t Scheduler::room_for(const Sequence& s, int32_t group) const {
 }
 
 bool Scheduler::interleaves() const {
-  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->in_flight_tokens > 0; });
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const auto& s) { return s->in_flight_tokens > 0; });
 }
 
 StepPlan Scheduler::plan_interleaved(int32_t most) {
@@ -171,7 +173,7 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
 }
 
 // Prompt tokens of `s` within `budget`; 0: wait for a better step. A single row uses another kernel
-// (ops/cpu/attention/attention.cpp), so a chunk takes or leaves at least two unless steps are too
+// (ops/cpu/attention.cpp), so a chunk takes or leaves at least two unless steps are too
 // small. Tokens after the prompt were run one by one, and may have to be again.
 int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
   const bool ends_with_prompt = limits_.answers_by_rows && s.generated() > 0;
@@ -241,7 +243,8 @@ void Scheduler::leave_behind(Sequence& s) {
   const std::vector<ResumePoint>& points = s.prefix.checkpoints;
   for (; s.left_behind < first_kept(1, s.computed_tokens); ++s.left_behind)
     if (s.left_behind >= sinks())
-      pools_[1].leave_behind(s.blocks[1], s.left_behind, std::any_of(points.begin(), points.end(), expected));
+      pools_[1].leave_behind(s.blocks[1], s.left_behind,
+                             std::any_of(points.begin(), points.end(), expected));
 }
 
 // The first position >= `from` where a checkpoint is due; 0: none.
@@ -268,7 +271,8 @@ int32_t Scheduler::tokens_to_checkpoint(const Sequence& s, int32_t tokens) const
 
 size_t Scheduler::checkpoint_bytes(const CacheBytes& bytes, const SchedulerLimits& limits) {
   const int32_t exact = limits.seals ? limits.tail.most_exact_blocks() : 0;
-  return bytes.state_bytes() + static_cast<size_t>(exact) * bytes.block_bytes(1) + bytes.block_bytes(0);
+  return bytes.state_bytes() + static_cast<size_t>(exact) * bytes.block_bytes(1) +
+         bytes.block_bytes(0);
 }
 
 void Scheduler::save_resume(const Sequence& s, std::byte* image) {
@@ -281,7 +285,8 @@ void Scheduler::save_resume(const Sequence& s, std::byte* image) {
     at += bytes_.block_bytes(1);
   }
   if (s.computed_tokens % kBlockTokens != 0)
-    blocks.push_back({0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
+    blocks.push_back(
+        {0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
   bytes_.save_resume(s.slot, s.computed_tokens, blocks, image);
 }
 
@@ -321,7 +326,8 @@ bool Scheduler::put_checkpoint(int32_t id, const PrefixKey& key, ResumePoint poi
   checkpoints_.put(id, key.prefix(full), tail, point, below);
   // Longer checkpoints now save less. Those shorter than a block save nothing.
   for (int32_t other = 0; full > 0 && other < checkpoints_.capacity(); ++other) {
-    if (other == id || !checkpoints_.findable(other) || checkpoints_.below(other) != below) continue;
+    if (other == id || !checkpoints_.findable(other) || checkpoints_.below(other) != below)
+      continue;
     if (checkpoints_.position(other) <= point.position) continue;
     const PrefixHash& longer = checkpoints_.prefix(other);
     const int32_t levels = checkpoints_.position(other) / kBlockTokens - full;
@@ -375,8 +381,8 @@ void Scheduler::take_own_copy(Sequence& s) {
 }
 
 std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
-  const auto it =
-      std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.get() == sequence; });
+  const auto it = std::find_if(running_.begin(), running_.end(),
+                               [&](const auto& s) { return s.get() == sequence; });
   BRAID_CHECK(it != running_.end());
   std::unique_ptr<Sequence> out = std::move(*it);
   running_.erase(it);
@@ -460,7 +466,8 @@ void Scheduler::check() const {
     BRAID_CHECK(s->slot < 0 && s->in_flight_tokens == 0);
     for (int32_t g = 0; g < groups(); ++g) {
       BRAID_CHECK(s->blocks[g].empty());
-      swapped[g].insert(swapped[g].end(), s->preempted.blocks[g].begin(), s->preempted.blocks[g].end());
+      swapped[g].insert(swapped[g].end(), s->preempted.blocks[g].begin(),
+                        s->preempted.blocks[g].end());
     }
   }
   std::vector<PrefixHash> marked;
@@ -479,7 +486,8 @@ void Scheduler::check() const {
 
 void Scheduler::check_table(const Sequence& s, int32_t group) const {
   const BlockTable& table = s.blocks[group];
-  BRAID_CHECK(static_cast<int64_t>(table.size()) == blocks_for(s.computed_tokens + s.in_flight_tokens));
+  BRAID_CHECK(static_cast<int64_t>(table.size()) ==
+              blocks_for(s.computed_tokens + s.in_flight_tokens));
   BRAID_CHECK(s.preempted.blocks[group].empty());
   for (size_t b = 0; b < table.size(); ++b)
     BRAID_CHECK((table[b] == kGone) == is_gone(group, static_cast<int32_t>(b), s.left_behind));

@@ -64,10 +64,10 @@ struct SchedulerLimits {
   int32_t max_drafts = 0;       // uncertain tokens of one sequence in one step
   double gap_limit = 3.95;      // longest token gap beside a prompt, in undisturbed steps; 0: off
   bool prefix_cache = true;
-  bool recurrent = true;            // resume only at checkpoints: the model has state, or blocks are sealed
-  int32_t window = 0;               // positions that KV group 1 sees (then not recurrent); 0: none
-  bool seals = false;               // KV group 1 holds exact rows
-  KvTail tail;                      // which rows stay exact
+  bool recurrent = true;  // resume only at checkpoints: the model has state, or blocks are sealed
+  int32_t window = 0;     // positions that KV group 1 sees (then not recurrent); 0: none
+  bool seals = false;     // KV group 1 holds exact rows
+  KvTail tail;            // which rows stay exact
   int32_t checkpoint_interval = 0;  // tokens between checkpoints; 0: off
   int32_t checkpoint_spacing = 64;  // minimum distance in one prompt
   Preemption preemption = Preemption::cheaper;

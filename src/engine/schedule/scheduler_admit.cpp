@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 #include "engine/schedule/scheduler.h"
 
 namespace braid {
@@ -21,7 +21,8 @@ int32_t common_prefix(const Sequence& a, const Sequence& b) {
   // Equal at i implies equal before i, so a binary search works.
   size_t equal = 0;
   for (size_t step = most; step > 0; step /= 2)
-    while (equal + step <= most && a.prefix.hashes[equal + step - 1] == b.prefix.hashes[equal + step - 1])
+    while (equal + step <= most &&
+           a.prefix.hashes[equal + step - 1] == b.prefix.hashes[equal + step - 1])
       equal += step;
   size_t tokens = equal * kBlockTokens;
   const size_t end = std::min(a.tokens.size(), b.tokens.size());
@@ -30,7 +31,9 @@ int32_t common_prefix(const Sequence& a, const Sequence& b) {
 }
 
 // Can only be stopped at the end of a chunk in progress.
-int32_t passed(const Sequence& s) { return s.computed_tokens + std::max(s.in_flight_tokens - 1, 0); }
+int32_t passed(const Sequence& s) {
+  return s.computed_tokens + std::max(s.in_flight_tokens - 1, 0);
+}
 
 bool before(const Sequence& a, const Sequence& b) {
   return a.request.priority != b.request.priority ? a.request.priority > b.request.priority
@@ -63,7 +66,9 @@ void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) {
   insert_waiting(std::move(sequence));
 }
 
-void Scheduler::insert_waiting(std::unique_ptr<Sequence> s) { insert_in_order(waiting_, std::move(s)); }
+void Scheduler::insert_waiting(std::unique_ptr<Sequence> s) {
+  insert_in_order(waiting_, std::move(s));
+}
 
 Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
   Hit hit;
@@ -79,7 +84,8 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
                                         static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
     const int32_t id = limits_.recurrent ? checkpoints_.find(s.prefix_hash(depth), next) : -1;
     const int32_t position = id < 0 ? at : at + static_cast<int32_t>(checkpoints_.tail(id).size());
-    const bool blocks_do = !limits_.recurrent && (limits_.window == 0 || whole_from <= first_kept(1, at));
+    const bool blocks_do =
+        !limits_.recurrent && (limits_.window == 0 || whole_from <= first_kept(1, at));
     if ((id >= 0 || blocks_do) && !leaves_one_alone(s, position)) {
       hit.position = position;
       hit.checkpoint = id;
@@ -103,7 +109,8 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
 
 // A single prompt token would remain, since the answer is run by rows (chunk()).
 bool Scheduler::leaves_one_alone(const Sequence& s, int32_t position) const {
-  return limits_.answers_by_rows && s.generated() > 0 && position > 0 && position == s.prompt_tokens() - 1;
+  return limits_.answers_by_rows && s.generated() > 0 && position > 0 &&
+         position == s.prompt_tokens() - 1;
 }
 
 // The position of a preempted sequence, if its memory is still present or was copied.
@@ -136,7 +143,8 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
 bool Scheduler::held_back(Sequence& s, int32_t position) {
   if (!shares(s) || s.request.score) return false;
   for (const auto& other : running_) {
-    if (goes_by_rows(*other) || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed)) continue;
+    if (goes_by_rows(*other) || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed))
+      continue;
     const int32_t common = common_prefix(s, *other);
     const auto own = static_cast<int32_t>(s.tokens.size());
     const auto others = static_cast<int32_t>(other->tokens.size());
@@ -157,7 +165,8 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
 bool Scheduler::still_waits(const Sequence& s) const {
   if (s.wait.prefix_of == 0) return false;
   for (const auto& other : running_)
-    if (other->id == s.wait.prefix_of) return !goes_by_rows(*other) && passed(*other) < s.wait.until_tokens;
+    if (other->id == s.wait.prefix_of)
+      return !goes_by_rows(*other) && passed(*other) < s.wait.until_tokens;
   return false;
 }
 
@@ -193,17 +202,19 @@ void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
     if (p.position > s.computed_tokens && p.position <= end &&
         (wanted.empty() || p.position > wanted.back().position))
       wanted.push_back(p);
-  if (end - s.computed_tokens >= kNearEnd && (wanted.empty() || wanted.back().position < end - kNearEnd))
+  if (end - s.computed_tokens >= kNearEnd &&
+      (wanted.empty() || wanted.back().position < end - kNearEnd))
     wanted.push_back({end, ResumeKind::turn});
-  const auto after =
-      std::find_if(wanted.begin(), wanted.end(), [&](const ResumePoint& p) { return p.position >= known; });
+  const auto after = std::find_if(wanted.begin(), wanted.end(),
+                                  [&](const ResumePoint& p) { return p.position >= known; });
   // The end of a message near the parting point is preferred.
   const bool end_near = after != wanted.end() && after->position <= known + kSamePlace;
   if (known <= end && known - s.computed_tokens >= kWorthWaiting && !end_near)
     wanted.insert(after, {known, ResumeKind::shared});
 
-  const auto turns = std::count_if(wanted.begin(), wanted.end(),
-                                   [](const ResumePoint& p) { return p.kind != ResumeKind::shared; });
+  const auto turns = std::count_if(wanted.begin(), wanted.end(), [](const ResumePoint& p) {
+    return p.kind != ResumeKind::shared;
+  });
   std::vector<ResumePoint> optional;
   int64_t turn = 0;
   int32_t last = s.computed_tokens;
@@ -216,25 +227,30 @@ void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
     }
   }
   const int64_t every = limits_.checkpoint_interval;
-  for (int64_t p = every == 0 ? end + 1 : (s.computed_tokens / every + 1) * every; p <= end; p += every)
+  for (int64_t p = every == 0 ? end + 1 : (s.computed_tokens / every + 1) * every; p <= end;
+       p += every)
     optional.push_back({static_cast<int32_t>(p), ResumeKind::interval});
-  std::stable_sort(optional.begin(), optional.end(), [](const ResumePoint& a, const ResumePoint& b) {
-    return a.kind != b.kind ? a.kind < b.kind : a.position < b.position;
-  });
+  std::stable_sort(optional.begin(), optional.end(),
+                   [](const ResumePoint& a, const ResumePoint& b) {
+                     return a.kind != b.kind ? a.kind < b.kind : a.position < b.position;
+                   });
   for (; !optional.empty(); optional.pop_back()) {
     const ResumePoint& p = optional.back();
-    const auto next = std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
-                                   [&](const ResumePoint& other) { return other.position > p.position; });
+    const auto next =
+        std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
+                     [&](const ResumePoint& other) { return other.position > p.position; });
     const int32_t before =
         next == s.prefix.checkpoints.begin() ? s.computed_tokens : std::prev(next)->position;
     if (p.position - before < limits_.checkpoint_spacing) continue;
-    if (next != s.prefix.checkpoints.end() && next->position - p.position < limits_.checkpoint_spacing)
+    if (next != s.prefix.checkpoints.end() &&
+        next->position - p.position < limits_.checkpoint_spacing)
       continue;
     s.prefix.checkpoints.insert(next, p);
   }
   // Others may resume at the same place.
   if (limits_.window > 0 && s.computed_tokens > 0)
-    s.prefix.checkpoints.insert(s.prefix.checkpoints.begin(), {s.computed_tokens, ResumeKind::shared});
+    s.prefix.checkpoints.insert(s.prefix.checkpoints.begin(),
+                                {s.computed_tokens, ResumeKind::shared});
 }
 
 // Most blocks of a sequence with `tokens` tokens, without chunks of its prompt.
@@ -270,7 +286,8 @@ int32_t Scheduler::victims_for(const Sequence& s, const Hit& hit) const {
   }
   for (size_t victims = 0; victims < running_.size(); ++victims) {
     bool fits = victims > 0 || slots_.free() > 0;
-    for (int32_t g = 0; g < groups(); ++g) fits = fits && needed[g] + blocks_spoken_for(g, victims) <= 0;
+    for (int32_t g = 0; g < groups(); ++g)
+      fits = fits && needed[g] + blocks_spoken_for(g, victims) <= 0;
     if (fits) return static_cast<int32_t>(victims);
     const Sequence& next = *running_[running_.size() - 1 - victims];
     if (next.request.priority >= s.request.priority) return -1;
@@ -301,7 +318,8 @@ void Scheduler::admit(Clock::time_point now) {
   std::vector<Sequence*> blocked;
   for (size_t i = 0; i < waiting_.size();) {
     Sequence& s = *waiting_[i];
-    const bool outranks = !running_.empty() && running_.back()->request.priority < s.request.priority;
+    const bool outranks =
+        !running_.empty() && running_.back()->request.priority < s.request.priority;
     if (slots_.free() == 0 && !outranks) return;
     if (still_waits(s) || (reading && s.wait.disk_load == loads_ended_ + 1)) {
       ++i;
@@ -313,7 +331,8 @@ void Scheduler::admit(Clock::time_point now) {
     if (!still_blocked(s, spare)) {
       hit = lookup_own(s);
       ++stats_.lookups;
-      if (Hit found = lookup(s); found.position > hit.position || hit.position == 0) hit = std::move(found);
+      if (Hit found = lookup(s); found.position > hit.position || hit.position == 0)
+        hit = std::move(found);
       if (held_back(s, hit.position)) {
         ++i;
         continue;
@@ -431,13 +450,15 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
   if (!shares(s) || s.generated() > 0) return out;
   for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
     Sequence& twin = *waiting_[i];
-    const bool same = twin.request.use_cache && !twin.request.score && twin.request.max_tokens != 0 &&
-                      twin.prefix.seed == s.prefix.seed && !twin.cancelled && twin.tokens == s.tokens;
+    const bool same = twin.request.use_cache && !twin.request.score &&
+                      twin.request.max_tokens != 0 && twin.prefix.seed == s.prefix.seed &&
+                      !twin.cancelled && twin.tokens == s.tokens;
     const auto has_mask = [&] {  // ready without waiting
       return twin.request.mask == nullptr || twin.request.mask->ready(mask_steps_);
     };
     bool room = true;
-    for (int32_t g = 0; g < groups(); ++g) room = room && pools_[g].free() >= blocks_spoken_for(g, 0) + 1;
+    for (int32_t g = 0; g < groups(); ++g)
+      room = room && pools_[g].free() >= blocks_spoken_for(g, 0) + 1;
     if (!same || !room || !has_mask()) {
       ++i;
       continue;
@@ -463,7 +484,8 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     twin.computed_tokens = s.prompt_tokens();
     twin.prefix.published_blocks = s.prefix.published_blocks;
     if (twin.times.started == Clock::time_point()) {
-      twin.times.started = std::max(s.times.started, twin.times.submitted);  // the other may be older
+      twin.times.started =
+          std::max(s.times.started, twin.times.submitted);  // the other may be older
       twin.prefix.cached_tokens = twin.prompt_tokens();
       stats_.cached_tokens += static_cast<uint64_t>(twin.prefix.cached_tokens);
     }
@@ -511,8 +533,9 @@ bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
   for (size_t i = running_.size(); i > 0; --i) {
     Sequence& victim = *running_[i - 1];
     if (&victim == &for_whom) return false;
-    const bool planned = std::any_of(plan.items.begin(), plan.items.end(),
-                                     [&](const StepItem& item) { return item.sequence == &victim; });
+    const bool planned =
+        std::any_of(plan.items.begin(), plan.items.end(),
+                    [&](const StepItem& item) { return item.sequence == &victim; });
     if (planned || victim.blocks[0].empty()) continue;
     preempt(victim);
     return true;
@@ -559,7 +582,8 @@ void Scheduler::keep_for_later(Sequence& victim) {
 bool Scheduler::swap_out(Sequence& victim) {
   if (limits_.preemption == Preemption::recompute) return false;
   const int32_t tokens = victim.computed_tokens;
-  const auto end = static_cast<int32_t>(limits_.recurrent ? tokens / kBlockTokens : blocks_for(tokens));
+  const auto end =
+      static_cast<int32_t>(limits_.recurrent ? tokens / kBlockTokens : blocks_for(tokens));
   if (end == 0) return false;
   double bytes = 0;
   for (int32_t g = 0; g < findable_groups(); ++g) {
@@ -575,7 +599,8 @@ bool Scheduler::swap_out(Sequence& victim) {
     std::vector<int32_t>& images = victim.preempted.blocks[g];
     for (int32_t i = first_kept(g, tokens); i < end; ++i) images.push_back(swap_images_[g].take());
     std::sort(images.begin(), images.end());
-    const auto blocks = std::span(victim.blocks[g]).subspan(static_cast<size_t>(first_kept(g, tokens)));
+    const auto blocks =
+        std::span(victim.blocks[g]).subspan(static_cast<size_t>(first_kept(g, tokens)));
     for_each_run(images, [&](size_t first, size_t count) {
       bytes_.save_blocks(g, blocks.subspan(first, count), swap_image(g, images[first]));
     });

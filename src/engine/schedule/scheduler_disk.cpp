@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 #include "engine/schedule/scheduler.h"
 
 namespace braid {
@@ -29,7 +29,8 @@ void Scheduler::store_on_disk(Sequence& s, int32_t checkpoint) {
   s.prefix.offered_tokens = s.computed_tokens;
   DiskTier::Checkpoint at{nullptr, checkpoint};
   if (checkpoint >= 0) at.image = checkpoints_.image(checkpoint);
-  const auto room = disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens, at);
+  const auto room =
+      disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens, at);
   if (!room) return;
   if (room->reads_checkpoint) {
     checkpoints_.pin(checkpoint);
@@ -37,9 +38,10 @@ void Scheduler::store_on_disk(Sequence& s, int32_t checkpoint) {
   }
   const std::span<const int32_t> blocks(s.blocks[0]);
   if (room->block_count > 0)
-    bytes_.save_blocks(
-        0, blocks.subspan(static_cast<size_t>(room->first_block), static_cast<size_t>(room->block_count)),
-        room->blocks);
+    bytes_.save_blocks(0,
+                       blocks.subspan(static_cast<size_t>(room->first_block),
+                                      static_cast<size_t>(room->block_count)),
+                       room->blocks);
   disk_->end_store(bytes_.last_copies());
 }
 
@@ -120,7 +122,8 @@ void Scheduler::take_loaded_blocks() {
     for (int32_t i = 0; i < images->count; ++i) {
       const auto depth = static_cast<size_t>(images->first_block + i);
       const bool known = pools_[0].find(key.hashes[depth], &key.tokens[depth * kBlockTokens]) >= 0;
-      room = room && (known || pools_[0].grow(loaded.table, std::ssize(loaded.table) * kBlockTokens + 1));
+      room = room &&
+             (known || pools_[0].grow(loaded.table, std::ssize(loaded.table) * kBlockTokens + 1));
       loaded.blocks.push_back(known || !room ? -1 : loaded.table.back());
     }
     bytes_.load_blocks(0, loaded.blocks, images->images);
@@ -164,7 +167,8 @@ void Scheduler::promote_checkpoint() {
   if (!limits_.recurrent) {
     if (chain.size() == full) ++stats_.from_disk;
   } else if (chain.size() == full && checkpoints_.find_exact(prefix, tail) < 0) {
-    if (put_checkpoint(load_checkpoint_, key, {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn})) {
+    if (put_checkpoint(load_checkpoint_, key,
+                       {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn})) {
       load_checkpoint_ = -1;
       ++stats_.from_disk;
     }

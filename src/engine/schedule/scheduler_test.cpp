@@ -9,7 +9,7 @@
 #include <random>
 #include <set>
 
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 #include "engine/schedule/scheduler_world_test.h"
 
 namespace braid {
@@ -31,8 +31,8 @@ struct Program {
 };
 
 void random_program(const Program& program) {
-  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail, max_drafts,
-              by_rows] = program;
+  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail,
+              max_drafts, by_rows] = program;
   std::mt19937_64 random(seed);
   SchedulerLimits limits = small_limits();
   limits.preemption = preemption;
@@ -43,7 +43,8 @@ void random_program(const Program& program) {
   limits.max_drafts = max_drafts;
   limits.answers_by_rows = by_rows;
   if (paced) limits.gap_limit = 3;
-  World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10, window_blocks);
+  World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10,
+              window_blocks);
   world.most_prompt_tokens = limits.ubatch_tokens;
   world.bytes.late = seed % 3 != 0;
   std::vector<std::vector<int32_t>> beginnings;
@@ -57,7 +58,8 @@ void random_program(const Program& program) {
     if (kind < 4 && world.scheduler.waiting().size() < 8) {
       std::vector<int32_t> prompt = beginnings[random() % beginnings.size()];
       prompt.resize(1 + random() % prompt.size());
-      const auto more = tokens_of(random, static_cast<int32_t>(random() % 3 == 0 ? 0 : random() % 60));
+      const auto more =
+          tokens_of(random, static_cast<int32_t>(random() % 3 == 0 ? 0 : random() % 60));
       prompt.insert(prompt.end(), more.begin(), more.end());
       if (random() % 12 == 0) prompt[random() % prompt.size()] = kBroken;
       const auto max_tokens = static_cast<int32_t>(random() % (random() % 3 == 0 ? 200 : 20));
@@ -70,8 +72,8 @@ void random_program(const Program& program) {
       for (uint64_t c = 0; c < copies; ++c) {
         world.shared_until = static_cast<int32_t>(random() % 150);
         const bool use_cache = random() % 8 != 0;
-        const RequestId id =
-            world.submit(prompt, max_tokens, hints, static_cast<int32_t>(random() % 2), "", use_cache);
+        const RequestId id = world.submit(prompt, max_tokens, hints,
+                                          static_cast<int32_t>(random() % 2), "", use_cache);
         if (!use_cache) uncached.insert(id);
         asked[id] = {prompt, max_tokens};
       }
@@ -80,7 +82,8 @@ void random_program(const Program& program) {
       if (it == asked.end()) it = asked.begin();
       if (Sequence* s = world.scheduler.find(it->first)) s->cancelled = true;
     } else if (kind == 5 && random() % 50 == 0) {
-      for (int32_t g = 0; g < world.scheduler.groups(); ++g) world.scheduler.blocks(g).forget_unheld();
+      for (int32_t g = 0; g < world.scheduler.groups(); ++g)
+        world.scheduler.blocks(g).forget_unheld();
     } else {
       world.step();
     }
@@ -96,7 +99,8 @@ void random_program(const Program& program) {
     for (const auto& [id, tokens] : world.finished) {
       ASSERT_EQ(std::count(tokens.begin(), tokens.end(), kBroken), 0) << "request " << id;
       const auto& [prompt, max_tokens] = asked.at(id);
-      ASSERT_EQ(tokens, alone(prompt, max_tokens, world.scheduler.most_tokens())) << "request " << id;
+      ASSERT_EQ(tokens, alone(prompt, max_tokens, world.scheduler.most_tokens()))
+          << "request " << id;
       if (uncached.erase(id) > 0) {
         ASSERT_EQ(world.cached[id], 0);
       }
@@ -130,8 +134,8 @@ void random_program(const Program& program) {
       "checkpoints, {} "
       "resumed, "
       "{} preempted ({} swapped), {} forked, {} held back\n",
-      operations, answers, failures, world.pieced, stats.cached_tokens, stats.checkpoints, stats.resumed,
-      stats.preempted, stats.swapped, stats.forked, stats.held_back);
+      operations, answers, failures, world.pieced, stats.cached_tokens, stats.checkpoints,
+      stats.resumed, stats.preempted, stats.swapped, stats.forked, stats.held_back);
 }
 
 TEST(Scheduler, RandomProgramsBalanceAndAnswerAsAlone) {
@@ -267,7 +271,8 @@ TEST(Scheduler, TenThousandCancelsLeakNothing) {
   World world(limits, 40, 4, 4, 8);
   int64_t cancels = 0;
   while (cancels < 10000) {
-    const RequestId id = world.submit(tokens_of(random, 1 + static_cast<int32_t>(random() % 150)), 20);
+    const RequestId id =
+        world.submit(tokens_of(random, 1 + static_cast<int32_t>(random() % 150)), 20);
     for (uint64_t i = random() % 6; i > 0; --i) world.step();
     if (Sequence* s = world.scheduler.find(id)) {
       s->cancelled = true;
@@ -347,8 +352,8 @@ TEST(Scheduler, WhoDoesNotFitIsOvertakenButNotForEver) {
   const uint64_t before = world.scheduler.stats().lookups;
   ASSERT_GT(steps_to_end(world, large), 0);
   EXPECT_TRUE(world.finished.contains(first));
-  const auto ended =
-      std::count_if(small.begin(), small.end(), [&](auto id) { return world.finished.contains(id); });
+  const auto ended = std::count_if(small.begin(), small.end(),
+                                   [&](auto id) { return world.finished.contains(id); });
   EXPECT_GE(ended, 16);  // others use memory that `large` cannot
   EXPECT_LE(ended, 32 + 4);
   EXPECT_LE(world.scheduler.stats().lookups - before,
@@ -417,11 +422,13 @@ void restart_from_the_disk(uint64_t& from_disk, bool recurrent, bool seals = fal
         world.step();
       }
       world.scheduler.check();
-      ASSERT_FALSE(testing::Test::HasFatalFailure()) << "life " << life << ", operation " << operation;
+      ASSERT_FALSE(testing::Test::HasFatalFailure())
+          << "life " << life << ", operation " << operation;
       for (const auto& [id, tokens] : world.finished) {
-        ASSERT_EQ(tokens, alone(asked.at(id).first, asked.at(id).second, world.scheduler.most_tokens()));
-        beginnings[random() % 4].assign(tokens.begin(),
-                                        tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
+        ASSERT_EQ(tokens,
+                  alone(asked.at(id).first, asked.at(id).second, world.scheduler.most_tokens()));
+        beginnings[random() % 4].assign(
+            tokens.begin(), tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
         asked.erase(id);
         ++answers;
       }
@@ -447,7 +454,8 @@ void restart_from_the_disk(uint64_t& from_disk, bool recurrent, bool seals = fal
   EXPECT_GT(answers, 100u);
   EXPECT_GT(evicted, 0u);
   fmt::print(
-      "[report] {} answers in 12 lives, {} prefixes from disk so far, {} loads failed, {} files evicted\n",
+      "[report] {} answers in 12 lives, {} prefixes from disk so far, {} loads failed, {} files "
+      "evicted\n",
       answers, from_disk, damaged, evicted);
 }
 

@@ -74,8 +74,11 @@ class FakeBytes : public CacheBytes {
         states(static_cast<size_t>(slots)) {}
   size_t state_bytes() const override { return sizeof(FakeSlot); }
   // Group 1's images are larger, so that a mix-up is detected.
-  size_t block_bytes(int32_t group) const override { return (kBlockTokens + group) * sizeof(uint64_t); }
-  void save_resume(int32_t slot, int32_t, std::span<const BlockImage> blocks, std::byte* image) override {
+  size_t block_bytes(int32_t group) const override {
+    return (kBlockTokens + group) * sizeof(uint64_t);
+  }
+  void save_resume(int32_t slot, int32_t, std::span<const BlockImage> blocks,
+                   std::byte* image) override {
     order_after(slot_copies[slot]);  // loads of these may be running
     for (const BlockImage& b : blocks) order_after(block_copies[{b.group, b.block}]);
     const auto parts = std::make_shared<std::vector<std::pair<size_t, std::vector<std::byte>>>>();
@@ -85,14 +88,16 @@ class FakeBytes : public CacheBytes {
         parts->emplace_back(at, std::vector<std::byte>(begin, begin + size));
       };
       take(0, &states[slot], state_bytes());
-      for (const BlockImage& b : blocks) take(b.at_byte, block_of(b.group, b.block), block_bytes(0));
+      for (const BlockImage& b : blocks)
+        take(b.at_byte, block_of(b.group, b.block), block_bytes(0));
     });
     copy_beside([=] {
       for (const auto& [at, part] : *parts) std::memcpy(image + at, part.data(), part.size());
     });
   }
   void load_state(int32_t slot, const std::byte* image) override {
-    slot_copies[slot] = copy_beside([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
+    slot_copies[slot] =
+        copy_beside([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
   }
   void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) override {
     for (const int32_t block : blocks) {
@@ -102,7 +107,8 @@ class FakeBytes : public CacheBytes {
       images += block_bytes(group);
     }
   }
-  void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) override {
+  void load_blocks(int32_t group, std::span<const int32_t> blocks,
+                   const std::byte* images) override {
     for (const int32_t block : blocks) {
       if (block >= 0)
         block_copies[{group, block}] =
@@ -118,7 +124,9 @@ class FakeBytes : public CacheBytes {
   void order_after(uint64_t copies) override {
     queue([=, this] { run_copies(copies); });
   }
-  void claim_block(int32_t group, int32_t block) override { order_after(block_copies[{group, block}]); }
+  void claim_block(int32_t group, int32_t block) override {
+    order_after(block_copies[{group, block}]);
+  }
   void claim_slot(int32_t slot) override { order_after(slot_copies[slot]); }
   void copy_state(int32_t dst, int32_t src) override {
     queue([=, this] { states[dst] = states[src]; });
@@ -127,9 +135,12 @@ class FakeBytes : public CacheBytes {
     queue([=, this] { std::memcpy(block_of(group, dst), block_of(group, src), block_bytes(0)); });
   }
   void seal_blocks(std::span<const KvSeal> blocks) override {
-    for (const auto& [hot, cold] : blocks) queue([this, hot = hot, cold = cold] { seal(hot, cold); });
+    for (const auto& [hot, cold] : blocks)
+      queue([this, hot = hot, cold = cold] { seal(hot, cold); });
   }
-  void seal(int32_t hot, int32_t cold) { std::memcpy(block_of(0, cold), block_of(1, hot), block_bytes(0)); }
+  void seal(int32_t hot, int32_t cold) {
+    std::memcpy(block_of(0, cold), block_of(1, hot), block_bytes(0));
+  }
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override {
     for (const int32_t block : blocks)
       queue([=, this] { std::fill_n(block_of(group, block), kBlockTokens, 0); });
@@ -202,10 +213,11 @@ class FakeBytes : public CacheBytes {
 };
 
 struct World {
-  World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints, int32_t swap,
-        int32_t window_blocks = 0)
+  World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints,
+        int32_t swap, int32_t window_blocks = 0)
       : bytes(blocks, window_blocks, slots),
-        checkpoint_memory(static_cast<size_t>(checkpoints) * Scheduler::checkpoint_bytes(bytes, limits)),
+        checkpoint_memory(static_cast<size_t>(checkpoints) *
+                          Scheduler::checkpoint_bytes(bytes, limits)),
         swap_memory{Memory(static_cast<size_t>(swap) * bytes.block_bytes(0)),
                     Memory(static_cast<size_t>(swap) * bytes.block_bytes(1))},
         scheduler(limits, {blocks, window_blocks}, slots, bytes,
@@ -232,7 +244,8 @@ struct World {
     s->request.prompt = std::move(prompt);
     s->request.max_tokens = max_tokens;
     for (const int32_t p : hints)
-      s->request.checkpoints.push_back({p, p <= shared_until ? ResumeKind::shared : ResumeKind::turn});
+      s->request.checkpoints.push_back(
+          {p, p <= shared_until ? ResumeKind::shared : ResumeKind::turn});
     s->request.priority = priority;
     s->request.use_cache = use_cache;
     s->prefix.seed = seed_hash(salt);
@@ -260,8 +273,8 @@ struct World {
       ASSERT_NE(prefix, kNone) << "request " << s.id << " holds what is no number";
       for (int32_t g = 0; g < scheduler.groups(); ++g) {
         if (!reads(g, p, s.computed_tokens)) continue;
-        ASSERT_EQ(*cell(s, g, p), prefix)
-            << "request " << s.id << " group " << g << " position " << p << " of " << s.computed_tokens;
+        ASSERT_EQ(*cell(s, g, p), prefix) << "request " << s.id << " group " << g << " position "
+                                          << p << " of " << s.computed_tokens;
       }
     }
     if (s.computed_tokens > 0 && recurrent) {
@@ -299,8 +312,8 @@ struct World {
     }
     // Leaves some full blocks to committed(), as if a draft had filled them.
     if (seals && (item.certain > 1 || pace() % 2 == 0)) {
-      for (int32_t& b = item.sequence->sealed_blocks; b < (s.computed_tokens + item.certain) / kBlockTokens;
-           ++b)
+      for (int32_t& b = item.sequence->sealed_blocks;
+           b < (s.computed_tokens + item.certain) / kBlockTokens; ++b)
         bytes.seal(s.blocks[1][b], s.blocks[0][b]);
     }
     if (!scheduler.goes_by_rows(s)) ++prompt_steps;
@@ -315,7 +328,8 @@ struct World {
     verdict.next.push_back(next_token(prefix));
     run_drafts(item, prefix, verdict);
     const auto made = static_cast<int32_t>(s.generated() + std::ssize(verdict.next));
-    verdict.finished = made == s.request.max_tokens || s.prompt_tokens() + made >= scheduler.most_tokens();
+    verdict.finished =
+        made == s.request.max_tokens || s.prompt_tokens() + made >= scheduler.most_tokens();
   }
 
   // Random drafts where blocks suffice. `draft.parent`: the preceding draft.
@@ -426,7 +440,8 @@ struct World {
     const size_t planned = plan.items.size();
     for (size_t i = 0; i < planned; ++i) {
       const StepItem item = plan.items[i];
-      if (!item.wants_next || item.sequence->computed_tokens + item.certain != item.sequence->prompt_tokens())
+      if (!item.wants_next ||
+          item.sequence->computed_tokens + item.certain != item.sequence->prompt_tokens())
         continue;
       if (verdicts[i].failed) continue;
       for (Sequence* twin : scheduler.fork(*item.sequence)) {
@@ -445,7 +460,8 @@ struct World {
         s.in_flight_tokens = plan.items[i].rows();
         continue;
       }
-      s.computed_tokens += plan.items[i].certain + static_cast<int32_t>(verdicts[i].accepted.size());
+      s.computed_tokens +=
+          plan.items[i].certain + static_cast<int32_t>(verdicts[i].accepted.size());
       s.tokens.insert(s.tokens.end(), verdicts[i].next.begin(), verdicts[i].next.end());
       scheduler.committed(s);
     }
@@ -501,7 +517,8 @@ inline std::vector<int32_t> alone(const std::vector<int32_t>& prompt, int32_t ma
   std::vector<int32_t> tokens = prompt;
   uint64_t prefix = 0;
   for (const int32_t t : prompt) prefix = extend(prefix, t);
-  for (int32_t made = 0; made < max_tokens && static_cast<int32_t>(tokens.size()) < most_tokens; ++made) {
+  for (int32_t made = 0; made < max_tokens && static_cast<int32_t>(tokens.size()) < most_tokens;
+       ++made) {
     tokens.push_back(next_token(prefix));
     prefix = extend(prefix, tokens.back());
   }

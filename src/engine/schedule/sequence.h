@@ -9,8 +9,8 @@
 
 #include "engine/prefix/block_pool.h"
 #include "engine/prefix/prefix_hash.h"
-#include "engine/request/request.h"
-#include "engine/request/sampler.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
 
 namespace braid {
 

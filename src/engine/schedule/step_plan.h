@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/request/draft_stats.h"
+#include "engine/draft_stats.h"
 #include "engine/schedule/sequence.h"
 
 namespace braid {
@@ -47,7 +47,9 @@ struct StepItem {
   bool model_ran = false;  // set by drafters
 
   int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
-  int32_t last_output() const { return first_output + outputs - static_cast<int32_t>(drafts.size()) - 1; }
+  int32_t last_output() const {
+    return first_output + outputs - static_cast<int32_t>(drafts.size()) - 1;
+  }
 };
 
 struct StepPlan {
@@ -67,7 +69,7 @@ struct Verdict {
   TokenEvents events;                                   // in order
   boost::container::small_vector<int32_t, 8> next;      // accepted drafts, then one new token
   boost::container::small_vector<int32_t, 8> accepted;  // indices of drafts, a path from the root
-  bool failed = false;                                  // NaN: nothing of the step is kept; also finished
+  bool failed = false;  // NaN: nothing of the step is kept; also finished
   bool finished = false;
   Finished end;
 };

@@ -35,14 +35,19 @@ class Dice {
 inline constexpr const char* kThings[] = {"hammer",  "island",  "kettle",  "lantern", "falcon",
                                           "glacier", "candle",  "ladder",  "rocket",  "pebble",
                                           "temple",  "orchard", "feather", "needle"};
-inline constexpr const char* kLooks[] = {"dusty", "brave", "calm", "eager", "jolly", "merry", "pale", "tall"};
-inline constexpr const char* kNames[] = {"Kira", "Liam", "Olga", "Paul", "Rosa", "Tess", "Will", "Zane"};
-inline constexpr const char* kPlaces[] = {"harbor", "museum", "school", "theater", "library", "market"};
-inline constexpr const char* kCities[] = {"Berlin", "Lima", "Cairo", "Boston", "Zurich", "Delhi", "Tokyo"};
+inline constexpr const char* kLooks[] = {"dusty", "brave", "calm", "eager",
+                                         "jolly", "merry", "pale", "tall"};
+inline constexpr const char* kNames[] = {"Kira", "Liam", "Olga", "Paul",
+                                         "Rosa", "Tess", "Will", "Zane"};
+inline constexpr const char* kPlaces[] = {"harbor",  "museum",  "school",
+                                          "theater", "library", "market"};
+inline constexpr const char* kCities[] = {"Berlin", "Lima",  "Cairo", "Boston",
+                                          "Zurich", "Delhi", "Tokyo"};
 
 inline std::string question(const std::string& text, const std::string& system = "") {
   const std::string before = system.empty() ? "" : "<|im_start|>system\n" + system + "<|im_end|>\n";
-  return before + "<|im_start|>user\n" + text + "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
+  return before + "<|im_start|>user\n" + text +
+         "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
 }
 
 inline std::string filler(Dice& dice, int sentences) {
@@ -54,35 +59,38 @@ inline std::string filler(Dice& dice, int sentences) {
                             dice.one_of(kPlaces), dice.one_of(kCities));
         break;
       case 1:
-        text += fmt::format("{} cleaned the {} {} near the {}. ", dice.one_of(kNames), dice.one_of(kLooks),
-                            dice.one_of(kThings), dice.one_of(kPlaces));
+        text += fmt::format("{} cleaned the {} {} near the {}. ", dice.one_of(kNames),
+                            dice.one_of(kLooks), dice.one_of(kThings), dice.one_of(kPlaces));
         break;
       default:
-        text += fmt::format("The {} {} was carried by {} in {}. ", dice.one_of(kLooks), dice.one_of(kThings),
-                            dice.one_of(kNames), dice.one_of(kCities));
+        text += fmt::format("The {} {} was carried by {} in {}. ", dice.one_of(kLooks),
+                            dice.one_of(kThings), dice.one_of(kNames), dice.one_of(kCities));
     }
   }
   return text;
 }
 
 inline std::string call_prompt(Dice& dice) {
-  const auto tool = [](const std::string& thing, const std::string& properties, const std::string& required) {
+  const auto tool = [](const std::string& thing, const std::string& properties,
+                       const std::string& required) {
     return fmt::format(
         R"({{"type": "function", "function": {{"name": "find_{0}", "description": "Find a {0}", )"
         R"("parameters": {{"type": "object", "properties": {{{1}}}, "required": [{2}]}}}}}})",
         thing, properties, required);
   };
   const std::string other = dice.one_of(kThings), wanted = dice.one_of(kThings);
-  const std::string count = R"("count": {"type": "integer"})", user = R"("user": {"type": "string"})";
-  const std::string system =
-      "# Tools\n\nYou may call these functions:\n\n<tools>\n" + tool(other, count, R"("count")") + "\n" +
-      tool(wanted, count + ", " + user, R"("count", "user")") +
-      "\n</tools>\n\nTo call a function, answer with nothing after this "
-      "block:\n\n<tool_call>\n<function=name>\n"
-      "<parameter=parameter_name>\nvalue\n</parameter>\n</function>\n</tool_call>\n\nGive every required "
-      "parameter. If no function fits, answer in plain text.";
-  return question(fmt::format("Please find a {}: count {} and user {}.", wanted, 10 + dice.below(90),
-                              dice.one_of(kNames)),
+  const std::string count = R"("count": {"type": "integer"})",
+                    user = R"("user": {"type": "string"})";
+  const std::string system = "# Tools\n\nYou may call these functions:\n\n<tools>\n" +
+                             tool(other, count, R"("count")") + "\n" +
+                             tool(wanted, count + ", " + user, R"("count", "user")") +
+                             "\n</tools>\n\nTo call a function, answer with nothing after this "
+                             "block:\n\n<tool_call>\n<function=name>\n"
+                             "<parameter=parameter_name>\nvalue\n</parameter>\n</function>\n</"
+                             "tool_call>\n\nGive every required "
+                             "parameter. If no function fits, answer in plain text.";
+  return question(fmt::format("Please find a {}: count {} and user {}.", wanted,
+                              10 + dice.below(90), dice.one_of(kNames)),
                   system);
 }
 
@@ -90,7 +98,8 @@ inline std::string retrieval_prompt(Dice& dice, int sentences = 6) {
   const std::string thing = fmt::format("{}-{}", dice.one_of(kLooks), dice.one_of(kThings));
   return question(filler(dice, sentences) +
                   fmt::format("The secret number for {} is {}. ", thing, 100 + dice.below(900)) +
-                  filler(dice, sentences) + fmt::format("What is the secret number for {}?", thing));
+                  filler(dice, sentences) +
+                  fmt::format("What is the secret number for {}?", thing));
 }
 
 inline std::string echo_prompt(Dice& dice) {
@@ -102,9 +111,11 @@ inline std::string echo_prompt(Dice& dice) {
 
 // The beginning of a function outside the training data.
 inline std::string code_prompt(Dice& dice, const std::string& corpus) {
-  const size_t first = corpus.find("\ndef ", dice.below(static_cast<uint32_t>(corpus.size() - 8000))) + 1;
+  const size_t first =
+      corpus.find("\ndef ", dice.below(static_cast<uint32_t>(corpus.size() - 8000))) + 1;
   const size_t end = corpus.find('\n', first + 200) + 1;
-  return question("Complete the following Python function.\n\n" + corpus.substr(first, end - first));
+  return question("Complete the following Python function.\n\n" +
+                  corpus.substr(first, end - first));
 }
 
 inline std::vector<std::string> prompts(Skill skill, int count) {

@@ -38,7 +38,8 @@ int how_many(int few) {
 
 std::vector<std::vector<int32_t>> prompts_of(Skill skill, int few) {
   std::vector<std::vector<int32_t>> ids;
-  for (const std::string& text : prompts(skill, how_many(few))) ids.push_back(*tokenizer().encode(text));
+  for (const std::string& text : prompts(skill, how_many(few)))
+    ids.push_back(*tokenizer().encode(text));
   return ids;
 }
 
@@ -114,7 +115,8 @@ TEST(DemoDrafts, AreAcceptedAsTheDraftersWereMade) {
       const auto which = static_cast<size_t>(skill);
       const double got = measure(m, prompts_of(skill, kFew));
       line += fmt::format("  {} {:.2f}", kSkillNames[which], got);
-      EXPECT_GE(got, share * expected[w].least[which]) << expected[w].way.name << ", " << kSkillNames[which];
+      EXPECT_GE(got, share * expected[w].least[which])
+          << expected[w].way.name << ", " << kSkillNames[which];
       if (skill == Skill::code) code[w] = got;
     }
     std::printf("[report] tokens of a round, %s:%s\n", expected[w].way.name, line.c_str());
@@ -126,7 +128,8 @@ TEST(DemoDrafts, AreAcceptedAsTheDraftersWereMade) {
 class DemoDraftsIn : public ::testing::TestWithParam<Way> {};
 std::vector<Way> ways() {
   const SpecTypes head = SpecType::mtp, drafter = SpecType::dflash;
-  const SpecTypes head_and_ngram = with(head, SpecType::ngram), both = with(drafter, SpecType::ngram);
+  const SpecTypes head_and_ngram = with(head, SpecType::ngram),
+                  both = with(drafter, SpecType::ngram);
   std::vector<Way> list = {{"ngram", SpecType::ngram, 7, 0},
                            kHead,
                            {"mtp64", head, 8, 64},
@@ -191,15 +194,16 @@ TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
     EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
     EXPECT_GT(stats.drafts.rounds, 0u);
     const std::string report =
-        fmt::format("{}, {} at once: {} prompts, {:.2f} tokens of a round, {} drafts", GetParam().name,
-                    sequences, asked.size(), per_round({}, stats), stats.drafted);
+        fmt::format("{}, {} at once: {} prompts, {:.2f} tokens of a round, {} drafts",
+                    GetParam().name, sequences, asked.size(), per_round({}, stats), stats.drafted);
     std::printf("[report] %s\n", report.c_str());
   }
 }
 
 // On a GPU drafted rows round differently, so greedy texts may part at near ties.
 TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
-  if (const std::string why = testing_devices::why_not_on("cuda"); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = testing_devices::why_not_on("cuda"); !why.empty())
+    GTEST_SKIP() << why;
   const auto on_gpu = [](const Way& way, int32_t sequences) {
     EngineOptions options = options_of(way, sequences);
     options.device = "cuda";
@@ -237,15 +241,15 @@ TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
         if (token == *there) margin = choice.logprob - logprob;
       EXPECT_LT(margin, testing_devices::kNearTie)
           << "request " << i << ", " << sequences << " at once, token " << step;
-      std::printf("[report]   near tie: request %zu, token %td, margin %.4f: %d instead of %d\n", i, step,
-                  margin, *there, *here);
+      std::printf("[report]   near tie: request %zu, token %td, margin %.4f: %d instead of %d\n", i,
+                  step, margin, *there, *here);
       ++ties;
     }
     const EngineStats& stats = m.engine->stats();
     EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
-    const std::string report =
-        fmt::format("on a GPU, {}, {} at once: {} prompts, {} near ties, {:.2f} tokens of a round, {} drafts",
-                    GetParam().name, sequences, asked.size(), ties, per_round({}, stats), stats.drafted);
+    const std::string report = fmt::format(
+        "on a GPU, {}, {} at once: {} prompts, {} near ties, {:.2f} tokens of a round, {} drafts",
+        GetParam().name, sequences, asked.size(), ties, per_round({}, stats), stats.drafted);
     std::printf("[report] %s\n", report.c_str());
   }
 }
@@ -254,7 +258,8 @@ TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
   const fs::path folder = fs::temp_directory_path() / fmt::format("braid-drafts-{}", ::getpid());
   for (const Way& way : {kDflashTree, kHeadTree}) {
     EngineOptions options = options_of(way);
-    options.cache_dir = (folder / way.name).string();  // one per drafter, since cells of drafters differ
+    options.cache_dir =
+        (folder / way.name).string();  // one per drafter, since cells of drafters differ
     options.checkpoint_interval = 64;
     options.checkpoint_spacing = 0;
     const auto two = prompts_of(Skill::retrieval, 2);
@@ -267,7 +272,8 @@ TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
     };
     const auto ask = [&](Machine& m, int32_t least_cached) {
       const Answer answer = m.ask(asking(prompt_ids, 40));
-      EXPECT_GE(answer.end.usage.cached_tokens, least_cached) << way.name << ", " << prompt_ids.size();
+      EXPECT_GE(answer.end.usage.cached_tokens, least_cached)
+          << way.name << ", " << prompt_ids.size();
       return Outcome{answer.tokens, answer.drafted, answer.accepted};
     };
     Outcome first;
@@ -319,7 +325,8 @@ TEST(DemoDrafts, AnswersComputedAgainHaveTheBytesOfPlainOnes) {
     const SchedulerStats& stats = m.engine->scheduler().stats();
     EXPECT_GT(stats.preempted, 0u) << way.name;
     EXPECT_EQ(stats.swapped, 0u) << way.name;
-    std::printf("[report] %s: %llu preempted\n", way.name, static_cast<unsigned long long>(stats.preempted));
+    std::printf("[report] %s: %llu preempted\n", way.name,
+                static_cast<unsigned long long>(stats.preempted));
   }
 }
 
@@ -335,21 +342,25 @@ class Agent {
     turn_ = turn;
     const auto skill = static_cast<Skill>((turn + number_) % 4);
     const std::string text = prompts(skill, 1 + turn + 10 * number_).back();
-    const std::string message = text.substr(text.find(kUser), text.rfind(kAnswer) - text.find(kUser));
+    const std::string message =
+        text.substr(text.find(kUser), text.rfind(kAnswer) - text.find(kUser));
     if (turn % 2 == number_ % 2) {
       add(message);
     } else {
       Dice dice(static_cast<uint64_t>(turn + 100 * number_));
-      add(std::string(kUser) + "<tool_response>\n" + filler(dice, 3) + "\n</tool_response><|im_end|>\n");
+      add(std::string(kUser) + "<tool_response>\n" + filler(dice, 3) +
+          "\n</tool_response><|im_end|>\n");
     }
-    Request r = asking(joined(*tokenizer().encode(text.substr(text.rfind(kAnswer)))), 24 + 8 * (turn % 4));
+    Request r =
+        asking(joined(*tokenizer().encode(text.substr(text.rfind(kAnswer)))), 24 + 8 * (turn % 4));
     r.checkpoints = ends_;
     return r;
   }
 
   // The answer as it was, without its empty thought, or with another end, as clients send it.
   void heard(const Request& asked, const std::vector<int32_t>& answer) {
-    const auto kept = answer.begin() + (turn_ % 3 == 1 ? std::ssize(answer) * 3 / 4 : std::ssize(answer));
+    const auto kept =
+        answer.begin() + (turn_ % 3 == 1 ? std::ssize(answer) * 3 / 4 : std::ssize(answer));
     if (turn_ % 5 == 3) {
       tokens_ = joined(*tokenizer().encode(kAnswer));
     } else {
@@ -388,7 +399,8 @@ struct Turns {
 Turns run_agents(Machine& m, int32_t count) {
   const std::string tools = prompts(Skill::calls, 1)[0];
   std::vector<Agent> agents;
-  for (int32_t a = 0; a < count; ++a) agents.emplace_back(a, tools.substr(0, tools.find("<|im_start|>user")));
+  for (int32_t a = 0; a < count; ++a)
+    agents.emplace_back(a, tools.substr(0, tools.find("<|im_start|>user")));
   Turns out;
   for (int32_t turn = 0; turn < 10; ++turn) {
     std::vector<Request> asked;
@@ -438,7 +450,8 @@ TEST(DemoDrafts, AgentsComputeOfTheirPromptsWhatTheyDoWithout) {
       EXPECT_GT(m.engine->stats().accepted, 100u) << way.name;
     }
     std::printf("[report] agents, %s: %lld of %lld prompt tokens computed\n", way.name,
-                static_cast<long long>(turns.prompt_rows), static_cast<long long>(turns.prompt_tokens));
+                static_cast<long long>(turns.prompt_rows),
+                static_cast<long long>(turns.prompt_tokens));
   }
 }
 
@@ -461,7 +474,8 @@ std::vector<Subject> window_subjects(int few) {
   };
   std::vector<Subject> list;
   for (const Skill skill : kSkills)
-    list.push_back(subject(kSkillNames[static_cast<size_t>(skill)], skill, prompts(skill, how_many(few))));
+    list.push_back(
+        subject(kSkillNames[static_cast<size_t>(skill)], skill, prompts(skill, how_many(few))));
   list.push_back(subject("retrieval, 18", Skill::retrieval, far_retrievals(how_many(few), 18)));
   list.push_back(subject("retrieval, 42", Skill::retrieval, far_retrievals(how_many(few), 42)));
   return list;
@@ -493,13 +507,15 @@ TEST(DemoWindow, AnswersThatNeedWhatItHidesAreLost) {
         const std::string text = tokenizer().decode(answers[i]);
         const auto& expected = subject.asked[i].expected;
         same += answers[i] == whole[i] ? 1 : 0;
-        right += std::all_of(expected.begin(), expected.end(),
-                             [&](const std::string& part) { return text.find(part) != std::string::npos; })
+        right += std::all_of(
+                     expected.begin(), expected.end(),
+                     [&](const std::string& part) { return text.find(part) != std::string::npos; })
                      ? 1
                      : 0;
       }
-      std::printf("[report] %s (%zu tokens at most), window %d: %.1f %% same, %.1f %% as expected\n",
-                  subject.name, longest, window, 100 * same / count, 100 * right / count);
+      std::printf(
+          "[report] %s (%zu tokens at most), window %d: %.1f %% same, %.1f %% as expected\n",
+          subject.name, longest, window, 100 * same / count, 100 * right / count);
       if (window == 0) {
         EXPECT_GE(right / count, 0.8) << subject.name;
       }

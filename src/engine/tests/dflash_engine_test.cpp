@@ -85,8 +85,8 @@ TEST_P(DflashOn, SavesStepsAndChangesNothing) {
       }
     }
     const EngineStats& stats = with.engine->stats();
-    std::printf("[report] %d at once: %llu steps instead of %llu, %llu of %llu drafts accepted\n", sequences,
-                static_cast<unsigned long long>(stats.steps),
+    std::printf("[report] %d at once: %llu steps instead of %llu, %llu of %llu drafts accepted\n",
+                sequences, static_cast<unsigned long long>(stats.steps),
                 static_cast<unsigned long long>(without.engine->stats().steps),
                 static_cast<unsigned long long>(stats.accepted),
                 static_cast<unsigned long long>(stats.drafted));
@@ -143,7 +143,8 @@ TEST_P(DflashOn, TextIsTheSameWhenSequencesAreSwapped) {
   m.run();
   EXPECT_GT(m.engine->scheduler().stats().swapped, 0u);
   if (!exact()) return;
-  for (const auto& [id, ids] : prompts) EXPECT_EQ(m.sink.answers[id].tokens, ask(lone, ids, 60).tokens);
+  for (const auto& [id, ids] : prompts)
+    EXPECT_EQ(m.sink.answers[id].tokens, ask(lone, ids, 60).tokens);
 }
 
 TEST_P(DflashOn, DraftsTheSameAfterARestart) {

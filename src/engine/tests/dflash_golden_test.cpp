@@ -93,7 +93,8 @@ class World {
     BRAID_ASSIGN(model_, Model::open(file_, {.with_mtp = false}));
     Json config = Json::parse(std::ifstream(kDemoDrafter + "/config.json"));
     edit(config);
-    BRAID_ASSIGN(SafetensorsFile tensors, SafetensorsFile::open(kDemoDrafter + "/model.safetensors"));
+    BRAID_ASSIGN(SafetensorsFile tensors,
+                 SafetensorsFile::open(kDemoDrafter + "/model.safetensors"));
     BRAID_ASSIGN(DflashFile drafter, DflashFile::of_safetensors(std::move(tensors), config.dump()));
     BRAID_ASSIGN(drafter_, Dflash::open(std::move(drafter), model_->config()));
     model_->attach(*drafter_, drafter_->kv_layers());
@@ -111,9 +112,10 @@ class World {
     drafter_->add_needs(needs, {step, block});
     needs.max_context = kCells;
     BRAID_TRY(device_->reserve_workspaces(needs));
-    BRAID_ASSIGN(logits_memory_,
-                 device_->allocate(static_cast<size_t>(block * model_->config().vocabulary) * sizeof(float),
-                                   "logits"));
+    BRAID_ASSIGN(
+        logits_memory_,
+        device_->allocate(static_cast<size_t>(block * model_->config().vocabulary) * sizeof(float),
+                          "logits"));
     const int64_t vocabulary = model_->config().vocabulary;
     logits_ = {logits_memory_.data(), DType::f32, block, vocabulary, vocabulary};
     return {};
@@ -132,8 +134,9 @@ class World {
     for (int32_t start = 0; start < count;) {
       int32_t end = std::min(count, start + kPiece);
       if (count - end == 1) --end;  // no single-row chunk
-      model_->forward(rows.batch({prompt.begin() + start, prompt.begin() + end}, start, end - start - 1),
-                      memory);
+      model_->forward(
+          rows.batch({prompt.begin() + start, prompt.begin() + end}, start, end - start - 1),
+          memory);
       start = end;
     }
   }
@@ -205,17 +208,19 @@ TEST_P(DflashGolden, Agrees) {
       ++tokens;
       if (got == wanted) continue;
       ++other;
-      EXPECT_LT(row[got] - row[wanted], path.margin_limit) << "case " << index << ", position " << j + 1;
+      EXPECT_LT(row[got] - row[wanted], path.margin_limit)
+          << "case " << index << ", position " << j + 1;
     }
   }
-  std::printf("[report] %s: %d blocks, %d drafts, %d near ties, largest error of a logit %.2e\n", path.name,
-              ran, tokens, other, largest);
+  std::printf("[report] %s: %d blocks, %d drafts, %d near ties, largest error of a logit %.2e\n",
+              path.name, ran, tokens, other, largest);
   EXPECT_LT(largest, path.logit_limit);
   EXPECT_GE(ran, 8);
 }
 
 std::vector<std::vector<float>> drafted(const Path& path, size_t index,
-                                        const std::function<void(Json&)>& edit, int32_t spoiled = 0) {
+                                        const std::function<void(Json&)>& edit,
+                                        int32_t spoiled = 0) {
   World world;
   const Status started = world.start(path, edit);
   EXPECT_TRUE(started.ok()) << started.error().message;
@@ -248,7 +253,8 @@ TEST(DflashBlock, CausalRowsDoNotSeeLaterOnes) {
     const auto whole = rows(16), half = rows(8);
     for (size_t j = 0; j < half.size(); ++j) {
       const double difference = largest_difference(whole[j], half[j]);
-      EXPECT_TRUE(causal ? difference < 1e-4 : difference > 1e-2) << "row " << j + 1 << ": " << difference;
+      EXPECT_TRUE(causal ? difference < 1e-4 : difference > 1e-2)
+          << "row " << j + 1 << ": " << difference;
     }
   }
 }
@@ -289,7 +295,8 @@ TEST(DflashBlock, WindowsAgreeWithTheReference) {
       });
     };
     const auto reference = rows(kPaths[0]), cpu = rows(kPaths[1]);
-    for (size_t j = 0; j < cpu.size(); ++j) EXPECT_LT(largest_difference(cpu[j], reference[j]), 1e-3) << j;
+    for (size_t j = 0; j < cpu.size(); ++j)
+      EXPECT_LT(largest_difference(cpu[j], reference[j]), 1e-3) << j;
   }
 }
 

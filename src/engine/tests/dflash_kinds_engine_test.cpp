@@ -14,7 +14,7 @@
 #include "engine/tests/demo_test.h"
 #include "engine/tests/machine_test.h"
 #include "gguf/safetensors.h"
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 
 namespace braid {
 namespace {
@@ -26,7 +26,9 @@ using Json = nlohmann::json;
 
 class Folder {
  public:
-  Folder() : path_(fs::temp_directory_path() / fmt::format("braid-drafter-{}-{}", ::getpid(), ++count())) {
+  Folder()
+      : path_(fs::temp_directory_path() /
+              fmt::format("braid-drafter-{}-{}", ::getpid(), ++count())) {
     fs::create_directories(path_);
   }
   Folder(const Folder&) = delete;
@@ -73,8 +75,9 @@ class DrafterWriter {
 
  private:
   void add(const std::string& name, const Json& shape, const std::vector<std::byte>& bytes) {
-    header_[name] = {
-        {"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
+    header_[name] = {{"dtype", "BF16"},
+                     {"shape", shape},
+                     {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
     data_.insert(data_.end(), bytes.begin(), bytes.end());
   }
   Json header_ = Json::object();
@@ -162,7 +165,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, DflashKindsOn, ::testing::Values("cpu", "cuda"
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(DflashKindsOn, DraftWhatDflashDraftsIfTheyAddNothing) {
-  const std::vector<std::vector<int32_t>> prompts = {golden_prompt(5), golden_prompt(4), golden_prompt(8)};
+  const std::vector<std::vector<int32_t>> prompts = {golden_prompt(5), golden_prompt(4),
+                                                     golden_prompt(8)};
   const Said plain = say(demo_bytes(), plain_on(GetParam()), prompts);
   const Said dflash = say(demo_bytes(), drafting_on(GetParam(), kDemoDrafter), prompts);
   EXPECT_GT(dflash.accepted, 60u);
@@ -201,7 +205,8 @@ TEST_P(DflashKindsOn, NoiseChangesNoText) {
   RandomOptions random;
   random.mix = "F16";
   const std::vector<std::byte> model = bytes_of(small_shape());
-  const std::vector<std::vector<int32_t>> prompts = {{1, 2, 3, 4, 5, 6, 7}, {9, 8, 7}, {30, 31, 32, 33}};
+  const std::vector<std::vector<int32_t>> prompts = {
+      {1, 2, 3, 4, 5, 6, 7}, {9, 8, 7}, {30, 31, 32, 33}};
   EngineOptions options = plain_on(GetParam());
   options.context_tokens = 128;
   const Said plain = say(model, options, prompts);

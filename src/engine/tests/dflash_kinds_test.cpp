@@ -47,7 +47,8 @@ class World {
   bool start(const On& on, DflashFile file) {
     DeviceOptions options;
     options.activations = Activations::f32;
-    auto made = std::string(on.device) == "ref"   ? Result<std::unique_ptr<Device>>(make_ref_device(options))
+    auto made = std::string(on.device) == "ref"
+                    ? Result<std::unique_ptr<Device>>(make_ref_device(options))
                 : std::string(on.device) == "cpu" ? make_cpu_device(options)
                                                   : make_cuda_device(options);
     if (!made.ok()) return false;
@@ -63,7 +64,8 @@ class World {
     EXPECT_TRUE(loaded.ok()) << loaded.error().message;
     CacheSizes cells;
     cells.blocks[0] = kCells / kBlockTokens;
-    cells.k_format = cells.v_format = std::string(on.device) == "cuda" ? KvFormat::f16 : KvFormat::f32;
+    cells.k_format = cells.v_format =
+        std::string(on.device) == "cuda" ? KvFormat::f16 : KvFormat::f32;
     EXPECT_TRUE(cache_.allocate(*device_, config, cells).ok());
     Device::WorkspaceNeeds needs;
     needs.max_tokens = kCells;
@@ -201,7 +203,8 @@ void expect_near(const std::vector<float>& actual, const Json& expected, double 
 }
 
 // Almost equal candidates may be swapped.
-bool same_order(const std::vector<int32_t>& ids, const Json& expected, const Json& logits, double limit) {
+bool same_order(const std::vector<int32_t>& ids, const Json& expected, const Json& logits,
+                double limit) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)].get<double>(); };
     if (std::abs(logit(ids[i]) - logit(expected[i].get<int32_t>())) > limit) return false;
@@ -232,7 +235,8 @@ void expect_golden(const Guessed& got, const Json& golden, const Dflash& drafter
       for (const size_t c : own) scores.push_back(got.scores[i][before[p]][c]);
       expect_near(scores, row["scores"][p], 4 * limit, what + " behind " + std::to_string(p));
       if (row.contains("confidence")) {
-        EXPECT_NEAR(got.confidence[i][before[p]], row["confidence"][p].get<double>(), limit) << what;
+        EXPECT_NEAR(got.confidence[i][before[p]], row["confidence"][p].get<double>(), limit)
+            << what;
       }
     }
     before = own;
@@ -257,8 +261,8 @@ TEST_P(DflashKinds, Dflash2IsTheReference) {
   const DflashConfig& c = world.drafter().config();
   EXPECT_EQ(c.pairs, DflashPairs::selector);
   EXPECT_EQ(c.first_guess(), 1);
-  expect_golden(world.guess(expected["taps"], expected["next"]), expected["dflash2"], world.drafter(),
-                GetParam().limit);
+  expect_golden(world.guess(expected["taps"], expected["next"]), expected["dflash2"],
+                world.drafter(), GetParam().limit);
 }
 
 // The head has 40 of 64 tokens.
@@ -276,7 +280,8 @@ TEST_P(DflashKinds, DsparkIsTheReference) {
     if (std::string(name) != "dspark") writer.set_bool("dflash.sample_from_anchor", false);
     const std::vector<std::byte> bytes = writer.to_bytes();
     World world;
-    if (!world.start(GetParam(), DflashFile::of_gguf(GgufFile::parse(bytes, "dspark").value()).value()))
+    if (!world.start(GetParam(),
+                     DflashFile::of_gguf(GgufFile::parse(bytes, "dspark").value()).value()))
       GTEST_SKIP() << "no such device";
     const Json expected = read_json("expected.json");
     EXPECT_EQ(world.drafter().config().pairs, DflashPairs::markov);
@@ -295,8 +300,9 @@ std::vector<std::byte> edited(
     std::vector<uint16_t> values(t.data.size() / 2);
     std::memcpy(values.data(), t.data.data(), t.data.size());
     if (!keep(std::string(t.name), values)) continue;
-    header[std::string(t.name)] = {
-        {"dtype", "BF16"}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.data.size()}}};
+    header[std::string(t.name)] = {{"dtype", "BF16"},
+                                   {"shape", t.shape},
+                                   {"data_offsets", {data.size(), data.size() + t.data.size()}}};
     const auto bytes = std::as_bytes(std::span(values));
     data.insert(data.end(), bytes.begin(), bytes.end());
   }

@@ -14,10 +14,10 @@
 #include <random>
 #include <thread>
 
-#include "base/files/temp_folder_test.h"
-#include "engine/disk/disk_format.h"
-#include "engine/disk/disk_store.h"
+#include "base/temp_folder_test.h"
 #include "engine/engine.h"
+#include "engine/prefix/disk_format.h"
+#include "engine/prefix/disk_store.h"
 #include "engine/service.h"
 #include "engine/tests/engine_devices_test.h"
 #include "model/test_models_test.h"
@@ -33,7 +33,9 @@ struct Answer {
   std::vector<float> logprobs;
   int32_t cached = 0;
   bool done = false;
-  bool operator==(const Answer& other) const { return tokens == other.tokens && logprobs == other.logprobs; }
+  bool operator==(const Answer& other) const {
+    return tokens == other.tokens && logprobs == other.logprobs;
+  }
 };
 
 struct Machine : Sink {
@@ -60,7 +62,8 @@ struct Machine : Sink {
     answers[id].cached = event.usage.cached_tokens;
     answers[id].done = true;
   }
-  RequestId submit(std::vector<int32_t> prompt, const std::string& salt = "", int32_t max_tokens = 12) {
+  RequestId submit(std::vector<int32_t> prompt, const std::string& salt = "",
+                   int32_t max_tokens = 12) {
     Request r;
     r.prompt = std::move(prompt);
     r.sampling.temperature = 0;
@@ -170,7 +173,8 @@ TEST_P(DiskEngineOn, ManyWhoWaitForTheSamePrefixAnswerAlike) {
     {
       EngineOptions o = options(folder);
       Machine before(shape, o);
-      for (int32_t i = 0; i < 6; ++i) right.push_back(before.ask(joined(shared, prompt(20, i + 1))));
+      for (int32_t i = 0; i < 6; ++i)
+        right.push_back(before.ask(joined(shared, prompt(20, i + 1))));
     }
     EngineOptions o = options(folder);
     o.max_sequences = 4;
@@ -265,7 +269,8 @@ TEST_P(DiskEngineOn, WhatDraftsIsNoPartOfAFile) {
       if (std::string(GetParam()) == "cpu" || writer.most + reader.most == 0) {
         EXPECT_TRUE(again == right) << writer.name << ", then " << reader.name;
       }
-      EXPECT_GT(again.cached, static_cast<int32_t>(p.size()) + 30) << writer.name << ", then " << reader.name;
+      EXPECT_GT(again.cached, static_cast<int32_t>(p.size()) + 30)
+          << writer.name << ", then " << reader.name;
       EXPECT_EQ(after.engine->disk()->stats().failed_loads, 0u);
     }
   }
@@ -289,7 +294,8 @@ TEST_P(DiskEngineOn, ForgedStatesCostTimeNotAnswers) {
       header.pending += forged;
       header.header_checksum = header_checksum(header);
       std::memcpy(bytes.data(), &header, sizeof header);
-      std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+      std::ofstream(path, std::ios::binary)
+          .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
       ++changed;
     }
     ASSERT_GT(changed, 0u);
@@ -339,7 +345,8 @@ TEST_P(DiskEngineOn, ReadingUnderPressureHarmsNobody) {
     if (i == 2) after.engine->cancel(after.submit(prompt(500, 4)));
   }
   after.run();
-  for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
+  for (size_t i = 0; i < ids.size(); ++i)
+    EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
   EXPECT_GT(after.engine->scheduler().stats().from_disk, 0u);
 }
 
@@ -348,12 +355,14 @@ TEST_P(DiskEngineOn, ReadingUnderPressureHarmsNobody) {
   [[maybe_unused]] const ssize_t told = ::write(ready, "x", 1);
   for (int32_t round = 0;; ++round) {
     auto text = prompt(300, round % 3);
-    for (int32_t turn = 0; turn < 4; ++turn) text = joined(text, m.ask(text, "", 6).tokens, prompt(40, turn));
+    for (int32_t turn = 0; turn < 4; ++turn)
+      text = joined(text, m.ask(text, "", 6).tokens, prompt(40, turn));
   }
 }
 
 TEST_P(DiskEngineOn, KilledAtAnyMomentItAnswersAsIfNothingHadBeen) {
-  if (GetParam() == std::string("cuda")) GTEST_SKIP() << "a child process cannot go on with the driver";
+  if (GetParam() == std::string("cuda"))
+    GTEST_SKIP() << "a child process cannot go on with the driver";
   std::vector<std::vector<int32_t>> texts;
   std::vector<Answer> right;
   const TempFolder never, folder;

@@ -31,7 +31,8 @@ std::string refusal(Machine& m, const Request& request) {
 
 // All kinds of layers: with state, without, and with windows.
 std::vector<RandomShape> all_shapes() {
-  return {tiny_dense(), tiny_moe(), tiny_attention(), tiny_qwen3(), tiny_qwen3next(), tiny_laguna()};
+  return {tiny_dense(), tiny_moe(),       tiny_attention(),
+          tiny_qwen3(), tiny_qwen3next(), tiny_laguna()};
 }
 
 TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
@@ -92,7 +93,9 @@ TEST_P(EngineOn, WindowsGiveBackWhatLiesBehindThem) {
   EXPECT_LT(s.blocks(1).total(), 32);
   const MemoryPlan& plan = m.engine->memory();
   EXPECT_EQ(plan.kv_token_bytes, 4 * plan.kv_old_token_bytes);
-  const auto in_use = [&](int32_t group) { return s.blocks(group).total() - s.blocks(group).free(); };
+  const auto in_use = [&](int32_t group) {
+    return s.blocks(group).total() - s.blocks(group).free();
+  };
   m.submit(greedy(prompt(1000), 200));
   Answer& answer = m.sink.answers[1];
   while (m.engine->step()) {
@@ -143,8 +146,9 @@ void let_all_layers_slide(GgufWriter& w) {
 }
 
 TEST_P(EngineOn, AllLayersMayHaveWindows) {
-  const auto bytes = edited(bytes_of(tiny_laguna()),
-                            [](GgufWriter& w, std::vector<OwnTensor>&) { let_all_layers_slide(w); });
+  const auto bytes = edited(bytes_of(tiny_laguna()), [](GgufWriter& w, std::vector<OwnTensor>&) {
+    let_all_layers_slide(w);
+  });
   EngineOptions options = on(GetParam());
   options.context_tokens = 2048;
   options.hooks.poison_unused = true;
@@ -160,7 +164,8 @@ TEST_P(EngineOn, AllLayersMayHaveWindows) {
 }
 
 using Said = std::pair<std::vector<int32_t>, std::vector<float>>;
-Said say(const std::vector<std::byte>& bytes, const EngineOptions& options, const std::vector<int32_t>& ids) {
+Said say(const std::vector<std::byte>& bytes, const EngineOptions& options,
+         const std::vector<int32_t>& ids) {
   Machine m(bytes, options);
   Request r = greedy(ids, 30);
   r.top_logprobs = 0;
@@ -247,8 +252,9 @@ TEST_P(EngineOn, AWindowHoldsHoweverAPromptIsCut) {
       EXPECT_EQ(plan.window_tokens, 40);
       EXPECT_EQ(m.engine->scheduler().groups(), recurrent ? 1 : 2);
       EXPECT_EQ(plan.kv_old_token_bytes, recurrent ? plan.kv_token_bytes : 0u);
-      EXPECT_NE(plan.table().find(recurrent ? "windows of 40 tokens save none" : "window of 40 tokens"),
-                std::string::npos);
+      EXPECT_NE(
+          plan.table().find(recurrent ? "windows of 40 tokens save none" : "window of 40 tokens"),
+          std::string::npos);
       const RequestId beside = m.submit(greedy(prompt(90, 3), 40));
       answers.push_back(m.ask(greedy(prompt(250), 20)).tokens);
       EXPECT_EQ(m.sink.answers[beside].tokens.size(), 40u);
@@ -274,7 +280,8 @@ TEST_P(EngineOn, OddSizesRunOrAreRefusedBeforeLoading) {
   for (const auto& [shape, what] : cases) {
     const auto bytes = bytes_of(shape);
     if (std::string(GetParam()) != "cuda") {
-      EXPECT_EQ(Machine(bytes, on(GetParam())).ask(greedy(prompt(40), 5)).tokens.size(), 5u) << what;
+      EXPECT_EQ(Machine(bytes, on(GetParam())).ask(greedy(prompt(40), 5)).tokens.size(), 5u)
+          << what;
       continue;
     }
     const GgufFile file = parsed(bytes);
@@ -300,17 +307,20 @@ TEST_P(EngineOn, MoreDraftsThanKernelsTakeAreRefusedBeforeLoading) {
   EXPECT_EQ(engine.ok(), std::string(GetParam()) != "cuda");
   if (engine.ok()) return;
   EXPECT_EQ(engine.error().kind, ErrorKind::unsupported);
-  EXPECT_NE(engine.error().message.find("65 drafted tokens"), std::string::npos) << engine.error().message;
+  EXPECT_NE(engine.error().message.find("65 drafted tokens"), std::string::npos)
+      << engine.error().message;
   EXPECT_NE(engine.error().message.find("at most 64"), std::string::npos) << engine.error().message;
 }
 
 TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
   const auto split = bytes_of(tiny_moe(), "Q8_0");
   const auto fused = edited(split, [](GgufWriter&, std::vector<OwnTensor>& t) {
-    fuse(t, {"blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"}, "blk.3.attn_qkv.weight");
+    fuse(t, {"blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"},
+         "blk.3.attn_qkv.weight");
     for (int i = 0; i < 4; ++i) {
       const std::string p = "blk." + std::to_string(i) + ".";
-      fuse(t, {p + "ffn_gate_exps.weight", p + "ffn_up_exps.weight"}, p + "ffn_gate_up_exps.weight");
+      fuse(t, {p + "ffn_gate_exps.weight", p + "ffn_up_exps.weight"},
+           p + "ffn_gate_up_exps.weight");
     }
   });
   Machine a(split, on(GetParam())), b(fused, on(GetParam()));
@@ -321,8 +331,8 @@ TEST_P(EngineOn, ScaleCompanionsMultiplyTheirProducts) {
   const auto plain = bytes_of(tiny_moe());
   // Powers of two, so rounding is unchanged.
   const auto scaled = edited(plain, [](GgufWriter&, std::vector<OwnTensor>& t) {
-    for (const char* name : {"blk.0.ssm_out", "blk.1.ffn_down_exps", "blk.2.ssm_alpha", "blk.3.attn_k",
-                             "blk.3.ffn_up_shexp", "output"}) {
+    for (const char* name : {"blk.0.ssm_out", "blk.1.ffn_down_exps", "blk.2.ssm_alpha",
+                             "blk.3.attn_k", "blk.3.ffn_up_shexp", "output"}) {
       OwnTensor& w = find(t, std::string(name) + ".weight");
       auto* values = reinterpret_cast<float*>(w.data.data());
       for (size_t i = 0; i < w.data.size() / 4; ++i) values[i] *= 0.5f;
@@ -414,7 +424,8 @@ TEST_P(EngineOn, NoTokenComesAfterCancel) {
       options.max_sequences = 3;
       Machine m(bytes_of(tiny_dense()), options);
       std::vector<RequestId> ids;
-      for (int32_t i = 0; i < 3; ++i) ids.push_back(m.submit(greedy(prompt(20, i), last_token ? 4 : 30)));
+      for (int32_t i = 0; i < 3; ++i)
+        ids.push_back(m.submit(greedy(prompt(20, i), last_token ? 4 : 30)));
       std::map<RequestId, size_t> heard;  // at cancel()
       const auto cancel_all_but = [&](RequestId kept) {
         for (const RequestId id : ids)
@@ -436,7 +447,8 @@ TEST_P(EngineOn, NoTokenComesAfterCancel) {
       ASSERT_EQ(heard.size(), 2u) << last_token << from_sink;
       for (const auto& [id, tokens] : heard) {
         EXPECT_EQ(m.sink.answers[id].tokens.size(), tokens) << last_token << from_sink;
-        EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled) << last_token << from_sink;
+        EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled)
+            << last_token << from_sink;
       }
     }
   }

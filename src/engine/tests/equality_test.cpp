@@ -78,16 +78,16 @@ const char* const kMoe = "/tests/goldens/braid-tiny-moe-q4_k_m.gguf";
 const Subject kSubjects[] = {
     {"Demo", kDemo, "/tests/goldens/demo.json", "cpu", false},
     {"Moe", kMoe, "/tests/goldens/tiny-moe.json", "cpu", true},
-    {"Qwen3", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf", "/tests/goldens/tiny/qwen3-tied-q8_0.json", "cpu",
-     false},
-    {"Qwen3Moe", "/tests/goldens/tiny/qwen3moe-q8_0.gguf", "/tests/goldens/tiny/qwen3moe-q8_0.json", "cpu",
-     true},
-    {"Qwen3Next", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json", "cpu",
-     true},
-    {"Laguna", "/tests/goldens/tiny/laguna-head-q8_0.gguf", "/tests/goldens/tiny/laguna-head-q8_0.json",
+    {"Qwen3", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3-tied-q8_0.json", "cpu", false},
+    {"Qwen3Moe", "/tests/goldens/tiny/qwen3moe-q8_0.gguf", "/tests/goldens/tiny/qwen3moe-q8_0.json",
      "cpu", true},
-    {"Qwen3NextC4", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "cpu", true, "c4", "c4"},
+    {"Qwen3Next", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cpu", true},
+    {"Laguna", "/tests/goldens/tiny/laguna-head-q8_0.gguf",
+     "/tests/goldens/tiny/laguna-head-q8_0.json", "cpu", true},
+    {"Qwen3NextC4", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cpu", true, "c4", "c4"},
     {"Qwen3NextMixed",
      "/tests/goldens/tiny/qwen3next-q8_0.gguf",
      "/tests/goldens/tiny/qwen3next-q8_0.json",
@@ -142,21 +142,21 @@ const Subject kSubjects[] = {
      {1, 0},
      100},
     // Its slots lag like a GPU's.
-    {"Qwen3NextRef", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "ref", true},
+    {"Qwen3NextRef", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "ref", true},
     {"DemoCuda", kDemo, "/tests/goldens/demo.json", "cuda", false},
     {"MoeCuda", kMoe, "/tests/goldens/tiny-moe.json", "cuda", true},
-    {"Qwen3Cuda", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf", "/tests/goldens/tiny/qwen3-tied-q8_0.json",
-     "cuda", false},
-    {"Qwen3MoeCuda", "/tests/goldens/tiny/qwen3moe-q8_0.gguf", "/tests/goldens/tiny/qwen3moe-q8_0.json",
-     "cuda", true},
-    {"Qwen3NextCuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "cuda", true},
-    {"LagunaCuda", "/tests/goldens/tiny/laguna-head-q8_0.gguf", "/tests/goldens/tiny/laguna-head-q8_0.json",
-     "cuda", true},
+    {"Qwen3Cuda", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3-tied-q8_0.json", "cuda", false},
+    {"Qwen3MoeCuda", "/tests/goldens/tiny/qwen3moe-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3moe-q8_0.json", "cuda", true},
+    {"Qwen3NextCuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cuda", true},
+    {"LagunaCuda", "/tests/goldens/tiny/laguna-head-q8_0.gguf",
+     "/tests/goldens/tiny/laguna-head-q8_0.json", "cuda", true},
     {"DemoTbq4Cuda", kDemo, "/tests/goldens/demo.json", "cuda", false, "tbq4_0", "tbq4_0", {1, 0}},
-    {"Qwen3NextC4Cuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "cuda", true, "c4", "c4"},
+    {"Qwen3NextC4Cuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cuda", true, "c4", "c4"},
     {"Qwen3NextMixedCuda",
      "/tests/goldens/tiny/qwen3next-q8_0.gguf",
      "/tests/goldens/tiny/qwen3next-q8_0.json",
@@ -252,7 +252,8 @@ class Equality : public ::testing::TestWithParam<Subject> {
   uint64_t bytes_of_blocks(const Engine& engine, int64_t blocks) const {
     const MemoryPlan& plan = engine.memory();
     if (plan.exact_tokens > 0)
-      return plan.kv_old_token_bytes * kBlockTokens * static_cast<uint64_t>(blocks) + plan.kv_window_bytes;
+      return plan.kv_old_token_bytes * kBlockTokens * static_cast<uint64_t>(blocks) +
+             plan.kv_window_bytes;
     return static_cast<uint64_t>(engine.config().kv_bytes_per_token(KvFormat::f16, KvFormat::f16)) *
            kBlockTokens * static_cast<uint64_t>(blocks);
   }
@@ -329,9 +330,12 @@ TEST_P(Equality, ResumedAtEveryPosition) {
       engine->run_until_idle();
       engine->check();
       // Without state a prefix ends with a block, unless blocks are sealed.
-      const bool anywhere = engine->config().count(LayerKind::delta) > 0 || GetParam().k_type != nullptr;
-      EXPECT_EQ(writer.written[id].usage.cached_tokens, anywhere ? p : p / kBlockTokens * kBlockTokens);
-      EXPECT_EQ(difference(writer.written[id], alone[i]), "") << "case " << i << " resumed at " << p;
+      const bool anywhere =
+          engine->config().count(LayerKind::delta) > 0 || GetParam().k_type != nullptr;
+      EXPECT_EQ(writer.written[id].usage.cached_tokens,
+                anywhere ? p : p / kBlockTokens * kBlockTokens);
+      EXPECT_EQ(difference(writer.written[id], alone[i]), "")
+          << "case " << i << " resumed at " << p;
       ++resumed;
     }
   }
@@ -359,7 +363,8 @@ TEST_P(Equality, AfterARestartFromTheDisk) {
     EXPECT_EQ(difference(writer.written[id], alone[i]), "") << "after a restart, case " << i;
   }
   std::printf("[report] %s: %llu prefixes from the disk, %lld prompt tokens not computed again\n",
-              GetParam().name, static_cast<unsigned long long>(engine->scheduler().stats().from_disk),
+              GetParam().name,
+              static_cast<unsigned long long>(engine->scheduler().stats().from_disk),
               static_cast<long long>(cached));
   EXPECT_GT(engine->scheduler().stats().from_disk, 0u);
   engine.reset();
@@ -401,7 +406,8 @@ TEST_P(Equality, PushedOutAndBackAgain) {
       measured->run_until_idle();
       long_alone.push_back(solo.written[id]);
     }
-    const int64_t blocks = std::max<int64_t>(blocks_for(options.context_tokens), blocks_needed() * 3 / 10);
+    const int64_t blocks =
+        std::max<int64_t>(blocks_for(options.context_tokens), blocks_needed() * 3 / 10);
     options.kv_memory_bytes = bytes_of_blocks(*measured, blocks);
     auto engine = start(options);
     Writer writer;

@@ -10,7 +10,7 @@
 #include <regex>
 #include <string>
 
-#include "base/files/temp_folder_test.h"
+#include "base/temp_folder_test.h"
 #include "engine/engine.h"
 #include "engine/tests/engine_devices_test.h"
 #include "model/test_models_test.h"
@@ -29,20 +29,21 @@ constexpr int32_t kSound = kBadAt / kChunk * kChunk;  // tokens of the chunks be
 std::vector<std::byte> damaged_model(Activations activations) {
   const RandomShape shape = tiny_moe();
   const bool exact = activations == Activations::f32;
-  return edited(bytes_of(shape, exact ? "F32" : "Q8_0"), [&](GgufWriter&, std::vector<OwnTensor>& t) {
-    OwnTensor& table = find(t, "token_embd.weight");
-    ASSERT_EQ(table.type, exact ? GgmlType::F32 : GgmlType::Q8_0);
-    const size_t row_bytes = table.data.size() / static_cast<size_t>(shape.vocabulary);
-    std::byte* row = table.data.data() + kBad * row_bytes;
-    // NaN in one element, or in the scale of 32.
-    const float none = NAN;
-    const uint16_t half_none = 0x7e00;
-    if (exact) {
-      std::memcpy(row, &none, sizeof none);
-    } else {
-      std::memcpy(row, &half_none, sizeof half_none);
-    }
-  });
+  return edited(
+      bytes_of(shape, exact ? "F32" : "Q8_0"), [&](GgufWriter&, std::vector<OwnTensor>& t) {
+        OwnTensor& table = find(t, "token_embd.weight");
+        ASSERT_EQ(table.type, exact ? GgmlType::F32 : GgmlType::Q8_0);
+        const size_t row_bytes = table.data.size() / static_cast<size_t>(shape.vocabulary);
+        std::byte* row = table.data.data() + kBad * row_bytes;
+        // NaN in one element, or in the scale of 32.
+        const float none = NAN;
+        const uint16_t half_none = 0x7e00;
+        if (exact) {
+          std::memcpy(row, &none, sizeof none);
+        } else {
+          std::memcpy(row, &half_none, sizeof half_none);
+        }
+      });
 }
 
 std::vector<int32_t> healthy(int32_t length, int32_t salt = 0) {
@@ -142,12 +143,14 @@ class FailedStep : public ::testing::TestWithParam<Case> {
     return o;
   }
 };
-INSTANTIATE_TEST_SUITE_P(
-    Devices, FailedStep,
-    ::testing::Values(Case{"ref", "ref", Activations::f32}, Case{"cpu_f32", "cpu", Activations::f32},
-                      Case{"cpu_i16", "cpu", Activations::i16}, Case{"cpu_i8", "cpu", Activations::i8},
-                      Case{"cpu_late", "cpu_late", Activations::i8}, Case{"cuda", "cuda", Activations::f32}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Devices, FailedStep,
+                         ::testing::Values(Case{"ref", "ref", Activations::f32},
+                                           Case{"cpu_f32", "cpu", Activations::f32},
+                                           Case{"cpu_i16", "cpu", Activations::i16},
+                                           Case{"cpu_i8", "cpu", Activations::i8},
+                                           Case{"cpu_late", "cpu_late", Activations::i8},
+                                           Case{"cuda", "cuda", Activations::f32}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // The failing step is the last of its prompt, although its logits are not requested.
 TEST_P(FailedStep, NothingOfItIsFoundInMemory) {
@@ -310,7 +313,8 @@ TEST_P(FailedStep, AnEmptyMaskIsNotTakenForDamage) {
     m.run();
     EXPECT_EQ(m.answers[id].tokens.size(), 2u);
     EXPECT_EQ(m.answers[id].end.reason, FinishReason::error);
-    EXPECT_EQ(m.answers[id].end.error, "the form of the answer (its token mask) allows no token here");
+    EXPECT_EQ(m.answers[id].end.error,
+              "the form of the answer (its token mask) allows no token here");
     EXPECT_EQ(m.published(), 3);  // the prompt is valid
   }
 }

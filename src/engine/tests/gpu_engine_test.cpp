@@ -84,7 +84,9 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
   }
   static void score_end(Request& r, std::vector<std::vector<float>>& rows) {
     r.score_from = std::max<int32_t>(0, static_cast<int32_t>(r.prompt.size()) - 12);
-    r.score = [&rows](int32_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); };
+    r.score = [&rows](int32_t, std::span<const float> row) {
+      rows.emplace_back(row.begin(), row.end());
+    };
   }
   Request stranger(std::mt19937_64& random, int32_t most_prompt, int32_t most_answer) const {
     Request r;
@@ -135,7 +137,8 @@ TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
     std::mt19937_64 random(static_cast<uint64_t>(ubatch));
     std::map<RequestId, size_t> asked;
     std::vector<std::vector<std::vector<float>>> rows(prompts.size());
-    for (int n = 0; n < 50; ++n) EXPECT_TRUE(engine->submit(stranger(random, 40, 200), reader).ok());
+    for (int n = 0; n < 50; ++n)
+      EXPECT_TRUE(engine->submit(stranger(random, 40, 200), reader).ok());
     for (size_t i = 0; i < prompts.size(); ++i) {
       Request r = request(i);
       score_end(r, rows[i]);
@@ -198,8 +201,9 @@ TEST_P(GpuEngine, OtherwiseAnswersAgreeUpToNearTies) {
       worst = std::max(worst, error);
     }
   }
-  std::printf("[report] %s: %d tokens equal, log probabilities within %.2e, %d near ties, %d apart\n",
-              GetParam().name, equal, worst, ties, apart);
+  std::printf(
+      "[report] %s: %d tokens equal, log probabilities within %.2e, %d near ties, %d apart\n",
+      GetParam().name, equal, worst, ties, apart);
   if (mixture) return;
   EXPECT_EQ(apart, 0);
   EXPECT_LT(worst, testing_devices::kNearTie);
@@ -251,7 +255,8 @@ class GpuFaults : public GpuEngine {
              "the error says: " + got.end.error);
       expect(got.tokens.size() <= 6, "tokens after the fault");
       expect(i == 3 || !got.tokens.empty(), "no token before the fault");
-      expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()), "wrong tokens before the fault");
+      expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()),
+             "wrong tokens before the fault");
     }
     expect(!engine->submit(request(0), broken).ok(), "a request was taken after the fault");
     expect(!engine->step(), "it goes on");
@@ -264,14 +269,17 @@ class GpuFaults : public GpuEngine {
         expect(got.tokens == want, "another engine's answer changed");
       } else {
         expect(got.end.reason == FinishReason::error, "another engine did not notice");
-        expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()), "wrong tokens elsewhere");
+        expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()),
+               "wrong tokens elsewhere");
       }
     }
     return wrong;
   }
 };
 
-TEST_P(GpuFaults, AFailedLaunchEndsItsEnginesRequestsOnly) { EXPECT_EQ(run(TestHooks::Fault::passing), ""); }
+TEST_P(GpuFaults, AFailedLaunchEndsItsEnginesRequestsOnly) {
+  EXPECT_EQ(run(TestHooks::Fault::passing), "");
+}
 
 // The process cannot use the GPU afterwards, so a child process runs the test.
 TEST_P(GpuFaults, AFailedKernelEndsEverybodysRequestsWithAnError) {
@@ -330,9 +338,10 @@ TEST_P(GpuMemory, WhatIsPredictedIsTaken) {
   const auto taken = static_cast<double>(before - (*device)->free_bytes());
   const auto predicted = static_cast<double>(engine->memory().predicted_bytes());
   const auto counted = static_cast<double>(engine->memory().actual_bytes());
-  std::printf("[report] %s: %.1f MiB predicted, %.1f counted, %.1f taken from the driver (%+.2f %%)\n",
-              GetParam().name, predicted / 0x1p20, counted / 0x1p20, taken / 0x1p20,
-              100 * (taken / predicted - 1));
+  std::printf(
+      "[report] %s: %.1f MiB predicted, %.1f counted, %.1f taken from the driver (%+.2f %%)\n",
+      GetParam().name, predicted / 0x1p20, counted / 0x1p20, taken / 0x1p20,
+      100 * (taken / predicted - 1));
   EXPECT_NEAR(counted / predicted, 1.0, 0.02);
   EXPECT_NEAR(taken / predicted, 1.0, 0.02);
 }
@@ -369,7 +378,9 @@ TEST(GpuHostMemory, LargeOddSizesAreZerosAreCopiedBothWaysAndComeBack) {
     ASSERT_EQ(taken->size_bytes(), kBytes);
     auto* bytes = static_cast<uint8_t*>(taken->data());
     EXPECT_TRUE(std::all_of(bytes, bytes + kBytes, [](uint8_t byte) { return byte == 0; }));
-    const auto value = [&](size_t i) { return static_cast<uint8_t>((i * 2654435761u >> 16) + i / 4093); };
+    const auto value = [&](size_t i) {
+      return static_cast<uint8_t>((i * 2654435761u >> 16) + i / 4093);
+    };
     for (size_t i = 0; i < kBytes; ++i) bytes[i] = value(i);
     device.to_device(there->data(), bytes, kBytes);
     device.synchronize();

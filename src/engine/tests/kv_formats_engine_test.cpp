@@ -94,9 +94,12 @@ struct Format {
   const KvCodec* codec;
   const char* device;
 };
-void PrintTo(const Format& format, std::ostream* out) { *out << format.codec->name << " " << format.device; }
+void PrintTo(const Format& format, std::ostream* out) {
+  *out << format.codec->name << " " << format.device;
+}
 void PrintTo(const Cell& cell, std::ostream* out) {
-  for (size_t i = 0; i < cell.tokens.size(); ++i) *out << cell.tokens[i] << " (" << cell.logprobs[i] << ") ";
+  for (size_t i = 0; i < cell.tokens.size(); ++i)
+    *out << cell.tokens[i] << " (" << cell.logprobs[i] << ") ";
 }
 
 // A GPU verifies drafts with another kernel: equal up to rounding (sealed 1e-4, as a last bit may
@@ -106,7 +109,8 @@ void expect_near(const std::vector<Cell>& got, const std::vector<Cell>& wanted) 
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].tokens, wanted[i].tokens) << "with drafts, answer " << i;
     for (size_t t = 0; t < got[i].tokens.size(); ++t)
-      EXPECT_NEAR(got[i].logprobs[t], wanted[i].logprobs[t], 2e-3f) << "answer " << i << ", token " << t;
+      EXPECT_NEAR(got[i].logprobs[t], wanted[i].logprobs[t], 2e-3f)
+          << "answer " << i << ", token " << t;
   }
 }
 
@@ -131,14 +135,18 @@ std::vector<Format> tested_formats() {
     if (codec->name.substr(0, 5) != "kvarn") formats.push_back({codec, "cuda"});  // a GPU refuses
   return formats;
 }
-INSTANTIATE_TEST_SUITE_P(All, KvFormats, ::testing::ValuesIn(tested_formats()), [](const auto& info) {
-  const std::string name(info.param.codec->name);
-  return std::string(info.param.device) == "cpu" ? name : name + "_" + info.param.device;
-});
+INSTANTIATE_TEST_SUITE_P(All, KvFormats, ::testing::ValuesIn(tested_formats()),
+                         [](const auto& info) {
+                           const std::string name(info.param.codec->name);
+                           return std::string(info.param.device) == "cpu"
+                                      ? name
+                                      : name + "_" + info.param.device;
+                         });
 
 TEST_P(KvFormats, GiveARequestTheSameBytesHoweverItRuns) {
   const auto [codec, device] = GetParam();
-  const fs::path folder = fs::temp_directory_path() / fmt::format("braid-kv-{}-{}", codec->name, ::getpid());
+  const fs::path folder =
+      fs::temp_directory_path() / fmt::format("braid-kv-{}-{}", codec->name, ::getpid());
   EngineOptions options = sealed(codec, codec, device);
   options.prefix_cache = false;
   const std::vector<Cell> alone = answers(*engine_of(options));
@@ -195,7 +203,8 @@ TEST_P(KvFormats, FindANumberInALongText) {
     ASSERT_TRUE(id.ok());
     while (engine->step()) {
     }
-    found += tokenizer.decode(sink.answers[*id].tokens).find(prompt.substr(at, 3)) != std::string::npos;
+    found +=
+        tokenizer.decode(sink.answers[*id].tokens).find(prompt.substr(at, 3)) != std::string::npos;
   }
   std::printf("[report] %.*s: %d of %d numbers found\n", static_cast<int>(codec->name.size()),
               codec->name.data(), found, questions);
@@ -253,7 +262,8 @@ TEST(KvFormats, AutoTakesTheWidestThatFits) {
     if (row.use == MemoryUse::kv_blocks) f16_bytes = row.predicted_bytes;
   std::vector<std::string_view> taken;
   for (uint64_t percent = 100; percent > 20; percent -= 2)
-    if (const auto type = plan_of(f16_bytes * percent / 100).k_type; taken.empty() || taken.back() != type)
+    if (const auto type = plan_of(f16_bytes * percent / 100).k_type;
+        taken.empty() || taken.back() != type)
       taken.push_back(type);
   EXPECT_EQ(taken, (std::vector<std::string_view>{"f16", "q8_0"}));
   options.context_tokens = 0;

@@ -60,7 +60,8 @@ struct Expected {
   Drafted drafted;
 };
 
-std::vector<Expected> alone(const RandomShape& shape, const char* device, const std::vector<Request>& asked) {
+std::vector<Expected> alone(const RandomShape& shape, const char* device,
+                            const std::vector<Request>& asked) {
   EngineOptions options = drafting(device);
   options.prefix_cache = false;
   DraftingMachine m(shape, options);
@@ -79,8 +80,8 @@ std::vector<Expected> alone(const RandomShape& shape, const char* device, const 
 }
 
 // With little memory chains may be missing, and steps differ.
-void expect_same(const DraftingMachine& m, RequestId id, const Expected& expected, const std::string& what,
-                 bool all = true) {
+void expect_same(const DraftingMachine& m, RequestId id, const Expected& expected,
+                 const std::string& what, bool all = true) {
   EXPECT_EQ(m.sink.answers.at(id).tokens, expected.tokens) << what;
   const auto drafted = m.recorder.of.find(id);
   ASSERT_NE(drafted, m.recorder.of.end()) << what;
@@ -196,7 +197,8 @@ TEST_P(MtpOn, APrefixIsGoneOnFromWithTheSameDrafts) {
       m.run();
       // The hidden row is state even without recurrent layers.
       EXPECT_EQ(m.sink.answers[id].end.usage.cached_tokens, position);
-      expect_same(m, id, expected[0], std::string(shape.architecture) + " from " + std::to_string(position));
+      expect_same(m, id, expected[0],
+                  std::string(shape.architecture) + " from " + std::to_string(position));
     }
   }
 }
@@ -227,9 +229,9 @@ TEST_P(MtpOn, PreemptedAndSwappedItDraftsOn) {
   options.hooks.poison_unused = true;
   {
     Machine probe(bytes_of(shape, "F32", true), options);
-    options.kv_memory_bytes =
-        static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(KvFormat::f32, KvFormat::f32)) *
-        kBlockTokens * 9;
+    options.kv_memory_bytes = static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(
+                                  KvFormat::f32, KvFormat::f32)) *
+                              kBlockTokens * 9;
   }
   DraftingMachine m(shape, options);
   std::vector<RequestId> ids;
@@ -292,7 +294,8 @@ TEST_P(MtpOn, ImprobableGuessesEndAChain) {
 // The head guesses the first ids and recently seen tokens.
 TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
   constexpr int32_t kFirst = 100;
-  for (const RandomShape& shape : {tiny_dense(), tiny_moe()}) {  // with and without an own output matrix
+  for (const RandomShape& shape :
+       {tiny_dense(), tiny_moe()}) {  // with and without an own output matrix
     std::vector<Request> asked;
     for (const bool first_alone : {true, false}) {
       for (const float temperature : {0.0f, 0.8f}) {
@@ -313,12 +316,14 @@ TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
       for (size_t i = 0; i < asked.size(); ++i) {
         const RequestId id = m.submit(asked[i]);
         m.run();
-        EXPECT_EQ(m.sink.answers[id].tokens, expected[i].tokens) << shape.architecture << ", request " << i;
+        EXPECT_EQ(m.sink.answers[id].tokens, expected[i].tokens)
+            << shape.architecture << ", request " << i;
         came.insert(asked[i].prompt.begin(), asked[i].prompt.end());
         came.insert(expected[i].tokens.begin(), expected[i].tokens.end());
         for (const auto& [position, guesses] : m.recorder.of[id]) {
           for (const int32_t guess : guesses)
-            EXPECT_TRUE(guess < kFirst || came.contains(guess)) << shape.architecture << ", " << guess;
+            EXPECT_TRUE(guess < kFirst || came.contains(guess))
+                << shape.architecture << ", " << guess;
           largest = std::max(largest, *std::max_element(guesses.begin(), guesses.end()));
         }
       }
@@ -328,7 +333,8 @@ TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
 }
 
 TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
-  if (GetParam() == std::string("ref")) GTEST_SKIP() << "takes minutes; model/draft_test.cpp has its goldens";
+  if (GetParam() == std::string("ref"))
+    GTEST_SKIP() << "takes minutes; model/draft_test.cpp has its goldens";
   const nlohmann::json& cases = demo_goldens();
   auto file = GgufFile::open(kDemoModel);
   ASSERT_TRUE(file.ok());
@@ -360,9 +366,11 @@ TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
   (*engine)->check();
   int golden_guesses = 0;
   for (size_t i = 0; i < ids.size(); ++i) {
-    EXPECT_EQ(with.answers[ids[i].first].tokens, alone.answers[ids[i].second].tokens) << "case " << i;
+    EXPECT_EQ(with.answers[ids[i].first].tokens, alone.answers[ids[i].second].tokens)
+        << "case " << i;
     const auto& golden = *asked[i];
-    const auto chain = recorder.of[ids[i].first].find(static_cast<int32_t>(golden["ids"].size()) + 1);
+    const auto chain =
+        recorder.of[ids[i].first].find(static_cast<int32_t>(golden["ids"].size()) + 1);
     if (chain == recorder.of[ids[i].first].end()) continue;
     for (size_t j = 0; j < chain->second.size(); ++j)
       golden_guesses += chain->second[j] == golden["mtp_chain"][j]["ids"][0];
@@ -385,7 +393,8 @@ TEST(Mtp, AFileWithoutAHeadIsRefused) {
   const GgufFile file = parsed(bytes);
   const auto engine = Engine::create(file, drafting("ref"));
   ASSERT_FALSE(engine.ok());
-  EXPECT_NE(engine.error().message.find("no head that drafts"), std::string::npos) << engine.error().message;
+  EXPECT_NE(engine.error().message.find("no head that drafts"), std::string::npos)
+      << engine.error().message;
 }
 
 TEST(Mtp, WhoDoesNotDraftPaysNothing) {

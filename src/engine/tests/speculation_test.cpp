@@ -16,7 +16,8 @@ namespace {
 using namespace testing_machines;
 
 class SpeculationOn : public testing_devices::OnDevice {};
-INSTANTIATE_TEST_SUITE_P(Devices, SpeculationOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, SpeculationOn,
+                         ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Surrounds the true continuation with wrong branches; sometimes wrong itself.
@@ -28,12 +29,14 @@ class TreeDrafter : public Drafter {
   void propose(StepPlan& plan, int32_t budget) override {
     for (StepItem& item : plan.items) {
       if (!item.wants_next) continue;
-      const auto next = static_cast<size_t>(item.sequence->computed_tokens + item.certain - prompt_);
+      const auto next =
+          static_cast<size_t>(item.sequence->computed_tokens + item.certain - prompt_);
       const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
       const int32_t wrong = (at(next) + 1) % 320;
       //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
-      const Drafts tree = {{wrong, -1},       {at(next), -1},    {wrong, 1},
-                           {at(next + 1), 1}, {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
+      const Drafts tree = {{wrong, -1},       {at(next), -1},
+                           {wrong, 1},        {at(next + 1), 1},
+                           {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
       ++round_;
       const auto count = std::min<size_t>(tree.size(), static_cast<size_t>(std::max(budget, 0)));
       item.drafts.assign(tree.begin(), tree.begin() + static_cast<std::ptrdiff_t>(count));
@@ -68,8 +71,9 @@ size_t expect_same_draws(const Answer& plain, const Answer& drafted, float round
     ++compared;
     largest = std::max(largest, std::abs(logprob - expected[id]));
   }
-  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n", same,
-              drafted.tokens[same], plain.tokens[same], compared, static_cast<double>(largest));
+  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n",
+              same, drafted.tokens[same], plain.tokens[same], compared,
+              static_cast<double>(largest));
   EXPECT_GE(compared, 6);
   EXPECT_LE(largest, rounding);
   return same;
@@ -115,7 +119,8 @@ class Guesser : public Drafter {
       const std::span<const int32_t> answer = answers_.at(s.id);
       const auto next = static_cast<size_t>(s.computed_tokens + item.certain - s.prompt_tokens());
       item.drafts = guess_(answer.subspan(std::min(next, answer.size())), random_);
-      if (std::ssize(item.drafts) > budget) item.drafts.resize(static_cast<size_t>(std::max(budget, 0)));
+      if (std::ssize(item.drafts) > budget)
+        item.drafts.resize(static_cast<size_t>(std::max(budget, 0)));
       budget -= static_cast<int32_t>(item.drafts.size());
     }
   }
@@ -231,7 +236,8 @@ TEST_P(SpeculationOn, ASeedsTextIsTheSameUnderEverySamplingSettingAndEveryGuess)
         m.engine->set_drafter(&guesser);
         m.run();
         for (uint64_t seed = 0; seed < kSequences; ++seed) {
-          const size_t same = expect_same_draws(plain[seed], m.sink.answers[ids[seed]], exact ? 0 : 0.02f);
+          const size_t same =
+              expect_same_draws(plain[seed], m.sink.answers[ids[seed]], exact ? 0 : 0.02f);
           EXPECT_TRUE(same == plain[seed].tokens.size() || !exact)
               << shape.name << " " << masked << ", guess " << which << ", seed " << seed;
         }
@@ -330,7 +336,8 @@ TEST(Speculation, AnOracleDecidesWhatIsAccepted) {
     Guesser guesser(
         [](std::span<const int32_t>, std::mt19937& random) {
           Drafts chain;
-          for (int32_t i = 0; i < 4; ++i) chain.push_back({static_cast<int32_t>(random() % 320), i - 1});
+          for (int32_t i = 0; i < 4; ++i)
+            chain.push_back({static_cast<int32_t>(random() % 320), i - 1});
           return chain;
         },
         {{1, {}}});
@@ -371,7 +378,8 @@ TEST(Speculation, DraftersMakeAsManyDraftsAsTheyLike) {
 
 // With `deterministic`, time must not choose the rows.
 TEST(Speculation, AutomaticTakesWhatThereIs) {
-  for (const auto& [head, sequences] : {std::pair(false, 1), {false, 16}, {true, 1}, {true, 8}, {true, 9}}) {
+  for (const auto& [head, sequences] :
+       {std::pair(false, 1), {false, 16}, {true, 1}, {true, 8}, {true, 9}}) {
     EngineOptions options = on("ref");
     options.max_sequences = sequences;
     EngineOptions automatic = options, none = options;

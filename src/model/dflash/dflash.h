@@ -22,7 +22,7 @@
 #include "model/dflash/dflash_config.h"
 #include "model/dflash/dflash_file.h"
 #include "model/dflash/dflash_weights.h"
-#include "model/layers/layers.h"
+#include "model/layers.h"
 #include "model/model.h"
 #include "ops/device.h"
 
@@ -100,10 +100,12 @@ class Dflash final : public StepTap {
   };
   size_t place(ContextLane& lane, std::byte* base, int32_t tokens, DType activations) const;
   size_t place(BlockScratch& scratch, std::byte* base, int32_t rows, DType activations) const;
-  void run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position, const KvLayer& kv);
+  void run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
+                 const KvLayer& kv);
   void run_mixed_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
                        const KvLayer& kv);
-  void attend(const DflashLayer& layer, const KvLayer& kv, const Batch& batch, const int32_t* last_position);
+  void attend(const DflashLayer& layer, const KvLayer& kv, const Batch& batch,
+              const int32_t* last_position);
   std::span<const KvLayer> own(const SequenceMemory& memory) const;
 
   DflashFile file_;

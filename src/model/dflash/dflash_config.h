@@ -68,6 +68,7 @@ Result<DflashConfig> read_dflash_gguf(const GgufFile& file);
 
 // Unlisted taps follow from their number, by `fc_columns`. Errors: invalid_argument (the drafter of
 // another model), corrupt.
-Status fit(DflashConfig& config, const ModelConfig& target, uint64_t fc_columns, const std::string& name);
+Status fit(DflashConfig& config, const ModelConfig& target, uint64_t fc_columns,
+           const std::string& name);
 
 }  // namespace braid

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "gguf/gguf_text.h"
-#include "model/architectures/config_reader.h"
+#include "model/config_reader.h"
 #include "model/dflash/dflash_config.h"
 #include "ops/ops.h"
 
@@ -23,12 +23,14 @@ std::string own_key(const MetadataKeys& keys, std::string_view key) {
   return keys.file().has(keys.full(nested)) ? nested : std::string(key);
 }
 
-Result<int32_t> own_number(const MetadataKeys& keys, std::string_view key, uint32_t low, uint32_t high) {
+Result<int32_t> own_number(const MetadataKeys& keys, std::string_view key, uint32_t low,
+                           uint32_t high) {
   BRAID_ASSIGN(const uint32_t value, keys.u32(own_key(keys, key), low, high));
   return static_cast<int32_t>(value);
 }
 
-Result<int32_t> own_number_or_0(const MetadataKeys& keys, std::string_view key, uint32_t low, uint32_t high) {
+Result<int32_t> own_number_or_0(const MetadataKeys& keys, std::string_view key, uint32_t low,
+                                uint32_t high) {
   if (!keys.file().has(keys.full(own_key(keys, key)))) return 0;
   return own_number(keys, key, low, high);
 }
@@ -46,11 +48,14 @@ Status read_extras(const MetadataKeys& keys, DflashConfig& config) {
   if (const std::string type = keys.full(own_key(keys, kType)); keys.file().has(type)) {
     BRAID_ASSIGN(const std::string_view name, keys.file().get_string(type));
     if (name != "vanilla")
-      return keys.unsupported(own_key(keys, kType),
-                              fmt::format("is {}; braid computes vanilla Markov heads", quoted(name)));
+      return keys.unsupported(
+          own_key(keys, kType),
+          fmt::format("is {}; braid computes vanilla Markov heads", quoted(name)));
   }
-  BRAID_ASSIGN(config.from_anchor, keys.file().find_bool(keys.full(own_key(keys, "sample_from_anchor"))));
-  BRAID_ASSIGN(config.has_confidence, keys.file().find_bool(keys.full(own_key(keys, "has_confidence_head"))));
+  BRAID_ASSIGN(config.from_anchor,
+               keys.file().find_bool(keys.full(own_key(keys, "sample_from_anchor"))));
+  BRAID_ASSIGN(config.has_confidence,
+               keys.file().find_bool(keys.full(own_key(keys, "has_confidence_head"))));
   return {};
 }
 
@@ -76,14 +81,16 @@ Status read_layers(const MetadataKeys& keys, DflashConfig& config) {
   BRAID_ASSIGN(const uint32_t heads, keys.u32("attention.head_count", 1, kMaxHeads));
   BRAID_ASSIGN(const uint32_t kv_heads, keys.u32("attention.head_count_kv", 1, heads));
   BRAID_ASSIGN(const uint32_t head_dim, keys.u32("attention.key_length", 2, kMaxHeadDim));
-  BRAID_ASSIGN(const uint32_t value_dim, keys.u32_or("attention.value_length", head_dim, 2, kMaxHeadDim));
+  BRAID_ASSIGN(const uint32_t value_dim,
+               keys.u32_or("attention.value_length", head_dim, 2, kMaxHeadDim));
   if (heads % kv_heads != 0)
     return keys.corrupt("attention.head_count_kv",
                         fmt::format("{} does not divide the {} heads", kv_heads, heads));
   if (value_dim != head_dim)
     return keys.unsupported("attention.value_length",
                             fmt::format("{} differs from key_length {}", value_dim, head_dim));
-  if (head_dim % 2 != 0) return keys.corrupt("attention.key_length", fmt::format("{} is odd", head_dim));
+  if (head_dim % 2 != 0)
+    return keys.corrupt("attention.key_length", fmt::format("{} is odd", head_dim));
   if (uint64_t{heads} * head_dim > kMaxWidth)
     return keys.corrupt("attention.head_count", "makes heads too wide");
   AttentionConfig attention;
@@ -100,12 +107,13 @@ Status read_kinds(const MetadataKeys& keys, DflashConfig& config) {
   constexpr std::string_view kPattern = "attention.sliding_window_pattern";
   BRAID_ASSIGN(const uint32_t window, keys.u32_or("attention.sliding_window", 0, 0, kMaxContext));
   std::vector<bool> slides(config.layers.size(), window > 0);
-  if (const GgufValue* pattern = keys.file().find(keys.full(kPattern)); pattern != nullptr && window > 0) {
+  if (const GgufValue* pattern = keys.file().find(keys.full(kPattern));
+      pattern != nullptr && window > 0) {
     if (!pattern->is_array() || pattern->elem_type != GgufValueType::BOOL)
       return keys.corrupt(kPattern, "is not an array of bools");
     if (pattern->count < slides.size())
-      return keys.corrupt(kPattern,
-                          fmt::format("has {} entries for {} layers", pattern->count, slides.size()));
+      return keys.corrupt(
+          kPattern, fmt::format("has {} entries for {} layers", pattern->count, slides.size()));
     for (size_t i = 0; i < slides.size(); ++i) slides[i] = pattern->bytes[i] != std::byte{0};
   }
   BRAID_ASSIGN(const auto causal, keys.file().find_bool(keys.full("attention.causal")));
@@ -121,8 +129,8 @@ Status read_kinds(const MetadataKeys& keys, DflashConfig& config) {
 Result<DflashConfig> read_dflash_gguf(const GgufFile& file) {
   BRAID_ASSIGN(const std::string_view architecture, file.get_string("general.architecture"));
   const bool is_new = architecture == kNewArchitecture;
-  if (!is_new && std::find(std::begin(kOldArchitectures), std::end(kOldArchitectures), architecture) ==
-                     std::end(kOldArchitectures))
+  if (!is_new && std::find(std::begin(kOldArchitectures), std::end(kOldArchitectures),
+                           architecture) == std::end(kOldArchitectures))
     return Error{ErrorKind::unsupported,
                  fmt::format("{}: architecture {} is no DFlash drafter of a model that braid runs",
                              file.name(), quoted(architecture))};

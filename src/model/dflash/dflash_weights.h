@@ -59,7 +59,9 @@ class DflashWeights {
   float confidence_bias = 0;
   // Token ids of a head with few tokens; empty: all, in order. On the host and on the device.
   const std::vector<int32_t>& token_of() const { return token_of_; }
-  const int32_t* device_token_of() const { return static_cast<const int32_t*>(token_memory_.data()); }
+  const int32_t* device_token_of() const {
+    return static_cast<const int32_t*>(token_memory_.data());
+  }
 
  private:
   struct Names {
@@ -69,10 +71,12 @@ class DflashWeights {
   static std::vector<std::string> spelled(const Names& names, int layer = -1);
   Status matrix(Weight& w, const std::vector<std::string>& names, int64_t n, int64_t k);
   Status vector(const float*& user, const std::vector<std::string>& names, int64_t count);
-  Status table(Weight& w, float& scale, const std::vector<std::string>& names, int64_t n, int64_t k);
+  Status table(Weight& w, float& scale, const std::vector<std::string>& names, int64_t n,
+               int64_t k);
   Status layer(LayerWeights& w, const DflashLayer& c, int index);
   Status describe_convolutions();
-  Status describe_convolution(Weight& mix, const float*& base, int layer, std::string_view sublayer);
+  Status describe_convolution(Weight& mix, const float*& base, int layer,
+                              std::string_view sublayer);
   Status describe_head(int64_t vocabulary);
   Status describe_pairs(int64_t vocabulary);
   Status describe_confidence(float successor_scale);

@@ -30,7 +30,9 @@ class CpuDevice final : public Device {
   void to_device(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
-  void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
+  void to_host(void* dst, const void* src, size_t size_bytes) override {
+    std::memcpy(dst, src, size_bytes);
+  }
   void synchronize() override {}
   Ops& ops() override { return ops_; }
 

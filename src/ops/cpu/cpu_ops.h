@@ -37,8 +37,8 @@ class CpuOps final : public Ops {
 
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                          const Batch& batch) override;
+                          const AttentionWeights& w, const AttentionParams& params,
+                          const KvLayer& kv, const Batch& batch) override;
 
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
@@ -51,7 +51,8 @@ class CpuOps final : public Ops {
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
 
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+             const int32_t* token_of) override;
 
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
@@ -62,23 +63,25 @@ class CpuOps final : public Ops {
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
   void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
-  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                   const Batch& batch) override;
   void state_copy(float* dst, const float* src, int64_t elements) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;
 
  private:
-  void fold_entries(const DeltaLayer& layer, int32_t slot, int32_t head, int32_t position, float* d);
+  void fold_entries(const DeltaLayer& layer, int32_t slot, int32_t head, int32_t position,
+                    float* d);
   void run_certain(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                    const Batch& batch);
-  void run_uncertain(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                     const Batch& batch);
+  void run_uncertain(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
+                     const DeltaLayer& layer, const Batch& batch);
   template <typename BlockAt>
   void seal(const KvLayer& kv, int64_t blocks, const BlockAt& block_at);
   void seal_filled(const KvLayer& kv, const Batch& batch);
-  void attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
-                   const Batch& batch);
-  void attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
-                  const Batch& batch, int64_t first, int64_t last);
+  void attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
+                   const KvLayer& kv, const Batch& batch);
+  void attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
+                  const KvLayer& kv, const Batch& batch, int64_t first, int64_t last);
 
   // f(begin, end) over shares of `count` items of about `item_ns`, on all threads if that pays.
   template <typename F>

@@ -34,7 +34,8 @@ void choose(int32_t* ids, float* order, const RouteParams& params) {
 
 double route_score(float logit) { return 1.0 / (1.0 + std::exp(-double{logit})); }
 
-void route_row(int32_t* ids, float* weights, const float* logits, float* order, const RouteParams& params) {
+void route_row(int32_t* ids, float* weights, const float* logits, float* order,
+               const RouteParams& params) {
   const bool sigmoid = params.score == RouteParams::Score::sigmoid;
   for (int32_t e = 0; e < params.experts; e++) {
     const double bias = params.bias != nullptr ? double{params.bias[e]} : 0.0;
@@ -43,12 +44,14 @@ void route_row(int32_t* ids, float* weights, const float* logits, float* order, 
   choose(ids, order, params);
   // Softmax over all experts, renormalized over the chosen ones, is softmax over the chosen ones.
   const auto score = [&](int32_t j) {
-    return sigmoid ? route_score(logits[ids[j]]) : std::exp(double{logits[ids[j]]} - double{logits[ids[0]]});
+    return sigmoid ? route_score(logits[ids[j]])
+                   : std::exp(double{logits[ids[j]]} - double{logits[ids[0]]});
   };
   double sum = 0;
   for (int32_t j = 0; j < params.used; j++) sum += score(j);
   if (sigmoid) sum = std::max(sum, double{kLeastRouteSum});
-  for (int32_t j = 0; j < params.used; j++) weights[j] = static_cast<float>(params.scale * score(j) / sum);
+  for (int32_t j = 0; j < params.used; j++)
+    weights[j] = static_cast<float>(params.scale * score(j) / sum);
 }
 
 float sigmoid_dot(const float* a, const float* b, int64_t n) {
@@ -64,8 +67,8 @@ const int32_t* ids_row(const Tensor& ids, int64_t row) {
 
 }  // namespace
 
-void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights, Tensor logits,
-               const RouteParams& params) {
+void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights,
+               Tensor logits, const RouteParams& params) {
   BRAID_CHECK(params.used >= 1 && params.used <= params.experts && logits.cols == params.experts);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
   BRAID_CHECK(params.bias == nullptr || params.score == RouteParams::Score::sigmoid);
@@ -117,7 +120,8 @@ struct DownSum {
         const int64_t slot = piece.first + row + m;
         const bool shared = slot >= shared_slot;
         const int64_t token = shared ? slot - shared_slot : impl.slot_token[slot];
-        const float weight = piece.scale * (shared ? impl.shared_weight[token] : impl.slot_weight[slot]);
+        const float weight =
+            piece.scale * (shared ? impl.shared_weight[token] : impl.slot_weight[slot]);
         float* to = y.f32(token) + g * kGroupRows;
         const float* from = mine.out + m * kGroupRows;
         for (int64_t i = 0; i < columns; i++) to[i] = std::fma(weight, from[i], to[i]);
@@ -199,7 +203,8 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
     needs |= up.needs();
     shared_down_needs = down.needs();
   }
-  const std::span<const GemmPart> up_pieces(impl.pieces, static_cast<size_t>(count + (has_shared ? 1 : 0)));
+  const std::span<const GemmPart> up_pieces(impl.pieces,
+                                            static_cast<size_t>(count + (has_shared ? 1 : 0)));
 
   impl.counter.reset();
   impl.pool.run([&](int worker) {
@@ -221,8 +226,8 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
     }
   });
 
-  const auto down_region = [&](const Tensor& hidden, uint8_t hidden_needs, std::span<const GemmPart> list,
-                               int64_t shared_slot) {
+  const auto down_region = [&](const Tensor& hidden, uint8_t hidden_needs,
+                               std::span<const GemmPart> list, int64_t shared_slot) {
     const DownSum sum{impl, y, shared_slot};
     const int64_t groups = (y.cols + kGroupRows - 1) / kGroupRows;
     impl.counter.reset();

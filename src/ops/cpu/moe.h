@@ -9,7 +9,7 @@
 namespace braid::cpu {
 
 // order [workers]: scratch of `experts` floats each.
-void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights, Tensor logits,
-               const RouteParams& params);
+void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights,
+               Tensor logits, const RouteParams& params);
 
 }  // namespace braid::cpu

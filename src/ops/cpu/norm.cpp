@@ -41,7 +41,8 @@ float add_squares(float* residual, const float* x, int64_t width) {
   return total;
 }
 
-void norm_row(float* y, float* residual, const float* x, const float* weight, float eps, int64_t width) {
+void norm_row(float* y, float* residual, const float* x, const float* weight, float eps,
+              int64_t width) {
   const float mean = add_squares(residual, x, width) / static_cast<float>(width);
   const float inverse = 1.0f / std::sqrt(mean + eps);
   int64_t i = 0;

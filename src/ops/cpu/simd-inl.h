@@ -99,7 +99,9 @@ HWY_INLINE Floats exp_inside(Floats x) {
 }
 
 // e^x for x <= 0; 0 below -87.3 (and for -inf).
-HWY_INLINE Floats exp_negative(Floats x) { return hn::IfThenElseZero(hn::Ge(x, set(-87.3f)), exp_inside(x)); }
+HWY_INLINE Floats exp_negative(Floats x) {
+  return hn::IfThenElseZero(hn::Ge(x, set(-87.3f)), exp_inside(x));
+}
 
 // sum e^(row[i] - most): 16 lanes over shares of 1024, the shares in double. Propagates NaN.
 HWY_INLINE double sum_exp(const float* row, int64_t count, float most) {
@@ -135,7 +137,8 @@ HWY_INLINE Floats load_kv(const std::byte* row, int64_t i) {
     return load(reinterpret_cast<const float*>(row) + i);
   } else if constexpr (kFormat == KvFormat::f16) {
     const hn::Rebind<hwy::float16_t, FloatTag> dh;
-    return hn::PromoteTo(FloatTag(), hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(row) + i));
+    return hn::PromoteTo(FloatTag(),
+                         hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(row) + i));
   } else {
     const hn::Rebind<uint16_t, FloatTag> dh;
     const hn::RebindToUnsigned<FloatTag> du;

@@ -16,8 +16,8 @@ Result<Mapping> Mapping::make(size_t size_bytes) {
   if (size_bytes == 0) return m;
   // Trimmed to 2 MiB alignment, so that the kernel can use huge pages from the first byte.
   const size_t size = size_of(size_bytes);
-  void* p =
-      mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     return Error{ErrorKind::exhausted, fmt::format("cannot map {} MB of memory", size_bytes >> 20)};
   }
@@ -32,7 +32,8 @@ Result<Mapping> Mapping::make(size_t size_bytes) {
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);

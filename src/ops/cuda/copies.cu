@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/device_math.h"
 
 namespace braid {
 
@@ -35,7 +35,8 @@ __global__ void move_kernel(const __grid_constant__ Moves a) {
   std::byte* pool = key ? a.kv.k : a.kv.v;
   const int32_t* blocks = a.block_table + int64_t{sequence} * a.blocks_per_sequence;
   const auto row = [&](int cell) {
-    const int64_t index = (int64_t{blocks[cell / kBlockTokens]} * a.kv.shape.kv_heads + head) * kBlockTokens;
+    const int64_t index =
+        (int64_t{blocks[cell / kBlockTokens]} * a.kv.shape.kv_heads + head) * kBlockTokens;
     return pool + (index + cell % kBlockTokens) * row_bytes;
   };
   const int64_t piece = int64_t{16} * threadIdx.x;
@@ -62,7 +63,8 @@ void CudaOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const 
       args.move[i] = moves[i];
     }
     moves = moves.subspan(args.count);
-    const dim3 grid(static_cast<unsigned>(2 * kv.shape.kv_heads), static_cast<unsigned>(args.count));
+    const dim3 grid(static_cast<unsigned>(2 * kv.shape.kv_heads),
+                    static_cast<unsigned>(args.count));
     move_kernel<<<grid, static_cast<unsigned>(div_up<int64_t>(row_bytes / 16, 32) * 32), 0,
                   context_.stream>>>(args);
     context_.launched("kv_move");
@@ -81,12 +83,14 @@ void CudaOps::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
   if (dst == src) return;
   const int64_t k_bytes = kv.shape.k_block_bytes();
   const int64_t v_bytes = kv.shape.v_block_bytes();
-  context_.note(cudaMemcpyAsync(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes),
-                                cudaMemcpyDeviceToDevice, context_.stream),
-                "block_copy");
-  context_.note(cudaMemcpyAsync(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes),
-                                cudaMemcpyDeviceToDevice, context_.stream),
-                "block_copy");
+  context_.note(
+      cudaMemcpyAsync(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes),
+                      cudaMemcpyDeviceToDevice, context_.stream),
+      "block_copy");
+  context_.note(
+      cudaMemcpyAsync(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes),
+                      cudaMemcpyDeviceToDevice, context_.stream),
+      "block_copy");
 }
 
 }  // namespace braid

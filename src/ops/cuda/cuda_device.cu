@@ -9,9 +9,9 @@
 
 #include "base/log_line.h"
 #include "base/threads.h"
+#include "ops/cuda/device_math.h"
 #include "ops/cuda/gemm/gemm.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 namespace {
@@ -41,20 +41,22 @@ Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDon
   const int threads = std::max(1, std::min(16, usable_cores()));
   BRAID_ASSIGN(std::byte* const data, take_pages(size_bytes, threads, done));
   const double taken_s = seconds_since(start);
-  const cudaError_t error = cudaHostRegister(data, pages_bytes(size_bytes), cudaHostRegisterDefault);
+  const cudaError_t error =
+      cudaHostRegister(data, pages_bytes(size_bytes), cudaHostRegisterDefault);
   char text[200];
   if (error != cudaSuccess) {
     cudaGetLastError();
     give_pages_back(data, size_bytes);
-    std::snprintf(text, sizeof text,
-                  "the driver does not pin %zu MiB for %s (%s); it allocates them itself, which takes longer",
-                  size_bytes >> 20, label, cudaGetErrorString(error));
+    std::snprintf(
+        text, sizeof text,
+        "the driver does not pin %zu MiB for %s (%s); it allocates them itself, which takes longer",
+        size_bytes >> 20, label, cudaGetErrorString(error));
     log_warning(text);
     return Buffer();
   }
   std::snprintf(text, sizeof text,
-                "host memory for %s: %zu MiB taken by %d threads in %.2f s, pinned %.2f s later", label,
-                size_bytes >> 20, threads, taken_s, seconds_since(start) - taken_s);
+                "host memory for %s: %zu MiB taken by %d threads in %.2f s, pinned %.2f s later",
+                label, size_bytes >> 20, threads, taken_s, seconds_since(start) - taken_s);
   log_info(text);
   return Buffer(data, size_bytes, release_pages);
 }
@@ -92,7 +94,8 @@ Error no_gpu(cudaError_t error) {
                                         ", braid was built with CUDA " + version_text(runtime) +
                                         "; please update the driver"};
   }
-  return {ErrorKind::unsupported, std::string("no usable NVIDIA GPU: ") + cudaGetErrorString(error)};
+  return {ErrorKind::unsupported,
+          std::string("no usable NVIDIA GPU: ") + cudaGetErrorString(error)};
 }
 
 std::string capability_text(int capability) {
@@ -113,8 +116,8 @@ Result<cuda::Card> card_to_use(const cuda::Card& gpu) {
     std::string known;
     for (const cuda::Card& c : cuda::kCards)
       known += (known.empty() ? "" : ", ") + capability_text(c.capability);
-    return Error{ErrorKind::unsupported,
-                 "BRAID_GPU=" + std::string(wanted) + " is none of the compute capabilities " + known};
+    return Error{ErrorKind::unsupported, "BRAID_GPU=" + std::string(wanted) +
+                                             " is none of the compute capabilities " + known};
   }
   if (!cuda::can_stand_in(gpu, *card)) {
     return Error{ErrorKind::unsupported, "BRAID_GPU=" + std::string(wanted) +
@@ -131,7 +134,8 @@ Result<Code> code_on(cudaStream_t stream) {
   if (error != cudaSuccess) return gpu_error(error, "asking for its code");
   probe<<<1, 1, 0, stream>>>(at);
   error = cudaGetLastError();
-  if (error == cudaSuccess) error = cudaMemcpyAsync(&code, at, sizeof(Code), cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess)
+    error = cudaMemcpyAsync(&code, at, sizeof(Code), cudaMemcpyDeviceToHost, stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   cudaFree(at);
   if (error != cudaSuccess)
@@ -142,11 +146,13 @@ Result<Code> code_on(cudaStream_t stream) {
 
 std::string how_used(const cuda::Card& gpu, const std::string& of_gpu, const cuda::Card& used) {
   std::string out;
-  if (capability_text(gpu.capability) != of_gpu) out += ", code for " + capability_text(gpu.capability);
+  if (capability_text(gpu.capability) != of_gpu)
+    out += ", code for " + capability_text(gpu.capability);
   if (std::getenv("BRAID_GPU") != nullptr) {
-    out += ", forms for " + capability_text(used.capability) + ": " + std::to_string(used.processors) +
-           " processors, " + std::to_string(used.shared_bytes_per_block >> 10) +
-           " KiB of shared memory a block, " + std::to_string(used.l2_bytes >> 20) + " MiB of L2";
+    out += ", forms for " + capability_text(used.capability) + ": " +
+           std::to_string(used.processors) + " processors, " +
+           std::to_string(used.shared_bytes_per_block >> 10) + " KiB of shared memory a block, " +
+           std::to_string(used.l2_bytes >> 20) + " MiB of L2";
   }
   return out;
 }
@@ -166,7 +172,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   }
   cudaDeviceProp properties;
   if (error = cudaSetDevice(options.gpu); error != cudaSuccess) return no_gpu(error);
-  if (error = cudaGetDeviceProperties(&properties, options.gpu); error != cudaSuccess) return no_gpu(error);
+  if (error = cudaGetDeviceProperties(&properties, options.gpu); error != cudaSuccess)
+    return no_gpu(error);
 
   std::unique_ptr<CudaDevice> device(new CudaDevice);
   cuda::Context& context = device->context_;
@@ -180,19 +187,21 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   const std::string of_gpu = capability_text(gpu.capability);
   context.name = std::string(properties.name) + ", " + of_gpu;
   context.deterministic = options.deterministic;
-  if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
+  if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking);
+      error != cudaSuccess)
     return gpu_error(error, "making a stream");
   // Ops have priority over copies.
   int lowest = 0, highest = 0;
   error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
   if (error == cudaSuccess)
     error = cudaStreamCreateWithPriority(&device->copy_stream_, cudaStreamNonBlocking, lowest);
-  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&device->ops_end_, cudaEventDisableTiming);
+  if (error == cudaSuccess)
+    error = cudaEventCreateWithFlags(&device->ops_end_, cudaEventDisableTiming);
   if (error != cudaSuccess) return gpu_error(error, "making a stream of copies");
   const auto code = code_on(context.stream);
   if (!code.ok()) {
-    return Error{code.error().kind, std::string(properties.name) + " has compute capability " + of_gpu +
-                                        "; " + code.error().message};
+    return Error{code.error().kind, std::string(properties.name) + " has compute capability " +
+                                        of_gpu + "; " + code.error().message};
   }
   gpu = cuda::as_used_by(gpu, code->capability, code->wgmma);
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
@@ -240,7 +249,8 @@ Result<Buffer> CudaDevice::allocate(size_t size_bytes, const char* label) {
   return std::move(buffer);
 }
 
-Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label, const BytesDone& done) {
+Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label,
+                                         const BytesDone& done) {
   context_.make_current();
   if (size_bytes >= kManyHostBytes) {
     auto pages = pinned_pages(size_bytes, label, done);
@@ -250,7 +260,8 @@ Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label, c
     if (pages->data() != nullptr) return std::move(pages).value();
   }
   void* data = nullptr;
-  const cudaError_t error = cudaHostAlloc(&data, std::max<size_t>(size_bytes, 64), cudaHostAllocDefault);
+  const cudaError_t error =
+      cudaHostAlloc(&data, std::max<size_t>(size_bytes, 64), cudaHostAllocDefault);
   if (error != cudaSuccess) {
     cudaGetLastError();
     return Error{ErrorKind::exhausted, "no pinned memory for " + std::string(label) + " (" +
@@ -273,9 +284,10 @@ void CudaDevice::to_host(void* dst, const void* src, size_t size_bytes) {
 }
 
 void CudaDevice::rows_to_device(const Copy& c) {
-  context_.note(cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
-                                  static_cast<size_t>(c.rows), cudaMemcpyHostToDevice, context_.stream),
-                "copy to the GPU");
+  context_.note(
+      cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
+                        static_cast<size_t>(c.rows), cudaMemcpyHostToDevice, context_.stream),
+      "copy to the GPU");
 }
 
 uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
@@ -286,9 +298,10 @@ uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   context_.note(cudaStreamWaitEvent(copy_stream_, ops_end_), what);
   for (const Copy& c : copies) {
     const cudaError_t error =
-        c.rows == 1 ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDefault, copy_stream_)
-                    : cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
-                                        static_cast<size_t>(c.rows), cudaMemcpyDefault, copy_stream_);
+        c.rows == 1
+            ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDefault, copy_stream_)
+            : cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
+                                static_cast<size_t>(c.rows), cudaMemcpyDefault, copy_stream_);
     context_.note(error, what);
   }
   if (idle_events_.empty()) {
@@ -339,7 +352,9 @@ uint64_t CudaDevice::clamped() const {
 }
 #endif
 
-void CudaDevice::synchronize() { context_.note(cudaStreamSynchronize(context_.stream), "running a step"); }
+void CudaDevice::synchronize() {
+  context_.note(cudaStreamSynchronize(context_.stream), "running a step");
+}
 
 Status CudaDevice::health() const {
   if (context_.healthy()) return {};

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/ordered_rows.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/ordered_rows.h"
 #include "ops/cuda/workspace.h"
 #include "ops/device.h"
 #include "ops/ops.h"
@@ -35,12 +35,13 @@ class CudaOps final : public Ops {
 
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
-  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                   float eps) override;
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                   const float* weight, float eps) override;
   void announce_product(std::span<const LinearPart> parts, Tensor x) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+             const int32_t* token_of) override;
 
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
@@ -51,16 +52,16 @@ class CudaOps final : public Ops {
 
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                          const Batch& batch) override;
+                          const AttentionWeights& w, const AttentionParams& params,
+                          const KvLayer& kv, const Batch& batch) override;
 
   void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
 
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
-  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
-                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                    const Batch& batch) override;
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                    Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                    const KvLayer& kv, const Batch& batch) override;
 
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
@@ -69,7 +70,8 @@ class CudaOps final : public Ops {
 
   void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
   void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
-  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                   const Batch& batch) override;
 
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;

@@ -1,7 +1,7 @@
 // hidden.cu -- hidden rows of earlier positions, and the slot's ring of them (ops/state.h).
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 
@@ -36,10 +36,12 @@ __device__ void own_numbers(int width, Work work) {
     if (begin + n * kThreads < width) work(begin + n * kThreads);
 }
 dim3 shares_of(int32_t rows, int64_t width) {
-  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(div_up<int64_t>(width, kThreads * kEach)));
+  return dim3(static_cast<unsigned>(rows),
+              static_cast<unsigned>(div_up<int64_t>(width, kThreads * kEach)));
 }
 
-__global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, HiddenRing ring, Batch batch) {
+__global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, HiddenRing ring,
+                                                          Batch batch) {
   const int t = blockIdx.x;
   const int s = batch.sequence[t];
   const int before = s >= 0 && x.data != nullptr ? row_before(batch, t, s) : -1;
@@ -49,7 +51,9 @@ __global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, Hi
   wait_for_previous();
   let_next_start();
   own_numbers(ring.width, [&](int i) {
-    to[i] = before >= 0 ? load_as(x.data, x.type, before * x.stride + i) : from != nullptr ? from[i] : 0.0f;
+    to[i] = before >= 0       ? load_as(x.data, x.type, before * x.stride + i)
+            : from != nullptr ? from[i]
+                              : 0.0f;
   });
 }
 
@@ -94,16 +98,19 @@ void CudaOps::hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Ba
   BRAID_CHECK(y.cols == ring.width && y.rows >= batch.tokens && y.type == DType::f32);
   BRAID_CHECK(!x || (x.cols == y.cols && x.rows >= batch.tokens));
   if (batch.tokens == 0) return;
-  launch_early(context_, before_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, y, x, ring, batch);
+  launch_early(context_, before_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, y, x,
+               ring, batch);
 }
 
 void CudaOps::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
   BRAID_CHECK(x.cols == ring.width && x.rows >= batch.tokens);
   if (batch.tokens == 0) return;
-  launch_early(context_, keep_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, ring, x, batch);
+  launch_early(context_, keep_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, ring, x,
+               batch);
 }
 
-void CudaOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) {
+void CudaOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                          const Batch& batch) {
   while (!moves.empty()) {
     HiddenMoves args{ring, batch.slot, 0, {}};
     args.count = static_cast<int32_t>(std::min<size_t>(moves.size(), kMovesPerLaunch));

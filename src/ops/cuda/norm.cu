@@ -5,10 +5,10 @@
 // depends only on the width (norm_math.cuh; norm_any: thread t adds its elements in ascending
 // order, then warps, in order). Products of few rows norm for themselves (gemm_skinny_x.cuh).
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/norm.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
-#include "ops/cuda/primitives/norm_math.cuh"
+#include "ops/cuda/norm_math.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -32,7 +32,8 @@ struct NormArgs {
 };
 
 __device__ float4 load4(const void* data, DType type, int64_t index) {
-  if (type == DType::f32) return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + index);
+  if (type == DType::f32)
+    return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + index);
   const uint2 bits = *reinterpret_cast<const uint2*>(static_cast<const Act*>(data) + index);
   const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&bits.x));
   const float2 b = __half22float2(*reinterpret_cast<const __half2*>(&bits.y));
@@ -86,7 +87,8 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
     if (column >= a.width) break;
     const float4 v = normed(held[i], inverse, weight[i]);
     store4(a.y, a.y_type, row * a.y_stride + column, v);
-    if (a.ordered.to != nullptr) store_ordered(a.ordered, static_cast<int>(row), column, acts_of(v));
+    if (a.ordered.to != nullptr)
+      store_ordered(a.ordered, static_cast<int>(row), column, acts_of(v));
   }
 }
 
@@ -107,7 +109,8 @@ __global__ __launch_bounds__(kThreads) void norm_any(NormArgs a) {
   }
   const float inverse = 1.0f / sqrtf(block_sum(sum, scratch) / static_cast<float>(a.width) + a.eps);
   for (int column = threadIdx.x; column < a.width; column += kThreads) {
-    store_as(a.y, a.y_type, row * a.y_stride + column, residual[column] * inverse * a.weight[column]);
+    store_as(a.y, a.y_type, row * a.y_stride + column,
+             residual[column] * inverse * a.weight[column]);
   }
 }
 
@@ -129,7 +132,8 @@ bool add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float
                      aligned16(residual.data) && aligned16(x.data) && aligned16(weight);
   const bool orders = ordered.to == nullptr || (fours && width % 256 == 0 && y.type == kActType);
   if (orders) args.ordered = ordered;
-  launch_early(context, fours ? norm_held : norm_any, dim3(static_cast<unsigned>(y.rows)), kThreads, 0, args);
+  launch_early(context, fours ? norm_held : norm_any, dim3(static_cast<unsigned>(y.rows)), kThreads,
+               0, args);
   return orders;
 }
 

@@ -1,8 +1,8 @@
 // norm.h -- add_norm, optionally also in the order of the wgmma kernels (norm.cu).
 #pragma once
 
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/ordered_rows.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/ordered_rows.h"
 #include "ops/tensor.h"
 
 namespace braid::cuda {

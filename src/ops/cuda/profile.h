@@ -30,8 +30,8 @@ class Profiler final : public Ops {
 
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
-  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                   float eps) override;
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                   const float* weight, float eps) override;
   void announce_product(std::span<const LinearPart> parts, Tensor x) override {
     context_.make_current();
     ops_.announce_product(parts, x);
@@ -39,20 +39,21 @@ class Profiler final : public Ops {
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                          const Batch& batch) override;
+                          const AttentionWeights& w, const AttentionParams& params,
+                          const KvLayer& kv, const Batch& batch) override;
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
-  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
-                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                    const Batch& batch) override;
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                    Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                    const KvLayer& kv, const Batch& batch) override;
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
   void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
   void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
-  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                   const Batch& batch) override;
   void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
@@ -61,7 +62,8 @@ class Profiler final : public Ops {
            const MoeWeights& w) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+             const int32_t* token_of) override;
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
   void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,

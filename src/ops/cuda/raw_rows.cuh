@@ -1,10 +1,10 @@
 // raw_rows.cuh -- reads the block formats of files on the GPU, 32 consecutive elements at a time.
-// Values equal gguf/formats/block_layouts.h bit for bit: every product and sum is rounded, in that
+// Values equal gguf/block_layouts.h bit for bit: every product and sum is rounded, in that
 // order. Types without a case here are decoded to f32 on the host.
 #pragma once
 
-#include "gguf/formats/types.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "gguf/types.h"
+#include "ops/cuda/device_math.h"
 
 namespace braid::cuda {
 
@@ -55,7 +55,9 @@ __device__ inline int level_of(GgmlType type, int code) {
   }
 }
 
-__device__ inline uint32_t load16(const uint8_t* at) { return at[0] | static_cast<uint32_t>(at[1]) << 8; }
+__device__ inline uint32_t load16(const uint8_t* at) {
+  return at[0] | static_cast<uint32_t>(at[1]) << 8;
+}
 __device__ inline uint32_t load32(const uint8_t* at) { return load16(at) | load16(at + 2) << 16; }
 __device__ inline float half_at(const uint8_t* at) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(load16(at))));
@@ -106,7 +108,8 @@ __device__ inline void read_nibbles(const uint8_t* bytes, Codes& out, const Mean
   }
 }
 // With a fifth bit each, from one word; `zero`: the code of 0.
-__device__ inline void read_nibbles_and_bits(const uint8_t* bytes, uint32_t high, int zero, Codes& out) {
+__device__ inline void read_nibbles_and_bits(const uint8_t* bytes, uint32_t high, int zero,
+                                             Codes& out) {
   for (int i = 0; i < 32; ++i) {
     const int nibble = i < 16 ? bytes[i] & 15 : bytes[i - 16] >> 4;
     out.code[i] = static_cast<int8_t>((nibble | static_cast<int>(high >> i & 1) << 4) - zero);
@@ -173,7 +176,8 @@ __device__ inline void read_q6_k(const uint8_t* b, int group, Codes& out) {
 }
 // IQ4_XS: a factor, 6-bit scales of eight groups (high bits first), nibbles of each group.
 __device__ inline void read_iq4_xs(const uint8_t* b, int group, const Levels& level, Codes& out) {
-  const int scale = (b[4 + group / 2] >> 4 * (group % 2) & 15) | (load16(b + 2) >> 2 * group & 3) << 4;
+  const int scale = (b[4 + group / 2] >> 4 * (group % 2) & 15) | (load16(b + 2) >> 2 * group & 3)
+                                                                     << 4;
   out.scale[0] = out.scale[1] = __fmul_rn(half_at(b), static_cast<float>(scale - 32));
   read_nibbles(b + 8 + 16 * group, out, level);
 }

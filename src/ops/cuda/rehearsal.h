@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "ops/cuda/primitives/card.h"
+#include "ops/cuda/card.h"
 #include "ops/device.h"
 
 namespace braid::cuda {

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "base/threads.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "ops/cuda/raw_rows.cuh"
 
 namespace braid::cuda {
@@ -65,10 +65,13 @@ namespace {
 
 size_t product_bytes(const Weight& w) {
   const PackedWeight p = shape_of(w);
-  const int64_t bytes = w.experts * (p.expert_bytes() + p.blocks * static_cast<int64_t>(sizeof(float)));
+  const int64_t bytes =
+      w.experts * (p.expert_bytes() + p.blocks * static_cast<int64_t>(sizeof(float)));
   return static_cast<size_t>(bytes);
 }
-size_t table_bytes(const Weight& w) { return static_cast<size_t>(w.n * w.experts) * carried_row_bytes(w); }
+size_t table_bytes(const Weight& w) {
+  return static_cast<size_t>(w.n * w.experts) * carried_row_bytes(w);
+}
 
 struct PackJob {
   const uint8_t* raw;  // rows of this chunk
@@ -136,12 +139,12 @@ __device__ inline int power_for(float range, int top) {
 }
 
 template <Pack kPack>
-__device__ void pack_group(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16, int k128,
-                           int half, int lane, float p);
+__device__ void pack_group(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                           int k128, int half, int lane, float p);
 
 template <>
-__device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int k0 = (u % job.x_units) * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   float y[32];
   for (float& v : y) v = 0;
@@ -152,14 +155,15 @@ __device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const u
   }
   uint4* out = reinterpret_cast<uint4*>(unit) + ((k128 * 2 + r16) * 2 + half) * 4 * 32 + lane;
   for (int i = 0; i < 4; ++i) {
-    out[i * 32] = make_uint4(pair_of(y[8 * i], y[8 * i + 1]), pair_of(y[8 * i + 2], y[8 * i + 3]),
-                             pair_of(y[8 * i + 4], y[8 * i + 5]), pair_of(y[8 * i + 6], y[8 * i + 7]));
+    out[i * 32] =
+        make_uint4(pair_of(y[8 * i], y[8 * i + 1]), pair_of(y[8 * i + 2], y[8 * i + 3]),
+                   pair_of(y[8 * i + 4], y[8 * i + 5]), pair_of(y[8 * i + 6], y[8 * i + 7]));
   }
 }
 
 template <>
-__device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                     int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                     int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes);
@@ -175,7 +179,8 @@ __device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const ui
     }
     out[i * 32] = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  reinterpret_cast<unsigned short*>(unit + 4096)[lane * 4 + field] = half_bits(codes.scale[0] * p * 0x1p24f);
+  reinterpret_cast<unsigned short*>(unit + 4096)[lane * 4 + field] =
+      half_bits(codes.scale[0] * p * 0x1p24f);
 }
 
 __device__ inline uint4 nibbles(const int8_t* code) {
@@ -185,14 +190,15 @@ __device__ inline uint4 nibbles(const int8_t* code) {
     for (int e = 0; e < 2; ++e)
       for (int p = 0; p < 2; ++p)
         for (int h = 0; h < 2; ++h)
-          words[i] |= static_cast<uint32_t>(code[8 * i + 4 * p + 2 * h + e] & 15) << 4 * (4 * e + 2 * p + h);
+          words[i] |= static_cast<uint32_t>(code[8 * i + 4 * p + 2 * h + e] & 15)
+                      << 4 * (4 * e + 2 * p + h);
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 template <>
-__device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int c = lane % 4;
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
   const int field = r16 * 2 + half;
@@ -220,15 +226,16 @@ __device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const u
     atomicOr(words + 32 + lane / 2, bits >> 4 << (lane % 2 * 16 + half * 8));
   }
   if (c == 0 && k128 == 0) {
-    unsigned short* at = reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + r16 * 4 + half;
+    unsigned short* at =
+        reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + r16 * 4 + half;
     at[0] = half_bits(d * p * 0x1p24f);
     at[2] = half_bits(dmin * p * 0x1p12f);
   }
 }
 
 template <>
-__device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int c = lane % 4;
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
   const int field = r16 * 2 + half;
@@ -253,8 +260,10 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
       third[i / 2] |= (code(0, 0) >> 4 << (even ? 0 : 2) | code(1, even ? 0 : 1) << (even ? 10 : 4))
                       << 16 * e;
     }
-  reinterpret_cast<uint4*>(part)[field * 32 + lane] = make_uint4(words[0], words[1], words[2], words[3]);
-  reinterpret_cast<uint2*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = make_uint2(third[0], third[1]);
+  reinterpret_cast<uint4*>(part)[field * 32 + lane] =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  reinterpret_cast<uint2*>(part + 2048)[(r16 * 32 + lane) * 2 + half] =
+      make_uint2(third[0], third[1]);
   for (int s = 0; s < 2; ++s) {
     const int group = k0 % 256 / 16 + s;
     part[3072 + lane * 8 + field * 2 + s] =
@@ -266,8 +275,8 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
 }
 
 template <>
-__device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                     int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                     int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_five_bits(job.type, row, k0, codes);
@@ -287,7 +296,8 @@ __device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const ui
   reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] =
       make_uint4(words[0], words[1], words[2], words[3]);
   reinterpret_cast<uint32_t*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = fifth;
-  unsigned short* at = reinterpret_cast<unsigned short*>(part + 2560) + ((r16 * 32 + lane) * 2 + half) * 2;
+  unsigned short* at =
+      reinterpret_cast<unsigned short*>(part + 2560) + ((r16 * 32 + lane) * 2 + half) * 2;
   at[0] = half_bits(codes.scale[0] * p * 0x1p24f);
   at[1] = half_bits(codes.min * p * 0x1p12f);
 }
@@ -295,15 +305,16 @@ __device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const ui
 // Scales of each 16; packed codes mean `grows` times the file's codes.
 __device__ inline void put_two_scales(uint8_t* to, const Codes& codes, int grows, float p) {
   unsigned short* at = reinterpret_cast<unsigned short*>(to);
-  for (int s = 0; s < 2; ++s) at[s] = half_bits(codes.scale[s] / static_cast<float>(grows) * p * 0x1p24f);
+  for (int s = 0; s < 2; ++s)
+    at[s] = half_bits(codes.scale[s] / static_cast<float>(grows) * p * 0x1p24f);
 }
 
 // t4 levels grow by this factor to fill a byte (+-113 to 128); scales shrink by it.
 __device__ inline int level_unit(GgmlType type) { return type == GgmlType::Q4_0 ? 16 : 1; }
 
 template <>
-__device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                     int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                     int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   const int grows = level_unit(job.type);
   Codes codes = {};
@@ -324,8 +335,8 @@ __device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const ui
 }
 
 template <>
-__device__ void pack_group<Pack::fp4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::fp4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes, true);
@@ -390,7 +401,8 @@ __global__ void __launch_bounds__(256) pack_kernel(const PackJob job) {
   float range = 0;
   for (int u = 0; u < job.x_units; ++u) {
     const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
-    if (row != nullptr && k0 < job.k) range = fmaxf(range, group_range(kPack, job.type, row, k0, job.k));
+    if (row != nullptr && k0 < job.k)
+      range = fmaxf(range, group_range(kPack, job.type, row, k0, job.k));
   }
   range = warp_max(range);
   if (lane == 0) most[field] = range;
@@ -461,7 +473,8 @@ class Loader {
   Status load(const Weight& w, PackedWeight& p) {
     const size_t row_bytes = carried_row_bytes(w);
     if (row_bytes * kUnitRows > chunk_bytes_)
-      return Error{ErrorKind::unsupported, "tensor " + w.name + " has rows too long for the GPU loader"};
+      return Error{ErrorKind::unsupported,
+                   "tensor " + w.name + " has rows too long for the GPU loader"};
     p = shape_of(w);
     if (w.is_product) {
       BRAID_ASSIGN(p.memory, device_.allocate(product_bytes(w), w.name.c_str()));
@@ -498,7 +511,8 @@ class Loader {
     return chunk_bytes < kMostChunkBytes / 4 ? 1 : std::max(1, std::min(8, usable_cores()));
   }
 
-  void load_rows(const Weight& w, const PackedWeight& p, int64_t expert, int64_t row, int64_t rows) {
+  void load_rows(const Weight& w, const PackedWeight& p, int64_t expert, int64_t row,
+                 int64_t rows) {
     const size_t row_bytes = carried_row_bytes(w);
     const int slot = next_++ % kChunks;
     auto* host = static_cast<std::byte*>(pinned_.data()) + slot * chunk_bytes_;
@@ -520,9 +534,10 @@ class Loader {
     });
     device_.to_device(raw, host, static_cast<size_t>(rows) * row_bytes);
     if (w.is_table) {
-      uint8_t* at = const_cast<uint8_t*>(p.table) + static_cast<size_t>(expert * w.n + row) * row_bytes;
-      context_.note(cudaMemcpyAsync(at, raw, static_cast<size_t>(rows) * row_bytes, cudaMemcpyDeviceToDevice,
-                                    context_.stream),
+      uint8_t* at =
+          const_cast<uint8_t*>(p.table) + static_cast<size_t>(expert * w.n + row) * row_bytes;
+      context_.note(cudaMemcpyAsync(at, raw, static_cast<size_t>(rows) * row_bytes,
+                                    cudaMemcpyDeviceToDevice, context_.stream),
                     "loading weights");
     }
     if (w.is_product) {
@@ -535,8 +550,8 @@ class Loader {
       job.k = static_cast<int>(w.k);
       job.units = p.units;
       job.x_units = p.x_units;
-      job.out =
-          const_cast<uint8_t*>(p.data) + expert * p.expert_bytes() + block * p.units * unit_bytes(p.pack);
+      job.out = const_cast<uint8_t*>(p.data) + expert * p.expert_bytes() +
+                block * p.units * unit_bytes(p.pack);
       job.scales = const_cast<float*>(p.scales) + expert * p.blocks + block;
       job.own_scale = w.scales.empty()       ? 1.0f
                       : w.scales.size() == 1 ? w.scales[0]
@@ -561,7 +576,8 @@ struct RowPlace {
   int half;
   int lane;  // 4 g + c
 
-  __device__ RowPlace(int row, int c) : r16(row / 16 % 2), half(row / 8 % 2), lane(row % 8 * 4 + c) {}
+  __device__ RowPlace(int row, int c)
+      : r16(row / 16 % 2), half(row / 8 % 2), lane(row % 8 * 4 + c) {}
   // Offset of a row in [r16][half][piece][lane][bytes], or [r16][lane][half][bytes].
   __device__ int codes(int pieces, int piece, int bytes = 16) const {
     return (((r16 * 2 + half) * pieces + piece) * 32 + lane) * bytes;
@@ -582,8 +598,8 @@ template <int kHalves>
 __device__ void scale_part(uint8_t* to, int to_at, const uint8_t* from, int from_at, float factor) {
 #pragma unroll
   for (int i = 0; i < kHalves; ++i)
-    part_at<__half>(to, to_at + 2 * i) =
-        __float2half(__half2float(*reinterpret_cast<const __half*>(from + from_at + 2 * i)) * factor);
+    part_at<__half>(to, to_at + 2 * i) = __float2half(
+        __half2float(*reinterpret_cast<const __half*>(from + from_at + 2 * i)) * factor);
 }
 __device__ inline uint32_t field_of(const uint8_t* words, const RowPlace& at) {
   const uint32_t word = reinterpret_cast<const uint32_t*>(words)[at.lane];
@@ -631,10 +647,13 @@ __device__ void copy_group(uint8_t* to_unit, const RowPlace& to, const uint8_t* 
     const auto at = [](const RowPlace& row, int n) {
       return 4480 + row.lane / 4 * 16 + row.r16 * 8 + n * 4 + row.half * 2;
     };
-    for (int n = 0; once && n < 2; ++n) scale_part<1>(to_unit, at(to, n), from_unit, at(from, n), factor);
+    for (int n = 0; once && n < 2; ++n)
+      scale_part<1>(to_unit, at(to, n), from_unit, at(from, n), factor);
   } else if constexpr (kPack == Pack::q6k) {
     copy_part<uint2>(out, 2048 + to.behind_lane(8), in, 2048 + from.behind_lane(8));
-    const auto at = [](const RowPlace& row) { return 3072 + row.lane * 8 + row.r16 * 4 + row.half * 2; };
+    const auto at = [](const RowPlace& row) {
+      return 3072 + row.lane * 8 + row.r16 * 4 + row.half * 2;
+    };
     copy_part<unsigned short>(out, at(to), in, at(from));
     const auto rest = [](const RowPlace& row) {
       return 2 * half_bytes(Pack::q6k) + row.lane / 4 * 8 + row.r16 * 4 + row.half * 2;
@@ -666,9 +685,10 @@ __global__ void __launch_bounds__(128) copy_rows_kernel(const CopyJob job) {
   const float factor = job.in_scales[from_block] / job.out_scales[to_block];
   for (int i = static_cast<int>(threadIdx.x); i < job.units * 8; i += 128) {
     const int unit = i / 8, k128 = i / 4 % 2, c = i % 4;
-    copy_group<kPack>(job.out + (to_block * job.units + unit) * unit_bytes(kPack), RowPlace(to_row, c),
-                      job.in + (from_block * job.units + unit) * unit_bytes(kPack), RowPlace(from_row, c),
-                      k128, factor);
+    copy_group<kPack>(job.out + (to_block * job.units + unit) * unit_bytes(kPack),
+                      RowPlace(to_row, c),
+                      job.in + (from_block * job.units + unit) * unit_bytes(kPack),
+                      RowPlace(from_row, c), k128, factor);
   }
 }
 
@@ -717,7 +737,8 @@ void launch_copy_rows(Context& context, Pack pack, const CopyJob& job, int count
 
 }  // namespace
 
-void copy_rows(Context& context, const Weight& to, const Weight& from, std::span<const int32_t> rows) {
+void copy_rows(Context& context, const Weight& to, const Weight& from,
+               std::span<const int32_t> rows) {
   auto& out = *static_cast<PackedWeight*>(const_cast<void*>(to.device_data));
   const PackedWeight& in = packed(from);
   BRAID_CHECK(out.pack == in.pack && out.units == in.units);
@@ -734,8 +755,9 @@ void copy_rows(Context& context, const Weight& to, const Weight& from, std::span
     }
   };
   if (!out.leveled) {
-    level_scales<<<1, 256, 0, context.stream>>>(const_cast<float*>(out.scales), static_cast<int>(out.blocks),
-                                                in.scales, static_cast<int>(in.blocks));
+    level_scales<<<1, 256, 0, context.stream>>>(const_cast<float*>(out.scales),
+                                                static_cast<int>(out.blocks), in.scales,
+                                                static_cast<int>(in.blocks));
     context.launched("copying rows");
     out.leveled = true;
     copy(static_cast<size_t>(to.n), [](size_t i) { return static_cast<int32_t>(i); });
@@ -745,11 +767,13 @@ void copy_rows(Context& context, const Weight& to, const Weight& from, std::span
 }
 
 size_t planned_bytes(const Weight& weight) {
-  return (weight.is_product ? product_bytes(weight) : 0) + (weight.is_table ? table_bytes(weight) : 0);
+  return (weight.is_product ? product_bytes(weight) : 0) +
+         (weight.is_table ? table_bytes(weight) : 0);
 }
 
 Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
-                    const Device::WeightDone& done, std::vector<std::unique_ptr<PackedWeight>>& out) {
+                    const Device::WeightDone& done,
+                    std::vector<std::unique_ptr<PackedWeight>>& out) {
   if (weights.empty()) return {};
   Loader loader(device, context, weights);
   BRAID_TRY(loader.start());

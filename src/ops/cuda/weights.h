@@ -15,8 +15,10 @@ PackedWeight shape_of(const Weight& weight);
 size_t planned_bytes(const Weight& weight);
 
 Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
-                    const Device::WeightDone& done, std::vector<std::unique_ptr<PackedWeight>>& out);
+                    const Device::WeightDone& done,
+                    std::vector<std::unique_ptr<PackedWeight>>& out);
 
-void copy_rows(Context& context, const Weight& to, const Weight& from, std::span<const int32_t> rows);
+void copy_rows(Context& context, const Weight& to, const Weight& from,
+               std::span<const int32_t> rows);
 
 }  // namespace braid::cuda

@@ -3,10 +3,10 @@
 
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/choose.cuh"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
-#include "ops/cuda/sampling/choose.cuh"
 #include "ops/kv/kv_codec.h"
 
 namespace braid::cuda {
@@ -43,8 +43,8 @@ SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, 
   bands.bands = most_bands(tokens, sequences, 0, 0, kMaxUncertain);
   work.table_entries = bands.bands * (stride + 1);
   work.table = parts.take<int32_t>(work.table_entries);
-  for (int32_t** array : {&bands.first_row, &bands.rows, &bands.certain, &bands.context, &bands.form_rows,
-                          &bands.exact_from, &bands.of_sequence})
+  for (int32_t** array : {&bands.first_row, &bands.rows, &bands.certain, &bands.context,
+                          &bands.form_rows, &bands.exact_from, &bands.of_sequence})
     *array = parts.take<int32_t>(bands.bands);
   bands.of_row = parts.take<int32_t>(tokens);
   bands.sealed = parts.take<SealedSequence>(sequences + 1);
@@ -65,7 +65,8 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   work.partial_dim = needs.max_heads * needs.head_dim;
   work.partials = parts.take<float>(rows * needs.head_dim);
   work.partial_sums = parts.take<float>(rows * 2);
-  if (needs.k_codec != nullptr) work.sealed = place_sealed(parts, needs, work.max_tokens, work.max_sequences);
+  if (needs.k_codec != nullptr)
+    work.sealed = place_sealed(parts, needs, work.max_tokens, work.max_sequences);
   work.arrivals = parts.take<int>(int64_t{work.most_sequences()} * needs.max_heads);
 
   const DeltaShape& delta = needs.delta;
@@ -74,7 +75,8 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
     work.row_values = parts.take<float>(sequences * delta.value_width());
     work.row_gates = parts.take<float2>(sequences * delta.value_heads);
     work.row_qk = parts.take<float>(sequences * delta.key_heads);
-    if (needs.max_drafts > 0) work.tree_row_count = delta_tree_floats(delta, sequences, needs.max_drafts);
+    if (needs.max_drafts > 0)
+      work.tree_row_count = delta_tree_floats(delta, sequences, needs.max_drafts);
     work.tree_rows = parts.take<float>(work.tree_row_count);
   }
   if (delta.key_heads > 0 && chunk_form_fits(delta) && work.max_tokens > kStepRows) {
@@ -114,15 +116,18 @@ CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& n
 
 Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
   const auto refuse = [](const std::string& what) {
-    return Error{ErrorKind::unsupported, "the GPU's kernels do not take " + what + "; --device cpu does"};
+    return Error{ErrorKind::unsupported,
+                 "the GPU's kernels do not take " + what + "; --device cpu does"};
   };
   if (needs.max_heads > 0 && (needs.head_dim > cuda::kMaxHeadDim || needs.head_dim % 8 != 0))
-    return refuse("attention heads of " + std::to_string(needs.head_dim) + " (multiples of 8 up to " +
-                  std::to_string(cuda::kMaxHeadDim) + ")");
-  if (needs.k_codec != nullptr && !cuda::takes_units(*needs.k_codec, *needs.v_codec, needs.head_dim))
+    return refuse("attention heads of " + std::to_string(needs.head_dim) +
+                  " (multiples of 8 up to " + std::to_string(cuda::kMaxHeadDim) + ")");
+  if (needs.k_codec != nullptr &&
+      !cuda::takes_units(*needs.k_codec, *needs.v_codec, needs.head_dim))
     return refuse("a KV cache of " + std::string(needs.k_codec->name) + " and " +
-                  std::string(needs.v_codec->name) + " with heads of " + std::to_string(needs.head_dim) +
-                  " (they take " + cuda::names_of_units(needs.head_dim) + ")");
+                  std::string(needs.v_codec->name) + " with heads of " +
+                  std::to_string(needs.head_dim) + " (they take " +
+                  cuda::names_of_units(needs.head_dim) + ")");
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +
@@ -133,7 +138,8 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
                   std::to_string(needs.delta.conv_width) + " taps");
   constexpr int kMostDrafts = std::min(cuda::kMaxUncertain, cuda::kMaxNodes);
   if (needs.max_drafts > kMostDrafts)
-    return refuse(std::to_string(needs.max_drafts) + " drafted tokens in a step of a sequence (at most " +
+    return refuse(std::to_string(needs.max_drafts) +
+                  " drafted tokens in a step of a sequence (at most " +
                   std::to_string(kMostDrafts) + ")");
   return {};
 }

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "ops/cuda/kv/sealed_cells.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/attention/sealed_cells.h"
+#include "ops/cuda/device_math.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 

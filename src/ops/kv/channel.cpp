@@ -17,7 +17,8 @@ constexpr ChannelShares kShares;
 
 template <int bits>
 int64_t channel_unit_bytes(int32_t head_dim, KvSide side) {
-  return code_bytes(bits, head_dim) + channel_plane_bytes(head_dim) + (side == KvSide::v ? kFactorBytes : 0);
+  return code_bytes(bits, head_dim) + channel_plane_bytes(head_dim) +
+         (side == KvSide::v ? kFactorBytes : 0);
 }
 
 template <int bits>
@@ -33,7 +34,8 @@ void channel_encode(const float* rows, int32_t head_dim, KvSide side, uint8_t* u
       divide_row(row, head_dim, root, factors + 2 * t);
     }
   }
-  encode_channels<bits>(scaled.data(), head_dim, kShares.part, unit, channel_planes(planes, head_dim));
+  encode_channels<bits>(scaled.data(), head_dim, kShares.part, unit,
+                        channel_planes(planes, head_dim));
 }
 
 template <int bits>

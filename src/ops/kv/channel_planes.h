@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/kv/code_planes.h"
 #include "ops/kv/format_numbers.h"
 
@@ -28,7 +28,9 @@ inline int32_t grid_index(float s) {
   return static_cast<int32_t>((std::bit_cast<uint32_t>(s) + (1u << 18)) >> 19);
 }
 inline int grid_exponent(float s) { return (grid_index(s) >> 4) - 127; }
-inline int grid_base(float largest) { return std::clamp(grid_exponent(largest) - 15, kLeastExponent, 0); }
+inline int grid_base(float largest) {
+  return std::clamp(grid_exponent(largest) - 15, kLeastExponent, 0);
+}
 inline uint8_t grid_byte(float s, int e0) {
   return static_cast<uint8_t>(std::clamp(grid_index(s) - ((e0 + 127) << 4), 0, 255));
 }
@@ -60,7 +62,9 @@ struct ChannelPlanes {
     return {step, middle - step * (0.5f * static_cast<float>(most_code))};
   }
 };
-constexpr int64_t channel_plane_bytes(int32_t head_dim) { return 2 * int64_t{head_dim} + kHeadBytes; }
+constexpr int64_t channel_plane_bytes(int32_t head_dim) {
+  return 2 * int64_t{head_dim} + kHeadBytes;
+}
 template <typename Byte>
 ChannelPlanes<Byte> channel_planes(Byte* at, int32_t head_dim) {
   return {at, at + head_dim, at + 2 * int64_t{head_dim}};
@@ -69,14 +73,15 @@ ChannelPlanes<Byte> channel_planes(Byte* at, int32_t head_dim) {
 // Ties to even.
 inline uint8_t affine_code(float y, float middle, float s, int most_code) {
   const auto most = static_cast<float>(most_code);
-  return static_cast<uint8_t>(std::clamp(std::nearbyint((y - middle) / s + 0.5f * most), 0.0f, most));
+  return static_cast<uint8_t>(
+      std::clamp(std::nearbyint((y - middle) / s + 0.5f * most), 0.0f, most));
 }
 
 // rows [32][head_dim]. `shares`: parts of a channel's range to try for its scale, descending; the
 // first with the least squared error is kept.
 template <int bits>
-void encode_channels(const float* rows, int32_t head_dim, std::span<const float> shares, uint8_t* codes,
-                     const ChannelPlanes<uint8_t>& planes) {
+void encode_channels(const float* rows, int32_t head_dim, std::span<const float> shares,
+                     uint8_t* codes, const ChannelPlanes<uint8_t>& planes) {
   constexpr int kMost = (1 << bits) - 1;
   std::vector<float> middles(static_cast<size_t>(head_dim));
   std::vector<float> halves(static_cast<size_t>(head_dim));
@@ -104,8 +109,9 @@ void encode_channels(const float* rows, int32_t head_dim, std::span<const float>
   store_head(planes.head, zstep_bits, e0);
   for (int32_t d = 0; d < head_dim; ++d) {
     const auto i = static_cast<size_t>(d);
-    const float m =
-        zstep == 0.0f ? 0.0f : std::clamp(std::nearbyint(middles[i] / zstep), -kMostMiddle, kMostMiddle);
+    const float m = zstep == 0.0f
+                        ? 0.0f
+                        : std::clamp(std::nearbyint(middles[i] / zstep), -kMostMiddle, kMostMiddle);
     planes.m[d] = static_cast<uint8_t>(static_cast<int8_t>(m));
     float least = INFINITY;
     uint8_t best[kBlockTokens] = {};
@@ -131,8 +137,8 @@ void encode_channels(const float* rows, int32_t head_dim, std::span<const float>
 }
 
 template <int bits>
-void decode_channels(const uint8_t* codes, const ChannelPlanes<const uint8_t>& planes, int32_t head_dim,
-                     float* rows) {
+void decode_channels(const uint8_t* codes, const ChannelPlanes<const uint8_t>& planes,
+                     int32_t head_dim, float* rows) {
   for (int32_t d = 0; d < head_dim; ++d) {
     const ChannelScale c = planes.scale(d, (1 << bits) - 1);
     uint8_t channel[kBlockTokens];

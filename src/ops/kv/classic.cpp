@@ -3,7 +3,7 @@
 // them. Codes of q8_0 are unsigned (value + 128). Rows are those of the block type.
 #include <vector>
 
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "ops/kv/formats.h"
 #include "ops/kv/rotation.h"
 #include "ops/kv/row_forms.h"
@@ -24,7 +24,9 @@ struct ClassicForm {
   static constexpr int64_t kBytes = kCodesAt + (bits == 8 ? 32 : 16);
 
   static uint16_t factor(const uint8_t* b, int plane) { return load_u16(b + 2 * plane); }
-  static void put_factor(uint8_t* b, int plane, uint16_t factor) { store_u16(b + 2 * plane, factor); }
+  static void put_factor(uint8_t* b, int plane, uint16_t factor) {
+    store_u16(b + 2 * plane, factor);
+  }
   static uint8_t code(const uint8_t* b, int i) {
     const uint8_t* codes = b + kCodesAt;
     if constexpr (bits == 8) return codes[i] ^ 0x80;

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/batch.h"
 
 namespace braid::kv {
@@ -51,7 +51,8 @@ void put_plane(uint8_t* channel, const uint8_t* codes, int shift) {
   } else {
     for (int j = 0; j < kBytes; ++j) {
       int byte = 0;
-      for (int i = 0; i < kPerByte; ++i) byte |= (codes[j + i * kBytes] >> shift & kMask) << i * width;
+      for (int i = 0; i < kPerByte; ++i)
+        byte |= (codes[j + i * kBytes] >> shift & kMask) << i * width;
       channel[j] = static_cast<uint8_t>(byte);
     }
   }
@@ -62,8 +63,8 @@ void add_plane(const uint8_t* channel, uint8_t* codes, int shift) {
   constexpr int kBytes = 4 * width;
   constexpr int kMask = (1 << width) - 1;
   for (int t = 0; t < kBlockTokens; ++t) {
-    const int part =
-        width == 1 ? channel[t / 8] >> t % 8 & 1 : channel[t % kBytes] >> t / kBytes * width & kMask;
+    const int part = width == 1 ? channel[t / 8] >> t % 8 & 1
+                                : channel[t % kBytes] >> t / kBytes * width & kMask;
     codes[t] = static_cast<uint8_t>(codes[t] | part << shift);
   }
 }

@@ -74,7 +74,8 @@ struct FormTq3 : CodebookForm {
   static uint8_t code(const uint8_t* b, int i) {
     const uint8_t* block = b + i / 32 * 14;
     const int j = i % 32;
-    return static_cast<uint8_t>((block[2 + j / 4] >> j % 4 * 2 & 3) | (block[10 + j / 8] >> j % 8 & 1) << 2);
+    return static_cast<uint8_t>((block[2 + j / 4] >> j % 4 * 2 & 3) |
+                                (block[10 + j / 8] >> j % 8 & 1) << 2);
   }
   static void put_factor(uint8_t* b, int, uint16_t norm) {
     for (int block = 0; block < 4; ++block) store_u16(b + block * 14, norm);
@@ -93,12 +94,14 @@ struct FormTbq3 : CodebookForm {
   static constexpr int64_t kBytes = 50;
   static uint8_t code(const uint8_t* b, int i) {
     int code = 0;
-    for (int bit = 3 * i; bit < 3 * i + 3; ++bit) code |= (b[2 + bit / 8] >> bit % 8 & 1) << (bit - 3 * i);
+    for (int bit = 3 * i; bit < 3 * i + 3; ++bit)
+      code |= (b[2 + bit / 8] >> bit % 8 & 1) << (bit - 3 * i);
     return static_cast<uint8_t>(code);
   }
   static void put_code(uint8_t* b, int i, uint8_t code) {
     for (int bit = 3 * i; bit < 3 * i + 3; ++bit)
-      b[2 + bit / 8] = static_cast<uint8_t>(b[2 + bit / 8] | (code >> (bit - 3 * i) & 1) << bit % 8);
+      b[2 + bit / 8] =
+          static_cast<uint8_t>(b[2 + bit / 8] | (code >> (bit - 3 * i) & 1) << bit % 8);
   }
 };
 
@@ -108,7 +111,8 @@ void codebook_encode(const float* rows, int32_t head_dim, KvSide, uint8_t* unit)
     uint8_t codes[kBlockTokens][kRotationGroup];
     for (int32_t t = 0; t < kBlockTokens; ++t) {
       const float* x = rows + int64_t{t} * head_dim + group * kRotationGroup;
-      store_half(factor_at<Form>(unit, head_dim, 0, group, t), encode_group<Form::kBits>(x, codes[t]));
+      store_half(factor_at<Form>(unit, head_dim, 0, group, t),
+                 encode_group<Form::kBits>(x, codes[t]));
     }
     for (int32_t i = 0; i < kRotationGroup; ++i) {
       uint8_t channel[kBlockTokens];

@@ -17,7 +17,8 @@ template <int bits>
 struct Codebook;
 template <>
 struct Codebook<4> {
-  float levels[8] = {0.011353f, 0.034311f, 0.058069f, 0.083317f, 0.111065f, 0.143047f, 0.182907f, 0.241556f};
+  float levels[8] = {0.011353f, 0.034311f, 0.058069f, 0.083317f,
+                     0.111065f, 0.143047f, 0.182907f, 0.241556f};
   float limits[7] = {0.022832f, 0.046190f, 0.070693f, 0.097191f, 0.127056f, 0.162977f, 0.212232f};
 };
 template <>

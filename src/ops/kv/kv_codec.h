@@ -65,8 +65,9 @@ Status kv_codec_accepts(const KvCodec& codec, int32_t head_dim);
 
 // rows: 32 rows of f16, `row_stride` elements apart. k_mean: f16 [head_dim] or null; null for V.
 // unit: unit_bytes. False: a row has a NaN, and nothing is written.
-[[nodiscard]] bool kv_encode(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16_t* rows,
-                             int64_t row_stride, const uint16_t* k_mean, uint8_t* unit);
+[[nodiscard]] bool kv_encode(const KvCodec& codec, int32_t head_dim, KvSide side,
+                             const uint16_t* rows, int64_t row_stride, const uint16_t* k_mean,
+                             uint8_t* unit);
 
 // One row of head_dim values, into the stored domain or back.
 void kv_rotate(KvRotation rotation, float* row, int32_t head_dim);

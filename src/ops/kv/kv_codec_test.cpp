@@ -47,7 +47,8 @@ std::vector<uint16_t> lively_rows(int32_t head_dim, uint64_t seed) {
 // Bytes next to protected pages: accesses before or after them fault.
 class FencedBytes {
  public:
-  explicit FencedBytes(size_t size) : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))), size_(size) {
+  explicit FencedBytes(size_t size)
+      : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))), size_(size) {
     middle_ = (size + page_ - 1) / page_ * page_;
     void* map = mmap(nullptr, middle_ + 2 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(map, MAP_FAILED);
@@ -144,7 +145,8 @@ TEST(KvCodec, EncodeWritesEachByteTheSameWay) {
     std::vector<uint8_t> other(unit.size() + 16, 0xff);
     ASSERT_TRUE(kv_encode(codec, head_dim, side, apart.data(), stride, nullptr, other.data()));
     EXPECT_TRUE(std::equal(unit.begin(), unit.end(), other.begin()));
-    for (size_t i = unit.size(); i < other.size(); ++i) EXPECT_EQ(other[i], 0xff) << "wrote behind the unit";
+    for (size_t i = unit.size(); i < other.size(); ++i)
+      EXPECT_EQ(other[i], 0xff) << "wrote behind the unit";
   });
 }
 
@@ -157,13 +159,15 @@ TEST(KvCodec, DecodesAnyBytesAndReadsNoOthers) {
     Noise noise(bytes);
     for (int round = 0; round < 4; ++round) {
       for (uint8_t* at : {unit.after_fence(), unit.before_fence()}) {
-        for (size_t i = 0; i < bytes; ++i) at[i] = round == 0 ? 0xff : round == 1 ? 0 : noise.byte();
+        for (size_t i = 0; i < bytes; ++i)
+          at[i] = round == 0 ? 0xff : round == 1 ? 0 : noise.byte();
         for (uint8_t* to : {rows.after_fence(), rows.before_fence()}) {
           auto* out = reinterpret_cast<float*>(to);
           codec.decode(at, head_dim, side, out);
           std::vector<float> again(values);
           codec.decode(at, head_dim, side, again.data());
-          EXPECT_EQ(std::memcmp(out, again.data(), values * sizeof(float)), 0) << "left some unwritten";
+          EXPECT_EQ(std::memcmp(out, again.data(), values * sizeof(float)), 0)
+              << "left some unwritten";
         }
       }
     }
@@ -278,8 +282,10 @@ TEST(KvCodec, LargestNumbersStayFinite) {
       unit_rows(256, [](int32_t t, int32_t) { return t % 2 == 0 ? kLargest : -kLargest; }),
       unit_rows(256, [](int32_t, int32_t d) { return d % 2 == 0 ? kLargest : -kLargest; }),
       unit_rows(256, [](int32_t t, int32_t) { return t == 0 ? kLargest : 0x1p-24; }),
-      unit_rows(256, [](int32_t t,
-                        int32_t d) { return std::popcount(static_cast<uint32_t>(t & d)) % 2 * kLargest; }),
+      unit_rows(256,
+                [](int32_t t, int32_t d) {
+                  return std::popcount(static_cast<uint32_t>(t & d)) % 2 * kLargest;
+                }),
   };
   for (const KvCodec* codec : kv_codecs()) {
     for (size_t i = 0; i < largest.size(); ++i) {
@@ -287,8 +293,8 @@ TEST(KvCodec, LargestNumbersStayFinite) {
         for (const float x : decoded(*codec, 256, side, encoded(*codec, 256, side, largest[i])))
           ASSERT_TRUE(std::isfinite(x)) << codec->name << " case " << i;
       }
-      for (const float x :
-           decoded(*codec, 256, KvSide::k, encoded(*codec, 256, KvSide::k, largest[i], mean.data())))
+      for (const float x : decoded(*codec, 256, KvSide::k,
+                                   encoded(*codec, 256, KvSide::k, largest[i], mean.data())))
         ASSERT_TRUE(std::isfinite(x)) << codec->name << " case " << i << " less the mean";
     }
   }
@@ -300,8 +306,9 @@ TEST(KvCodec, TheMeanOfKeysIsTakenOff) {
   for (uint16_t& m : mean) m = f32_to_f16(static_cast<float>(std::round(noise.normal() * 16) / 8));
   const auto value = [](int32_t t, int32_t d) { return ((t * 37 + d * 11) % 65 - 32) / 8.0; };
   const auto rows = unit_rows(128, value);
-  const auto differences = unit_rows(
-      128, [&](int32_t t, int32_t d) { return value(t, d) - f16_to_f32(mean[static_cast<size_t>(d)]); });
+  const auto differences = unit_rows(128, [&](int32_t t, int32_t d) {
+    return value(t, d) - f16_to_f32(mean[static_cast<size_t>(d)]);
+  });
   for (const KvCodec* codec : kv_codecs()) {
     EXPECT_EQ(encoded(*codec, 128, KvSide::k, rows, mean.data()),
               encoded(*codec, 128, KvSide::k, differences))

@@ -76,7 +76,8 @@ TEST(KvError, RowFormatsAreWithinTheirTable) {
 TEST(KvError, CodebookFormatsKeepLengths) {
   Noise noise(5);
   for (const KvCodec* codec : {&kv::kTbq4_0, &kv::kTq3_0, &kv::kTbq3_0}) {
-    const auto rows = unit_rows(kWidth, [&](int32_t t, int32_t) { return noise.normal() * (1 + t); });
+    const auto rows =
+        unit_rows(kWidth, [&](int32_t t, int32_t) { return noise.normal() * (1 + t); });
     const auto was = kv_test::floats_of(rows);
     const auto is = round_trip(*codec, kWidth, KvSide::k, rows);
     for (size_t t = 0; t < kBlockTokens; ++t) {
@@ -107,7 +108,8 @@ TEST(KvError, ChannelScalesBeatRowScalesOnKeys) {
   std::printf("kvarn4 %.4f r_q4_0 %.4f tbq4_0 %.4f tq3_0 %.4f\n",
               error_of(kv::kKvarn4, key_like, KvSide::k, 40),
               error_of(kv::kRotatedQ4_0, key_like, KvSide::k, 40),
-              error_of(kv::kTbq4_0, key_like, KvSide::k, 40), error_of(kv::kTq3_0, key_like, KvSide::k, 40));
+              error_of(kv::kTbq4_0, key_like, KvSide::k, 40),
+              error_of(kv::kTq3_0, key_like, KvSide::k, 40));
   EXPECT_LT(c4, 0.85 * error_of(kv::kRotatedQ4_0, key_like, KvSide::k, 40));
   EXPECT_LT(c3, 0.9 * error_of(kv::kTq3_0, key_like, KvSide::k, 40));
   EXPECT_NEAR(c5 / c4, 0.5, 0.06);
@@ -122,7 +124,8 @@ TEST(KvError, LongAndShortRowsOfVDoNotHurtEachOther) {
     Noise noise(9);
     std::array<Error, kBlockTokens> rows_off;
     for (int u = 0; u < 20; ++u) {
-      const auto rows = unit_rows(256, [&](int32_t t, int32_t) { return lengths(t) * noise.normal(); });
+      const auto rows =
+          unit_rows(256, [&](int32_t t, int32_t) { return lengths(t) * noise.normal(); });
       const auto was = kv_test::floats_of(rows);
       const auto is = round_trip(codec, 256, side, rows);
       for (size_t i = 0; i < was.size(); ++i) rows_off[i / 256].add(is[i], was[i]);
@@ -133,7 +136,8 @@ TEST(KvError, LongAndShortRowsOfVDoNotHurtEachOther) {
   };
   EXPECT_LT(worst(kv::kC4, KvSide::v), 0.085);
   EXPECT_LT(worst(kv::kC5, KvSide::v), 0.043);
-  EXPECT_GT(worst(kv::kC4, KvSide::k), 0.5) << "without factors the short row is lost: is the case one?";
+  EXPECT_GT(worst(kv::kC4, KvSide::k), 0.5)
+      << "without factors the short row is lost: is the case one?";
 }
 
 TEST(KvError, ScalesLieOnTheirGrid) {
@@ -143,7 +147,8 @@ TEST(KvError, ScalesLieOnTheirGrid) {
       EXPECT_EQ(s, std::ldexp(1.0f + static_cast<float>(byte & 15) / 16, e0 + (byte >> 4)));
       EXPECT_EQ(kv::grid_byte(s, e0), byte);
       // Ties go to the next scale.
-      const float half = std::ldexp(1.0f + (static_cast<float>(byte & 15) + 0.5f) / 16, e0 + (byte >> 4));
+      const float half =
+          std::ldexp(1.0f + (static_cast<float>(byte & 15) + 0.5f) / 16, e0 + (byte >> 4));
       EXPECT_EQ(kv::grid_byte(half, e0), std::min(byte + 1, 255));
       EXPECT_EQ(kv::grid_byte(std::nextafter(half, 0.0f), e0), byte);
     }

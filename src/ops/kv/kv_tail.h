@@ -25,7 +25,9 @@ struct KvTail {
     return cell < sealed_from() || cell >= exact_from(position);
   }
   // Whether no query reads a unit before all its rows are certain, for speculative depth `deepest`.
-  constexpr bool holds_drafts(int32_t deepest) const { return tail_blocks * kBlockTokens >= deepest; }
+  constexpr bool holds_drafts(int32_t deepest) const {
+    return tail_blocks * kBlockTokens >= deepest;
+  }
 };
 
 }  // namespace braid

@@ -36,14 +36,15 @@ double row_classic(int32_t i) { return (2 * i - 31) / 32.0; }
 
 std::vector<uint8_t> row_bytes(const KvCodec& codec, int32_t head_dim,
                                const std::function<double(int32_t)>& x) {
-  const auto unit =
-      encoded(codec, head_dim, KvSide::k, unit_rows(head_dim, [&](int32_t, int32_t d) { return x(d); }));
+  const auto unit = encoded(codec, head_dim, KvSide::k,
+                            unit_rows(head_dim, [&](int32_t, int32_t d) { return x(d); }));
   const auto bytes = static_cast<size_t>(codec.row_bytes(head_dim));
   std::vector<uint8_t> rows(bytes * kBlockTokens);
   codec.pack_rows(unit.data(), head_dim, rows.data());
   const std::vector<uint8_t> first(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(bytes));
   for (size_t t = 0; t < kBlockTokens; ++t)
-    EXPECT_TRUE(std::equal(first.begin(), first.end(), rows.begin() + static_cast<std::ptrdiff_t>(t * bytes)))
+    EXPECT_TRUE(std::equal(first.begin(), first.end(),
+                           rows.begin() + static_cast<std::ptrdiff_t>(t * bytes)))
         << t;
   return first;
 }
@@ -106,18 +107,21 @@ TEST(KvVectors, Tbq3) {
 }
 
 TEST(KvVectors, GroupsOfAHeadStandBesideEachOther) {
-  for (const KvCodec* codec : {&kv::kTbq4_0, &kv::kTq3_0, &kv::kTbq3_0, &kv::kRotatedQ4_0, &kv::kQ5_1}) {
+  for (const KvCodec* codec :
+       {&kv::kTbq4_0, &kv::kTq3_0, &kv::kTbq3_0, &kv::kRotatedQ4_0, &kv::kQ5_1}) {
     auto both = row_bytes(*codec, 128, row_b);
     const auto second = row_bytes(*codec, 128, row_c);
     both.insert(both.end(), second.begin(), second.end());
-    EXPECT_EQ(row_bytes(*codec, 256, [](int32_t d) { return d < 128 ? row_b(d) : row_c(d - 128); }), both)
+    EXPECT_EQ(row_bytes(*codec, 256, [](int32_t d) { return d < 128 ? row_b(d) : row_c(d - 128); }),
+              both)
         << codec->name;
   }
 }
 
 TEST(KvVectors, Rotation) {
   const double answers[3][8] = {
-      {-0.0883883, -0.0883883, -0.0883883, -0.0883883, 0.0883883, -0.0883883, -0.0883883, 0.0883883},
+      {-0.0883883, -0.0883883, -0.0883883, -0.0883883, 0.0883883, -0.0883883, -0.0883883,
+       0.0883883},
       {-0.0156464, 0.0405962, 0.0139549, 0.0093033, -0.0921872, -0.0689289, 0.0067660, -0.0841525},
       {0.0414306, -0.0938529, 0.0515768, 0.0651052, 0.1581125, 0.1733319, 0.1598036, -0.0853977}};
   const double norms[3] = {1, 6.531773304, 13.067134345};
@@ -137,8 +141,8 @@ TEST(KvVectors, ScoresInTheStoredDomain) {
       {&kv::kTbq4_0, 3.87657}, {&kv::kTq3_0, 3.37154}, {&kv::kTbq3_0, 3.37154}};
   for (const auto& [codec, answer] : answers) {
     std::vector<float> rows(size_t{kBlockTokens} * 128);
-    const auto unit =
-        encoded(*codec, 128, KvSide::k, unit_rows(128, [](int32_t, int32_t d) { return row_b(d); }));
+    const auto unit = encoded(*codec, 128, KvSide::k,
+                              unit_rows(128, [](int32_t, int32_t d) { return row_b(d); }));
     codec->decode(unit.data(), 128, KvSide::k, rows.data());
     float q[128];
     for (int i = 0; i < 128; ++i) q[i] = static_cast<float>(row_c(i));
@@ -184,13 +188,14 @@ TEST(KvVectors, BlockFormatsKeepTheirBytes) {
   };
   for (const Answer& a : answers) {
     const uint64_t hash = fnv1a(encoded(*a.codec, 128, a.side, unit_rows(128, stress_value)));
-    EXPECT_EQ(hash, a.hash) << a.codec->name << (a.side == KvSide::k ? " k" : " v") << std::hex << " 0x"
-                            << hash;
+    EXPECT_EQ(hash, a.hash) << a.codec->name << (a.side == KvSide::k ? " k" : " v") << std::hex
+                            << " 0x" << hash;
   }
 }
 
 TEST(KvVectors, ChannelFormatByHand) {
-  const auto rows = unit_rows(64, [](int32_t t, int32_t d) { return d == 0 ? 0.5 * (t % 16) : 2.0; });
+  const auto rows =
+      unit_rows(64, [](int32_t t, int32_t d) { return d == 0 ? 0.5 * (t % 16) : 2.0; });
   const auto unit = encoded(kv::kC4, 64, KvSide::k, rows);
   // Channel 0: low 0, high 7.5, middle 3.75 = 127 steps of zstep = f16(3.75 / 127); scale 0.5 =
   // 2^-1. e0 = -14, as -1 - 15 would be subnormal: byte (-1 + 14) << 4.

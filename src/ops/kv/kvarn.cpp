@@ -38,11 +38,13 @@ float deviation(int32_t n, Value value) {
     const float off = value(i) - mean;
     return off * off;
   });
-  return std::clamp(std::sqrt(squares / static_cast<float>(n - 1)), kLeastDeviation, kMostDeviation);
+  return std::clamp(std::sqrt(squares / static_cast<float>(n - 1)), kLeastDeviation,
+                    kMostDeviation);
 }
 
 // Standard deviations of channels over the cells, or of cells over the channels, without factors.
-std::vector<float> deviations(const float* rows, int32_t head_dim, const Factors& f, bool of_channels) {
+std::vector<float> deviations(const float* rows, int32_t head_dim, const Factors& f,
+                              bool of_channels) {
   const auto value = [&](int32_t t, int32_t d) {
     return rows[int64_t{t} * head_dim + d] /
            (f.cells[static_cast<size_t>(t)] * f.channels[static_cast<size_t>(d)]);
@@ -90,8 +92,9 @@ Factors balance(const float* rows, int32_t head_dim, KvSide side) {
 
 template <int bits>
 int64_t kvarn_unit_bytes(int32_t head_dim, KvSide side) {
-  return code_bytes(bits, head_dim) + (side == KvSide::k ? channel_plane_bytes(head_dim) + kFactorBytes
-                                                         : head_dim + kHeadBytes + 2 * kFactorBytes);
+  return code_bytes(bits, head_dim) + (side == KvSide::k
+                                           ? channel_plane_bytes(head_dim) + kFactorBytes
+                                           : head_dim + kHeadBytes + 2 * kFactorBytes);
 }
 
 template <int bits>
@@ -99,7 +102,8 @@ void encode_keys(std::vector<float>& rows, const Factors& f, int32_t head_dim, u
   uint8_t* planes = unit + code_bytes(bits, head_dim);
   uint8_t* cells = planes + channel_plane_bytes(head_dim);
   for (int32_t t = 0; t < kBlockTokens; ++t)
-    divide_row(rows.data() + int64_t{t} * head_dim, head_dim, f.cells[static_cast<size_t>(t)], cells + 2 * t);
+    divide_row(rows.data() + int64_t{t} * head_dim, head_dim, f.cells[static_cast<size_t>(t)],
+               cells + 2 * t);
   constexpr std::array<float, 1> kWhole = {1.0f};
   encode_channels<bits>(rows.data(), head_dim, kWhole, unit, channel_planes(planes, head_dim));
 }
@@ -116,7 +120,8 @@ void encode_values(std::vector<float>& rows, const Factors& f, int32_t head_dim,
   for (int32_t d = 0; d < head_dim; ++d) {
     channels[d] = grid_byte(f.channels[static_cast<size_t>(d)], e0);
     const float factor = grid_scale(channels[d], e0);
-    for (int32_t t = 0; t < kBlockTokens; ++t) rows[static_cast<size_t>(t * head_dim + d)] /= factor;
+    for (int32_t t = 0; t < kBlockTokens; ++t)
+      rows[static_cast<size_t>(t * head_dim + d)] /= factor;
   }
   std::vector<uint8_t> codes(rows.size());
   for (int32_t t = 0; t < kBlockTokens; ++t) {
@@ -138,7 +143,8 @@ void encode_values(std::vector<float>& rows, const Factors& f, int32_t head_dim,
 template <int bits>
 void kvarn_encode(const float* rows, int32_t head_dim, KvSide side, uint8_t* unit) {
   std::vector<float> rotated(rows, rows + int64_t{kBlockTokens} * head_dim);
-  for (int32_t t = 0; t < kBlockTokens; ++t) hadamard(rotated.data() + int64_t{t} * head_dim, head_dim);
+  for (int32_t t = 0; t < kBlockTokens; ++t)
+    hadamard(rotated.data() + int64_t{t} * head_dim, head_dim);
   const Factors f = balance(rotated.data(), head_dim, side);
   side == KvSide::k ? encode_keys<bits>(rotated, f, head_dim, unit)
                     : encode_values<bits>(rotated, f, head_dim, unit);
@@ -160,7 +166,8 @@ void kvarn_decode(const uint8_t* unit, int32_t head_dim, KvSide side, float* row
     uint8_t codes[kBlockTokens];
     get_codes<bits>(unit, head_dim, d, codes);
     for (int32_t t = 0; t < kBlockTokens; ++t) {
-      const float y = load_half(scales + 2 * t) * static_cast<float>(codes[t]) + load_half(zeros + 2 * t);
+      const float y =
+          load_half(scales + 2 * t) * static_cast<float>(codes[t]) + load_half(zeros + 2 * t);
       rows[int64_t{t} * head_dim + d] = y * factor;
     }
   }

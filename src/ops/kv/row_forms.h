@@ -19,7 +19,8 @@ int64_t form_row_bytes(int32_t head_dim) {
 
 template <typename Form>
 int64_t form_unit_bytes(int32_t head_dim, KvSide) {
-  return code_bytes(Form::kBits, head_dim) + Form::kFactors * (head_dim / Form::kGroup) * kFactorBytes;
+  return code_bytes(Form::kBits, head_dim) +
+         Form::kFactors * (head_dim / Form::kGroup) * kFactorBytes;
 }
 
 template <typename Form, typename Byte>

@@ -13,7 +13,8 @@ TEST(Attention, AgreesWithTheReferenceOnRandomBatches) {
     for (const Shape& shape : kCellShapes) {
       for (int round = 0; round < 6; ++round) {
         Random random(++seed);
-        const auto plans = random_plans(random, static_cast<int32_t>(random.between(1, 6)), 150, 40, 24);
+        const auto plans =
+            random_plans(random, static_cast<int32_t>(random.between(1, 6)), 150, 40, 24);
         const float sharp = round % 3 == 2 ? 5.0f : 1.0f;
         const double limit = outputs(device, shape.k, sharp);
         expect_close(attended(device, shape, plans, seed, sharp),
@@ -37,10 +38,11 @@ TEST(Attention, AgreesWithTheReferenceAtEveryLength) {
     for (int32_t window : {0, 512}) {
       shape.window = window;
       for (size_t i = 0; i < cases.size(); ++i) {
-        expect_close(attended(device, shape, cases[i], 300 + i),
-                     attended(reference_for(device), shape, cases[i], 300 + i), outputs(device),
-                     outputs(device),
-                     device.name + " case " + std::to_string(i) + " window " + std::to_string(window));
+        expect_close(
+            attended(device, shape, cases[i], 300 + i),
+            attended(reference_for(device), shape, cases[i], 300 + i), outputs(device),
+            outputs(device),
+            device.name + " case " + std::to_string(i) + " window " + std::to_string(window));
       }
     }
   }
@@ -151,11 +153,14 @@ TEST(Attention, DependsOnTheSequenceAlone) {
       return cells.attend(shape, part.batch(), part_of(q, first, part.tokens(), shape.width()),
                           part_of(qg, first, part.tokens(), shape.query_width()));
     };
-    auto rows_of = [&](int64_t first, int64_t rows) { return part_of(expected, first, rows, shape.width()); };
+    auto rows_of = [&](int64_t first, int64_t rows) {
+      return part_of(expected, first, rows, shape.width());
+    };
     expect_same(attend({{0, 130}, {}, {}, {}}, 0), rows_of(0, 130), device.name + " prompt");
     expect_same(attend({{}, {70, 1}, {}, {}}, 130), rows_of(130, 1), device.name + " decode");
     expect_same(attend({{}, {}, {600, 1}, {}}, 131), rows_of(131, 1), device.name + " decode");
-    expect_same(attend({{}, {}, {}, {90, 1, {-1, 0, 0}}}, 132), rows_of(132, 4), device.name + " tree");
+    expect_same(attend({{}, {}, {}, {90, 1, {-1, 0, 0}}}, 132), rows_of(132, 4),
+                device.name + " tree");
     int32_t past = 0;
     for (int32_t rows : {1, 31, 3, 1, 64, 30}) {
       expect_close(attend({{past, rows}, {}, {}, {}}, past), rows_of(past, rows), outputs(device),
@@ -195,11 +200,13 @@ TEST(Attention, TreeRowsSeeTheirPathAlone) {
         const TestBatch linear({{}, {context + static_cast<int32_t>(path.size()) - 1, 1}}, rows);
         const int64_t row = 2 + node;
         const std::vector<float> alone = cells.attend(
-            shape, linear.batch(), {q.begin() + row * shape.width(), q.begin() + (row + 1) * shape.width()},
+            shape, linear.batch(),
+            {q.begin() + row * shape.width(), q.begin() + (row + 1) * shape.width()},
             {qg.begin() + row * shape.query_width(), qg.begin() + (row + 1) * shape.query_width()});
-        expect_close({expected.begin() + row * shape.width(), expected.begin() + (row + 1) * shape.width()},
-                     alone, outputs(device, shape.k), outputs(device, shape.k),
-                     device.name + " node " + std::to_string(node));
+        expect_close(
+            {expected.begin() + row * shape.width(), expected.begin() + (row + 1) * shape.width()},
+            alone, outputs(device, shape.k), outputs(device, shape.k),
+            device.name + " node " + std::to_string(node));
       }
     }
   }
@@ -215,14 +222,16 @@ TEST(Attention, OneCellGivesItsValue) {
     const std::vector<float> o = cells.attend(shape, rows.batch(), q, q);
     std::vector<float> values;
     for (int32_t h = 0; h < shape.kv_heads; ++h) {
-      for (float v : decode(shape.v, cells.v_row(rows.batch(), 0, 0, h), shape.head_dim)) values.push_back(v);
+      for (float v : decode(shape.v, cells.v_row(rows.batch(), 0, 0, h), shape.head_dim))
+        values.push_back(v);
     }
     expect_close(o, values, 1e-7, device.tolerance(1e-6), device.name);
   }
 }
 
 TEST(Attention, EachHeadReadsItsKvHeadAndItsGate) {
-  const Shape shape{.heads = 6, .kv_heads = 2, .head_dim = 32, .k = KvFormat::f32, .v = KvFormat::f32};
+  const Shape shape{
+      .heads = 6, .kv_heads = 2, .head_dim = 32, .k = KvFormat::f32, .v = KvFormat::f32};
   for (const DeviceCase& device : sequence_devices()) {
     Random random(33);
     const TestBatch rows({{0, 1}}, random);
@@ -230,13 +239,14 @@ TEST(Attention, EachHeadReadsItsKvHeadAndItsGate) {
     std::vector<float> expected;
     std::vector<float> qg = random.normals(shape.query_width(), 9.0f);
     for (int32_t h = 0; h < 6; ++h) {
-      const std::vector<float> value = decode(KvFormat::f32, cells.v_row(rows.batch(), 0, 0, h / 3), 32);
+      const std::vector<float> value =
+          decode(KvFormat::f32, cells.v_row(rows.batch(), 0, 0, h / 3), 32);
       const float gate = static_cast<float>(h) - 2.0f;
       std::fill_n(qg.begin() + (2 * h + 1) * 32, 32, gate);
       for (float v : value) expected.push_back(v / (1 + std::exp(-gate)));
     }
-    expect_close(cells.attend(shape, rows.batch(), random.normals(shape.width()), qg), expected, 1e-7,
-                 device.tolerance(1e-6), device.name);
+    expect_close(cells.attend(shape, rows.batch(), random.normals(shape.width()), qg), expected,
+                 1e-7, device.tolerance(1e-6), device.name);
   }
 }
 
@@ -249,8 +259,8 @@ TEST(Attention, ZeroGateHalvesTheOutput) {
     const TestBatch rows({{40, 3}, {10, 1}}, random);
     Cells cells(device, gated, rows, 1 << 30, random);
     const std::vector<float> q = random.normals(rows.tokens() * gated.width());
-    const std::vector<float> halves =
-        cells.attend(gated, rows.batch(), q, std::vector<float>(rows.tokens() * gated.query_width(), 0.0f));
+    const std::vector<float> halves = cells.attend(
+        gated, rows.batch(), q, std::vector<float>(rows.tokens() * gated.query_width(), 0.0f));
     std::vector<float> wholes = cells.attend(plain, rows.batch(), q, q);
     for (float& v : wholes) v *= 0.5f;
     expect_close(halves, wholes, device.gpu ? 1e-7 : 0, device.tolerance(1e-6), device.name);
@@ -290,7 +300,8 @@ TEST(Attention, LargeSoftplusGatesStayFinite) {
     std::vector<float> expected = cells.attend(plain, rows.batch(), q, {});
     const std::vector<float> gates = {100.0f, 30.0f, -30.0f, -200.0f};
     for (size_t i = 0; i < expected.size(); ++i)
-      expected[i] *= std::max(gates[i / 256], 0.0f) + std::log1p(std::exp(-std::abs(gates[i / 256])));
+      expected[i] *=
+          std::max(gates[i / 256], 0.0f) + std::log1p(std::exp(-std::abs(gates[i / 256])));
     expect_close(cells.attend(shape, rows.batch(), q, gates), expected, device.gpu ? 1e-5 : 1e-12,
                  device.tolerance(1e-6), device.name);
   }
@@ -316,13 +327,19 @@ TEST(Attention, WindowHidesOlderCells) {
     }
     expect_same(cells.attend(shape, rows.batch(), q, qg), full, device.name);
     encode(shape.v, cells.v_row(rows.batch(), 0, 99 - 32, 0), nobody);
-    EXPECT_NE(cells.attend(shape, rows.batch(), q, qg), full) << device.name << " hides one cell too many";
+    EXPECT_NE(cells.attend(shape, rows.batch(), q, qg), full)
+        << device.name << " hides one cell too many";
   }
 }
 
 TEST(Attention, FirstCellHidesThoseBelow) {
-  const std::vector<std::vector<SequencePlan>> cases = {
-      {{0, 1}}, {{1, 1}}, {{300, 1}}, {{0, 80}}, {{70, 40}}, {{0, 1, {-1, 0, -1}}}, {{40, 1, {-1, 0, 0}}}};
+  const std::vector<std::vector<SequencePlan>> cases = {{{0, 1}},
+                                                        {{1, 1}},
+                                                        {{300, 1}},
+                                                        {{0, 80}},
+                                                        {{70, 40}},
+                                                        {{0, 1, {-1, 0, -1}}},
+                                                        {{40, 1, {-1, 0, 0}}}};
   for (const DeviceCase& device : sequence_devices()) {
     for (const int32_t first_cell : {1, 3}) {
       Shape shape = kCellShapes[0];
@@ -338,10 +355,11 @@ TEST(Attention, FirstCellHidesThoseBelow) {
         std::vector<float> own;  // result of the rows of the first cells: their values
         for (int32_t t = 0; t < rows.tokens() && batch.position[t] < first_cell; ++t)
           for (int32_t h = 0; h < shape.heads; ++h)
-            for (const float v : decode(shape.v, cells.v_row(batch, 0, batch.cell[t], 0), shape.head_dim))
+            for (const float v :
+                 decode(shape.v, cells.v_row(batch, 0, batch.cell[t], 0), shape.head_dim))
               own.push_back(v);
-        expect_close({seen.begin(), seen.begin() + std::ssize(own)}, own, 1e-7, device.tolerance(1e-6),
-                     device.name);
+        expect_close({seen.begin(), seen.begin() + std::ssize(own)}, own, 1e-7,
+                     device.tolerance(1e-6), device.name);
         const std::vector<float> nobody(static_cast<size_t>(shape.head_dim), kNobody);
         for (int32_t cell = 0; cell < std::min(first_cell, batch.context[0]); ++cell) {
           encode(shape.k, cells.k_row(batch, 0, cell, 0), nobody);

@@ -20,8 +20,8 @@ struct ConvCase {
 };
 
 // [y | y after adding] per block.
-std::vector<float> convolved(const DeviceCase& device, const ConvCase& c, const std::vector<int32_t>& blocks,
-                             bool together) {
+std::vector<float> convolved(const DeviceCase& device, const ConvCase& c,
+                             const std::vector<int32_t>& blocks, bool together) {
   Random random(static_cast<uint64_t>(c.width) * 10 + static_cast<uint64_t>(c.taps));
   World world(device);
   world.prepare({}, {.max_tokens = 64, .max_width = c.width, .model_width = c.width});
@@ -69,8 +69,9 @@ TEST(ShortConv, AgreesWithTheReference) {
   for (const ConvCase& c : kConvCases)
     for (const DeviceCase& device : sequence_devices()) {
       const std::vector<int32_t> blocks = {8, 1, 3, 16};
-      expect_close(convolved(device, c, blocks, true), convolved(reference_for(device), c, blocks, true),
-                   device.tolerance(1e-5), device.tolerance(1e-5), device.name);
+      expect_close(convolved(device, c, blocks, true),
+                   convolved(reference_for(device), c, blocks, true), device.tolerance(1e-5),
+                   device.tolerance(1e-5), device.name);
     }
 }
 
@@ -78,7 +79,8 @@ TEST(ShortConv, NeverCrossesBlocks) {
   for (const ConvCase& c : kConvCases)
     for (const DeviceCase& device : sequence_devices()) {
       const std::vector<int32_t> blocks = {8, 8, 2};
-      expect_same(convolved(device, c, blocks, true), convolved(device, c, blocks, false), device.name);
+      expect_same(convolved(device, c, blocks, true), convolved(device, c, blocks, false),
+                  device.name);
     }
 }
 
@@ -92,8 +94,8 @@ TEST(ShortConv, WithNothingMixedARowIsItself) {
     std::fill_n(base.begin(), 64, 1.0f);
     for (float& v : values) v = static_cast<float>(random.between(-64, 64));
     const Tensor y = world.tensor(12, 64);
-    world.ops().short_conv(y, world.tensor(12, 64, values), world.tensor(12, 8), {world.array(base), 2, 16},
-                           Tail::store, batch.batch());
+    world.ops().short_conv(y, world.tensor(12, 64, values), world.tensor(12, 8),
+                           {world.array(base), 2, 16}, Tail::store, batch.batch());
     world.device().synchronize();
     expect_same(values_of(y), values, device.name);
   }

@@ -102,7 +102,8 @@ TEST(AddNorm, GivesARowTheSameBytesInAnyCompany) {
           world.tensor(1, kWidth, {rows.begin() + t * kWidth, rows.begin() + (t + 1) * kWidth});
       world.ops().add_norm(one, row, {}, weight, 1e-5f);
       world.device().synchronize();
-      expect_same(values_of(one), {expected.begin() + t * kWidth, expected.begin() + (t + 1) * kWidth},
+      expect_same(values_of(one),
+                  {expected.begin() + t * kWidth, expected.begin() + (t + 1) * kWidth},
                   device.name);
     }
   }
@@ -123,7 +124,8 @@ TEST(RopeTable, HoldsCosAndSinOfEveryPair) {
         for (int32_t i = 0; i < dims / 2; ++i) {
           const double angle = rows.batch().position[t] * std::pow(1e7, -2.0 * i / dims);
           ASSERT_NEAR(table.f32(t)[2 * i], std::cos(angle), 1e-7) << device.name << " pair " << i;
-          ASSERT_NEAR(table.f32(t)[2 * i + 1], std::sin(angle), 1e-7) << device.name << " pair " << i;
+          ASSERT_NEAR(table.f32(t)[2 * i + 1], std::sin(angle), 1e-7)
+              << device.name << " pair " << i;
         }
       }
     }
@@ -157,7 +159,8 @@ TEST(RopeTable, StretchesSlowPairsAsYarnSays) {
           const double angle = rows.batch().position[t] * rope_frequency(params, i);
           ASSERT_NEAR(table.f32(t)[2 * i], params.magnitude * std::cos(angle), 2e-7)
               << device.name << " pair " << i;
-          ASSERT_NEAR(table.f32(t)[2 * i + 1], params.magnitude * std::sin(angle), 2e-7) << device.name;
+          ASSERT_NEAR(table.f32(t)[2 * i + 1], params.magnitude * std::sin(angle), 2e-7)
+              << device.name;
         }
       }
     }

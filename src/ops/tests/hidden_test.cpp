@@ -24,13 +24,15 @@ struct Hidden {
       : world(device), rows(static_cast<size_t>(sequences)) {
     world.prepare({}, {.max_tokens = 256, .max_width = kWidth, .model_width = kWidth});
     ring = {kWidth, kUncertain + 1, slots, nullptr};
-    ring.data = world.array(std::vector<float>(static_cast<size_t>(slots * ring.slot_elements()), 30000.0f));
+    ring.data = world.array(
+        std::vector<float>(static_cast<size_t>(slots * ring.slot_elements()), 30000.0f));
   }
 
   static std::vector<float> row_of(float first) {
     std::vector<float> row(static_cast<size_t>(kWidth), 0.0f);
     if (first == kNothing) return row;
-    for (int64_t i = 0; i < kWidth; ++i) row[static_cast<size_t>(i)] = first + static_cast<float>(i);
+    for (int64_t i = 0; i < kWidth; ++i)
+      row[static_cast<size_t>(i)] = first + static_cast<float>(i);
     return row;
   }
 
@@ -84,7 +86,8 @@ struct Hidden {
 std::vector<int32_t> random_path(const std::vector<int32_t>& parents, Random& random) {
   std::vector<int32_t> path;
   for (int32_t node = 0; node < std::ssize(parents); ++node)
-    if (parents[static_cast<size_t>(node)] == (path.empty() ? -1 : path.back()) && random.between(0, 2) > 0)
+    if (parents[static_cast<size_t>(node)] == (path.empty() ? -1 : path.back()) &&
+        random.between(0, 2) > 0)
       path.push_back(node);
   return path;
 }
@@ -137,11 +140,13 @@ TEST(HiddenRing, IsReadWithoutRows) {
     expect_same(values_of(y), expected, device.name);
 
     const int32_t from = tables.batch().slot[0], to = tables.batch().slot[1];
-    hidden.world.ops().state_copy(hidden.ring.slot(to), hidden.ring.slot(from), hidden.ring.slot_elements());
+    hidden.world.ops().state_copy(hidden.ring.slot(to), hidden.ring.slot(from),
+                                  hidden.ring.slot_elements());
     const TestBatch twin({{}, {40, 1}}, tables);
     hidden.world.ops().hidden_before(y.top(1), {}, hidden.ring, twin.batch());
     hidden.world.device().synchronize();
-    expect_same(values_of(y.top(1)), Hidden::row_of(hidden.rows[0].back()), device.name + " copied");
+    expect_same(values_of(y.top(1)), Hidden::row_of(hidden.rows[0].back()),
+                device.name + " copied");
   }
 }
 

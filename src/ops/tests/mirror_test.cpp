@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/ops.h"
 
 namespace braid::test {
@@ -70,9 +70,12 @@ class Call {
   Batch batch(Batch b) {
     const int64_t t = b.tokens;
     const int64_t s = b.sequences;
-    for (auto* array : {&b.token, &b.position, &b.cell, &b.sequence, &b.parent}) *array = list(*array, t);
-    for (auto* array : {&b.first_row, &b.rows, &b.certain, &b.context, &b.slot}) *array = list(*array, s);
-    for (auto* table : {&b.block_table, &b.cold_table}) *table = list(*table, s * b.blocks_per_sequence);
+    for (auto* array : {&b.token, &b.position, &b.cell, &b.sequence, &b.parent})
+      *array = list(*array, t);
+    for (auto* array : {&b.first_row, &b.rows, &b.certain, &b.context, &b.slot})
+      *array = list(*array, s);
+    for (auto* table : {&b.block_table, &b.cold_table})
+      *table = list(*table, s * b.blocks_per_sequence);
     b.output_row = list(b.output_row, b.outputs);
     return b;
   }
@@ -144,7 +147,8 @@ class Call {
     inner_.synchronize();
     const size_t width = size_bytes(o.device.type);
     for (int64_t row = 0; row < o.host.rows; ++row) {
-      for (int64_t col = 0; col < o.host.stride && (row + 1 < o.host.rows || col < o.host.cols); ++col) {
+      for (int64_t col = 0; col < o.host.stride && (row + 1 < o.host.rows || col < o.host.cols);
+           ++col) {
         const auto i = static_cast<size_t>(row * o.host.stride + col);
         if (std::memcmp(&now[i * width], &o.before[i * width], width) == 0) continue;
         float x;
@@ -185,8 +189,8 @@ class MirrorOps final : public Ops {
       inner_.ops().linear(copies, call.in(x));
     });
   }
-  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                   float eps) override {
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                   const float* weight, float eps) override {
     if (parts.size() == 1 && parts[0].y.data == announced_.x) {
       Call call(inner_, type_);
       const LinearPart first = {parts[0].w, parts[0].up, call.out(parts[0].y), parts[0].tail};
@@ -215,12 +219,13 @@ class MirrorOps final : public Ops {
     call.finish();
   }
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                          const Batch& batch) override {
+                          const AttentionWeights& w, const AttentionParams& params,
+                          const KvLayer& kv, const Batch& batch) override {
     Call call(inner_, type_);
     const AttentionWeights weights{call.at(w.q_norm), call.at(w.k_norm), w.eps};
-    inner_.ops().qk_norm_rope_store(call.out(q), call.in(qg), call.in(k), call.in(v), call.wide(rope_table),
-                                    weights, params, cells(call, kv), call.batch(batch));
+    inner_.ops().qk_norm_rope_store(call.out(q), call.in(qg), call.in(k), call.in(v),
+                                    call.wide(rope_table), weights, params, cells(call, kv),
+                                    call.batch(batch));
     call.finish();
   }
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
@@ -230,15 +235,15 @@ class MirrorOps final : public Ops {
                            cells(call, kv), call.batch(batch));
     call.finish();
   }
-  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
-                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                    const Batch& batch) override {
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                    Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                    const KvLayer& kv, const Batch& batch) override {
     Call call(inner_, type_);
     const AttentionWeights weights{call.at(w.q_norm), call.at(w.k_norm), w.eps};
     const Tensor query = call.in(qg);
     inner_.ops().store_attend(call.out(o), call.out(q), query, call.in(k), call.in(v),
-                              gates_of(call, params, gates, query), call.wide(rope_table), weights, params,
-                              cells(call, kv), call.batch(batch));
+                              gates_of(call, params, gates, query), call.wide(rope_table), weights,
+                              params, cells(call, kv), call.batch(batch));
     call.finish();
   }
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
@@ -266,7 +271,8 @@ class MirrorOps final : public Ops {
     inner_.ops().hidden_keep(rows_of(call, ring), call.in(x), call.batch(batch));
     call.finish();
   }
-  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override {
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                   const Batch& batch) override {
     Call call(inner_, type_);
     inner_.ops().hidden_move(rows_of(call, ring), moves, call.batch(batch));
     call.finish();
@@ -283,7 +289,8 @@ class MirrorOps final : public Ops {
   }
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override {
     Call call(inner_, type_);
-    inner_.ops().moe_route(call.wide(ids), call.wide(weights), call.wide(logits), route_of(call, params));
+    inner_.ops().moe_route(call.wide(ids), call.wide(weights), call.wide(logits),
+                           route_of(call, params));
     call.finish();
   }
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override {
@@ -299,8 +306,8 @@ class MirrorOps final : public Ops {
     MoeWeights moved = w;
     moved.shared_scale = call.at(w.shared_scale);
     const RouteParams moved_route = route_of(call, params);
-    inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights), call.wide(logits),
-                     moved_route, moved);
+    inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights),
+                     call.wide(logits), moved_route, moved);
     call.finish();
   }
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override {
@@ -314,7 +321,8 @@ class MirrorOps final : public Ops {
     inner_.ops().logits(call.wide(logits), w, call.in(x));
     call.finish();
   }
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override {
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+             const int32_t* token_of) override {
     Call call(inner_, type_);
     inner_.ops().top_k(call.wide(values), call.wide(ids), call.wide(log_sum), call.wide(logits),
                        call.at(token_of));
@@ -337,7 +345,8 @@ class MirrorOps final : public Ops {
     moved.confidence = call.at(w.confidence);
     const PairInputs inputs = {call.wide(in.values), call.wide(in.ids), call.wide(in.gate),
                                call.wide(in.confidence)};
-    inner_.ops().pair_scores(call.wide(scores), call.wide(confidence), inputs, moved, call.batch(batch));
+    inner_.ops().pair_scores(call.wide(scores), call.wide(confidence), inputs, moved,
+                             call.batch(batch));
     call.finish();
   }
   void state_copy(float* dst, const float* src, int64_t elements) override {
@@ -379,7 +388,8 @@ class MirrorOps final : public Ops {
         Tensor y = parts[i].y;
         memory[i].assign(static_cast<size_t>(y.rows * y.stride), NAN);
         if (parts[i].tail == Tail::add) {
-          for (int64_t t = 0; t < y.rows; ++t) std::copy_n(y.f32(t), y.cols, &memory[i][t * y.stride]);
+          for (int64_t t = 0; t < y.rows; ++t)
+            std::copy_n(y.f32(t), y.cols, &memory[i][t * y.stride]);
         }
         y.data = memory[i].data();
         if (parts[i].tail == Tail::add) {
@@ -406,7 +416,8 @@ class MirrorOps final : public Ops {
         for (int64_t j = 0; j < y.cols; ++j) {
           // A gated product may keep its up half as an activation.
           const float wanted = rounded(y.f32(t)[j], type_);
-          const float slack = parts[i].tail == Tail::silu_mul ? std::fabs(wanted) * 0x1p-9f + 0x1p-20f : 0.0f;
+          const float slack =
+              parts[i].tail == Tail::silu_mul ? std::fabs(wanted) * 0x1p-9f + 0x1p-20f : 0.0f;
           ASSERT_NEAR(narrow[i][t * y.stride + j], wanted, slack)
               << "as an activation, row " << t << " column " << j;
         }
@@ -444,7 +455,8 @@ class MirrorOps final : public Ops {
 
 class MirrorDevice final : public Device {
  public:
-  MirrorDevice(std::unique_ptr<Device> inner, DType type) : inner_(std::move(inner)), ops_(*inner_, type) {}
+  MirrorDevice(std::unique_ptr<Device> inner, DType type)
+      : inner_(std::move(inner)), ops_(*inner_, type) {}
 
   std::string description() const override { return inner_->description() + ", mirrored"; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override {
@@ -476,7 +488,9 @@ class MirrorDevice final : public Device {
   void to_device(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
-  void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
+  void to_host(void* dst, const void* src, size_t size_bytes) override {
+    std::memcpy(dst, src, size_bytes);
+  }
   void synchronize() override { inner_->synchronize(); }
   Ops& ops() override { return ops_; }
 

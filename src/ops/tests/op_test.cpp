@@ -11,8 +11,8 @@
 
 #include <map>
 
-#include "gguf/formats/block_layouts.h"
-#include "gguf/formats/half.h"
+#include "gguf/block_layouts.h"
+#include "gguf/half.h"
 #include "ops/tests/mirror_test.h"
 
 namespace braid::test {
@@ -59,7 +59,8 @@ const DeviceCase* gpu_case() {
       fmt::print("no GPU is tested: {}\n", made.error().message);
       return nullptr;
     }
-    return new DeviceCase{.name = "cuda", .gpu = true, .activation_type = (*made)->activation_type()};
+    return new DeviceCase{
+        .name = "cuda", .gpu = true, .activation_type = (*made)->activation_type()};
   }();
   return found;
 }
@@ -163,7 +164,8 @@ World::World(const DeviceCase& device) {
   const std::string kept = before != nullptr ? before : "";
   if (!device.path.empty()) setenv("BRAID_CPU", device.path.c_str(), 1);
   auto made = make_cpu_device(options);
-  if (!device.path.empty()) before != nullptr ? setenv("BRAID_CPU", kept.c_str(), 1) : unsetenv("BRAID_CPU");
+  if (!device.path.empty())
+    before != nullptr ? setenv("BRAID_CPU", kept.c_str(), 1) : unsetenv("BRAID_CPU");
   BRAID_CHECK(made.ok());
   device_ = std::move(*made);
 }
@@ -191,7 +193,9 @@ Tensor World::tensor(int64_t rows, int64_t cols, const std::vector<float>& value
 }
 
 float* World::array(int64_t count) { return tensor(1, count).f32(); }
-float* World::array(const std::vector<float>& values) { return tensor(1, std::ssize(values), values).f32(); }
+float* World::array(const std::vector<float>& values) {
+  return tensor(1, std::ssize(values), values).f32();
+}
 
 KvLayer World::kv_layer(const KvShape& shape, int32_t blocks) {
   KvLayer kv;
@@ -203,14 +207,16 @@ KvLayer World::kv_layer(const KvShape& shape, int32_t blocks) {
 }
 
 DeltaLayer World::delta_layer(const DeltaShape& shape, int32_t slots, int32_t uncertain) {
-  DeltaLayer layer{shape, device_->delta_ring(uncertain), slots, device_->state_tile_columns(shape), nullptr};
+  DeltaLayer layer{shape, device_->delta_ring(uncertain), slots, device_->state_tile_columns(shape),
+                   nullptr};
   layer.data = array(slots * layer.slot_elements());
   return layer;
 }
 
 std::vector<float> values_of(const Tensor& t) {
   std::vector<float> values;
-  for (int64_t row = 0; row < t.rows; ++row) values.insert(values.end(), t.f32(row), t.f32(row) + t.cols);
+  for (int64_t row = 0; row < t.rows; ++row)
+    values.insert(values.end(), t.f32(row), t.f32(row) + t.cols);
   return values;
 }
 
@@ -222,7 +228,8 @@ std::vector<int32_t> chain(int32_t rows) {
 
 std::vector<int32_t> random_tree(int32_t rows, Random& random) {
   std::vector<int32_t> parents;
-  for (int32_t i = 0; i < rows; ++i) parents.push_back(static_cast<int32_t>(random.between(-1, i - 1)));
+  for (int32_t i = 0; i < rows; ++i)
+    parents.push_back(static_cast<int32_t>(random.between(-1, i - 1)));
   return parents;
 }
 
@@ -231,7 +238,8 @@ std::vector<SequencePlan> random_plans(Random& random, int32_t sequences, int32_
   std::vector<SequencePlan> plans;
   for (int32_t s = 0; s < sequences; ++s) {
     SequencePlan plan;
-    const int64_t kind = random.between(0, 5);  // fresh, longer, mixed tree, mixed chain, tree alone, empty
+    const int64_t kind =
+        random.between(0, 5);  // fresh, longer, mixed tree, mixed chain, tree alone, empty
     if (kind != 0) plan.past = static_cast<int32_t>(random.between(1, most_past));
     if (kind <= 3) plan.certain = static_cast<int32_t>(random.between(1, most_certain));
     const auto uncertain = static_cast<int32_t>(random.between(1, most_uncertain));
@@ -300,7 +308,8 @@ void TestBatch::add_rows(const std::vector<SequencePlan>& plans) {
     context_.push_back(plan.past + plan.certain);
     for (int32_t i = 0; i < plan.certain + uncertain; ++i) {
       const int32_t own = i - plan.certain;  // among the uncertain rows
-      const int32_t parent = own < 0 || plan.parents[own] < 0 ? -1 : first + plan.certain + plan.parents[own];
+      const int32_t parent =
+          own < 0 || plan.parents[own] < 0 ? -1 : first + plan.certain + plan.parents[own];
       token_.push_back(first + i);
       sequence_.push_back(static_cast<int32_t>(s));
       cell_.push_back(plan.past + i);
@@ -348,8 +357,8 @@ void TestBatch::finish() {
   batch_.output_row = output_row_.data();
 }
 
-void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, double absolute,
-                  double relative, const std::string& what) {
+void expect_close(const std::vector<float>& actual, const std::vector<float>& expected,
+                  double absolute, double relative, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   size_t worst = 0;
   double worst_excess = -1;
@@ -361,8 +370,8 @@ void expect_close(const std::vector<float>& actual, const std::vector<float>& ex
       worst_excess = std::isnan(ratio) ? INFINITY : ratio;
     }
   }
-  EXPECT_LE(worst_excess, 1.0) << what << ": at " << worst << " of " << actual.size() << ": " << actual[worst]
-                               << " instead of " << expected[worst];
+  EXPECT_LE(worst_excess, 1.0) << what << ": at " << worst << " of " << actual.size() << ": "
+                               << actual[worst] << " instead of " << expected[worst];
 }
 
 void expect_same(const std::vector<float>& actual, const std::vector<float>& expected,

@@ -29,7 +29,8 @@ class Random {
   std::vector<float> normals(int64_t count, float scale = 1.0f);
   template <typename T>
   void shuffle(std::vector<T>& items) {
-    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[between(0, int64_t(i) - 1)]);
+    for (size_t i = items.size(); i > 1; --i)
+      std::swap(items[i - 1], items[between(0, int64_t(i) - 1)]);
   }
 
  private:
@@ -131,8 +132,8 @@ class TestBatch {
 };
 
 // Checks |actual - expected| <= absolute + relative |expected|; reports the worst place.
-void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, double absolute,
-                  double relative, const std::string& what);
+void expect_close(const std::vector<float>& actual, const std::vector<float>& expected,
+                  double absolute, double relative, const std::string& what);
 void expect_same(const std::vector<float>& actual, const std::vector<float>& expected,
                  const std::string& what);
 

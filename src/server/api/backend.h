@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "engine/disk/disk.h"
-#include "engine/request/draft_stats.h"
-#include "engine/request/request.h"
+#include "engine/draft_stats.h"
+#include "engine/prefix/disk.h"
+#include "engine/request.h"
 
 namespace braid::server {
 
@@ -22,15 +22,15 @@ struct BackendStats {
   int32_t prefilling = 0;
   int32_t slots = 1;  // maximum of running sequences
   int64_t kv_blocks = 0, kv_blocks_used = 0;
-  int64_t prefix_blocks = 0;                      // with cached prefixes, in use or not; first KV group only
-  int32_t block_tokens = 0;                       // tokens per block
+  int64_t prefix_blocks = 0;  // with cached prefixes, in use or not; first KV group only
+  int32_t block_tokens = 0;   // tokens per block
   int32_t state_slots = 0, state_slots_used = 0;  // of recurrent states
   int32_t checkpoints = 0, checkpoints_used = 0;  // of recurrent states, in host memory
   uint64_t steps = 0;
-  uint64_t preempted = 0;                                // swapped out or dropped for others, resumed later
+  uint64_t preempted = 0;  // swapped out or dropped for others, resumed later
   uint64_t evicted_blocks = 0, evicted_checkpoints = 0;  // of the prefix cache
   uint64_t prompt_tokens = 0;                            // run through the model
-  uint64_t cached_tokens = 0;                            // prompt tokens that were not computed again
+  uint64_t cached_tokens = 0;  // prompt tokens that were not computed again
   uint64_t generated_tokens = 0;
   uint64_t drafted_tokens = 0, accepted_tokens = 0;
   DraftStats drafts;

@@ -11,7 +11,9 @@ using Role = Message::Role;
 
 constexpr std::string_view kBlanks = " \t\r\n\v\f";
 
-bool is_blank(std::string_view text) { return text.find_first_not_of(kBlanks) == std::string_view::npos; }
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(kBlanks) == std::string_view::npos;
+}
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(kBlanks);
@@ -100,7 +102,8 @@ Messages merge_late(Messages messages) {
   return out;
 }
 
-Messages place_late_system(Messages messages, const TemplateAbilities& abilities, LateSystem policy) {
+Messages place_late_system(Messages messages, const TemplateAbilities& abilities,
+                           LateSystem policy) {
   if (policy == LateSystem::native && abilities.late_system) return messages;
   if (policy == LateSystem::merge) return merge_late(std::move(messages));
   LateMessages out;
@@ -137,7 +140,8 @@ void sort_results(Messages& messages) {
   }
   for (Message& message : messages) {
     if (message.role != Role::tool || !message.name.empty()) continue;
-    if (const auto found = names.find(message.call_id); found != names.end()) message.name = found->second;
+    if (const auto found = names.find(message.call_id); found != names.end())
+      message.name = found->second;
   }
 }
 
@@ -148,14 +152,16 @@ bool is_query(const Message& message, const Dialect& dialect) {
 
 // Templates look back from a tool result, so a leading one gets a user message before it.
 void ensure_query(Messages& messages, const Dialect& dialect) {
-  const bool query = std::any_of(messages.begin(), messages.end(),
-                                 [&](const Message& message) { return is_query(message, dialect); });
+  const bool query = std::any_of(messages.begin(), messages.end(), [&](const Message& message) {
+    return is_query(message, dialect);
+  });
   if (!query && !messages.empty() && messages.back().role == Role::system) {
     messages.back().role = Role::user;
     messages.back().system_bytes = messages.back().text.size();
     return;
   }
-  const auto first = messages.begin() + (!messages.empty() && messages[0].role == Role::system ? 1 : 0);
+  const auto first =
+      messages.begin() + (!messages.empty() && messages[0].role == Role::system ? 1 : 0);
   const bool orphan = first != messages.end() && first->role == Role::tool;
   if (!query || orphan) messages.insert(first, Message{.role = Role::user});
 }
@@ -177,7 +183,8 @@ const char* role_name(Role role) {
 }
 
 void join_text(std::string& text, std::string_view more) {
-  if (!text.empty() && !more.empty() && !text.ends_with('\n') && !more.starts_with('\n')) text += '\n';
+  if (!text.empty() && !more.empty() && !text.ends_with('\n') && !more.starts_with('\n'))
+    text += '\n';
   text += more;
 }
 
@@ -199,10 +206,12 @@ Messages normalise(Messages messages, const TemplateAbilities& abilities, LateSy
   if (!abilities.system_role && !messages.empty() && messages[0].role == Role::system) {
     const std::string text = std::move(messages[0].text);
     messages.erase(messages.begin());
-    const auto user = std::find_if(messages.begin(), messages.end(),
-                                   [](const Message& message) { return message.role == Role::user; });
+    const auto user = std::find_if(messages.begin(), messages.end(), [](const Message& message) {
+      return message.role == Role::user;
+    });
     if (user == messages.end()) {
-      messages.insert(messages.begin(), {.role = Role::user, .text = text, .system_bytes = text.size()});
+      messages.insert(messages.begin(),
+                      {.role = Role::user, .text = text, .system_bytes = text.size()});
     } else {
       const std::string own = std::move(user->text);
       user->text = text + "\n\n";
@@ -251,7 +260,8 @@ class Prober {
   explicit Prober(const ChatTemplate& chat) : chat_(chat) {}
 
   // Empty if the template fails. After it hit its limits it is not run again: loading stays fast.
-  std::string render(const Json& messages, const Json& tools = nullptr, const ChatOptions& options = {}) {
+  std::string render(const Json& messages, const Json& tools = nullptr,
+                     const ChatOptions& options = {}) {
     if (endless_) return {};
     auto text = chat_.render(messages, tools, options);
     endless_ = !text.ok() && text.error().kind == ErrorKind::exhausted;
@@ -261,9 +271,10 @@ class Prober {
   static Json call_turn(const Json& arguments, int calls) {
     Json list = Json::array();
     for (int i = 0; i < calls; ++i) {
-      list.push_back({{"id", "call_" + std::to_string(i)},
-                      {"type", "function"},
-                      {"function", {{"name", "FUNCNAME" + std::to_string(i)}, {"arguments", arguments}}}});
+      list.push_back(
+          {{"id", "call_" + std::to_string(i)},
+           {"type", "function"},
+           {"function", {{"name", "FUNCNAME" + std::to_string(i)}, {"arguments", arguments}}}});
     }
     return Json{{"role", "assistant"}, {"content", ""}, {"tool_calls", std::move(list)}};
   }
@@ -273,7 +284,9 @@ class Prober {
   bool endless_ = false;
 };
 
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
 
 void probe_calls(Prober& prober, TemplateAbilities& abilities) {
   const Json user = chat_message("user", "USERTEXT"), later = chat_message("user", "AGAIN");
@@ -316,7 +329,8 @@ TemplateAbilities probe_template(const ChatTemplate& chat) {
   const Json system = chat_message("system", "SYSTEXT"), user = chat_message("user", "USERTEXT");
   const Json assistant = chat_message("assistant", "SAID"), again = chat_message("user", "AGAIN");
   abilities.system_role = has(prober.render(Json::array({system, user})), "SYSTEXT");
-  abilities.late_system = has(prober.render(Json::array({user, assistant, system, again})), "SYSTEXT");
+  abilities.late_system =
+      has(prober.render(Json::array({user, assistant, system, again})), "SYSTEXT");
   probe_calls(prober, abilities);
 
   Json thought = assistant;
@@ -324,16 +338,18 @@ TemplateAbilities probe_template(const ChatTemplate& chat) {
   ChatOptions keep;
   keep.variables["preserve_thinking"] = true;
   const Json earlier = Json::array({user, thought, again});
-  abilities.preserve_thinking =
-      has(prober.render(earlier, nullptr, keep), "THOUGHT") && chat.program().mentions("preserve_thinking");
+  abilities.preserve_thinking = has(prober.render(earlier, nullptr, keep), "THOUGHT") &&
+                                chat.program().mentions("preserve_thinking");
   ChatOptions on, off, bare;
   on.enable_thinking = true;
   off.enable_thinking = false;
   bare.add_generation_prompt = false;
-  abilities.dialect.read_thought(prober.render(Json::array({user, thought}), nullptr, on), "THOUGHT", "SAID");
+  abilities.dialect.read_thought(prober.render(Json::array({user, thought}), nullptr, on),
+                                 "THOUGHT", "SAID");
   const Json one = Json::array({user});
   const std::string asked = prober.render(one), said = prober.render(one, nullptr, bare);
-  if (asked.starts_with(said)) abilities.dialect.read_turn(std::string_view(asked).substr(said.size()));
+  if (asked.starts_with(said))
+    abilities.dialect.read_turn(std::string_view(asked).substr(said.size()));
   abilities.thinks_by_default = abilities.dialect.opens_thought(asked);
   abilities.thinking_switch = prober.render(one, nullptr, on) != prober.render(one, nullptr, off);
   abilities.effort = chat.program().mentions("reasoning_effort");

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json/json.h"
+#include "base/json.h"
 #include "server/api/api_error.h"
 #include "text/chat.h"
 #include "text/dialect.h"

@@ -23,17 +23,21 @@ TEST(ErrorCodes, AreAllInTheTable) {
   const std::regex code(
       R"re((?:\.code = (?:limit \? "[a-z_]+" : )?|refuse\(\d+, |too_many\(|forbidden\(|code = )"([a-z_]+)")re");
   const std::regex limit(R"re(\.code = limit \? "([a-z_]+)")re");
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(BRAID_SOURCE_DIR "/src/server")) {
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(BRAID_SOURCE_DIR "/src/server")) {
     const std::string name = entry.path().filename().string();
     if (!name.ends_with(".cpp") && !name.ends_with(".h")) continue;
-    if (name.ends_with("_test.cpp") || name.starts_with("test_") || name.starts_with("error_codes")) continue;
+    if (name.ends_with("_test.cpp") || name.starts_with("test_") || name.starts_with("error_codes"))
+      continue;
     std::ifstream file(entry.path());
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     for (const std::regex& each : {code, limit})
-      for (auto it = std::sregex_iterator(text.begin(), text.end(), each); it != std::sregex_iterator(); ++it)
+      for (auto it = std::sregex_iterator(text.begin(), text.end(), each);
+           it != std::sregex_iterator(); ++it)
         sent.insert((*it)[1]);
   }
-  for (const std::string& each : sent) EXPECT_TRUE(listed.contains(each)) << each << " is sent, not listed";
+  for (const std::string& each : sent)
+    EXPECT_TRUE(listed.contains(each)) << each << " is sent, not listed";
   for (const std::string& each : listed)
     EXPECT_TRUE(sent.contains(each)) << each << " is listed, but not sent";
 }

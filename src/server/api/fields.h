@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json/json.h"
+#include "base/json.h"
 #include "server/api/api_error.h"
 
 namespace braid::server {

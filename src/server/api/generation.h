@@ -14,7 +14,7 @@
 
 #include "server/api/api_error.h"
 #include "server/api/conversation.h"
-#include "text/answer/loop_detector.h"
+#include "text/loop_detector.h"
 
 namespace braid::server {
 

@@ -20,7 +20,8 @@ size_t vector_bytes(const std::vector<T>& list) {
 }
 
 size_t message_bytes(const Message& message) {
-  size_t bytes = string_bytes(message.text) + string_bytes(message.call_id) + string_bytes(message.name);
+  size_t bytes =
+      string_bytes(message.text) + string_bytes(message.call_id) + string_bytes(message.name);
   if (message.reasoning) bytes += string_bytes(*message.reasoning);
   bytes += vector_bytes(message.calls);
   for (const ToolCall& call : message.calls) {
@@ -89,7 +90,8 @@ size_t json_bytes_bound(std::string_view text) {
 }
 
 size_t generation_bytes(const Generation& generation) {
-  size_t bytes = sizeof(Generation) + string_bytes(generation.model) + string_bytes(generation.cache_salt);
+  size_t bytes =
+      sizeof(Generation) + string_bytes(generation.model) + string_bytes(generation.cache_salt);
   bytes += vector_bytes(generation.messages);
   for (const Message& message : generation.messages) bytes += message_bytes(message);
   bytes += json_bytes(generation.tools) + json_bytes(generation.template_variables);

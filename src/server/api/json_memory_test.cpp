@@ -48,7 +48,8 @@ TEST(JsonMemory, CountsAreNotBelowWhatTheAllocatorGives) {
     // Large blocks are whole pages, and a thread's cached blocks count as held.
     EXPECT_GE(counted + counted / 32 + 16384, held) << value.substr(0, 60);
     EXPECT_GE(bound, counted) << value.substr(0, 60);
-    EXPECT_LE(bound, 12 * counted + 4096) << value.substr(0, 60) << ": it would refuse what has room";
+    EXPECT_LE(bound, 12 * counted + 4096)
+        << value.substr(0, 60) << ": it would refuse what has room";
   }
 }
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "server/access/access.h"
 #include "server/api/generation.h"
-#include "server/models/served_model.h"
+#include "server/endpoints/access.h"
+#include "server/served_model.h"
 
 namespace braid::server {
 

@@ -37,7 +37,8 @@ std::string percent_decoded(std::string_view text) {
 }
 
 Json model_json(const ServerContext& context, const std::string& name, size_t entry) {
-  const ModelFile& file = context.host->catalog().files()[context.host->catalog().entries()[entry].file];
+  const ModelFile& file =
+      context.host->catalog().files()[context.host->catalog().entries()[entry].file];
   std::string failure;
   const ModelHost::State state = context.host->state(entry, &failure);
   Json status{{"value", state == ModelHost::State::loaded    ? "loaded"
@@ -45,8 +46,13 @@ Json model_json(const ServerContext& context, const std::string& name, size_t en
                         : state == ModelHost::State::failed  ? "failed"
                                                              : "unloaded"}};
   if (!failure.empty()) status["error"] = failure;
-  Json out{{"id", name},         {"object", "model"}, {"created", context.started_s}, {"owned_by", "braid"},
-           {"root", file.shown}, {"parent", nullptr}, {"status", std::move(status)}};
+  Json out{{"id", name},
+           {"object", "model"},
+           {"created", context.started_s},
+           {"owned_by", "braid"},
+           {"root", file.shown},
+           {"parent", nullptr},
+           {"status", std::move(status)}};
   const auto model = state == ModelHost::State::loaded ? context.host->look() : nullptr;
   if (model == nullptr) {
     out["meta"] = {{"size", file.bytes}};
@@ -75,7 +81,8 @@ void models(ServerContext& context, const SharedExchange& exchange) {
   const HttpRequest& request = exchange->request();
   const Catalog& catalog = context.host->catalog();
   const size_t at = request.path.find("/models/");
-  const std::string wanted = at == std::string::npos ? "" : percent_decoded(request.path.substr(at + 8));
+  const std::string wanted =
+      at == std::string::npos ? "" : percent_decoded(request.path.substr(at + 8));
   const auto known = catalog.find(wanted);
   if (!wanted.empty() && !known) {
     return context.answer_error(exchange, {.status = 404,
@@ -87,8 +94,10 @@ void models(ServerContext& context, const SharedExchange& exchange) {
   const bool anthropic = !request.header("anthropic-version").empty();
   const auto one = [&](const std::string& name, size_t entry) -> Json {
     if (!anthropic) return model_json(context, name, entry);
-    Json out{
-        {"type", "model"}, {"id", name}, {"display_name", name}, {"created_at", iso_time(context.started_s)}};
+    Json out{{"type", "model"},
+             {"id", name},
+             {"display_name", name},
+             {"created_at", iso_time(context.started_s)}};
     const bool loaded = context.host->state(entry) == ModelHost::State::loaded;
     if (const auto model = loaded ? context.host->look() : nullptr) {
       out["max_input_tokens"] = model->backend->context_tokens();
@@ -104,7 +113,8 @@ void models(ServerContext& context, const SharedExchange& exchange) {
   if (anthropic) {
     const Json first = data.front()["id"], last = data.back()["id"];
     return context.answer_json(
-        exchange, {{"data", std::move(data)}, {"has_more", false}, {"first_id", first}, {"last_id", last}});
+        exchange,
+        {{"data", std::move(data)}, {"has_more", false}, {"first_id", first}, {"last_id", last}});
   }
   context.answer_json(exchange, {{"object", "list"}, {"data", std::move(data)}});
 }

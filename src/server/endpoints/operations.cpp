@@ -7,12 +7,13 @@
 
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/routes.h"
-#include "server/grammar/grammar_cache.h"
+#include "server/structured/grammar_cache.h"
 
 namespace braid::server::endpoint {
 
 void page(ServerContext& context, const SharedExchange& exchange) {
-  const bool text = context.options.page.empty() || exchange->request().header("Accept") == "text/plain";
+  const bool text =
+      context.options.page.empty() || exchange->request().header("Accept") == "text/plain";
   if (text) {
     return exchange->answer({200,
                              "text/plain; charset=utf-8",
@@ -152,7 +153,8 @@ void props(ServerContext& context, const SharedExchange& exchange) {
         {"efforts", std::move(efforts)},
         {"reply_reserve", context.options.policy.reply_reserve_tokens}}},
       {"kv_cache", {{"blocks", stats.kv_blocks}}},
-      {"limits", {{"max_queue", context.options.max_queue}, {"max_n", context.options.limits.max_n}}},
+      {"limits",
+       {{"max_queue", context.options.max_queue}, {"max_n", context.options.limits.max_n}}},
       {"endpoints", std::move(endpoints)},
       {"is_sleeping", false}};
   context.answer_json(exchange, out);
@@ -162,18 +164,20 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
   if (exchange->request().query.find("fail_on_no_slot=1") != std::string::npos) {
     const BackendStats stats = context.stats();
     if (stats.running >= stats.slots) {
-      return context.answer_error(exchange, {.status = 503,
-                                             .type = "unavailable_error",
-                                             .code = "no_slot",
-                                             .message = "all slots are taken",
-                                             .retry_after_s = context.metrics.retry_after_s(stats)});
+      return context.answer_error(exchange,
+                                  {.status = 503,
+                                   .type = "unavailable_error",
+                                   .code = "no_slot",
+                                   .message = "all slots are taken",
+                                   .retry_after_s = context.metrics.retry_after_s(stats)});
     }
   }
   Json out = Json::array();
   const auto model = context.host->look();
   const int64_t context_tokens = model ? model->backend->context_tokens() : 0;
   const ClientIdentity client = context.access.identify(exchange->request());
-  for (const auto& answer : client.admin ? context.answers.list() : context.answers.list(client.id)) {
+  for (const auto& answer :
+       client.admin ? context.answers.list() : context.answers.list(client.id)) {
     const RunningInfo info = answer->info();
     out.push_back({{"id", out.size()},
                    {"state", info.generated_tokens > 0 ? "decode"

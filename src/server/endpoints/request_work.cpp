@@ -9,10 +9,10 @@
 #include <thread>
 #include <utility>
 
-#include "server/access/tenant.h"
-#include "server/answers/error_answer.h"
+#include "server/api/error_answer.h"
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
+#include "server/endpoints/tenant.h"
 
 namespace braid::server {
 
@@ -25,14 +25,16 @@ constexpr int kModelRetryS = 5;
 constexpr size_t kReadingFactor = 3;
 constexpr size_t kRenderingFactor = 3;
 
-std::optional<ApiError> start_answer(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
-                                     const Lease& lease, const std::shared_ptr<Generation>& generation) {
+std::optional<ApiError> start_answer(ServerContext& context,
+                                     const std::shared_ptr<Exchange>& exchange, const Lease& lease,
+                                     const std::shared_ptr<Generation>& generation) {
   const auto& model = lease.model;
   auto prepared = prepare_answer(generation, *model, context.options.policy,
                                  context.options.seed.value_or(context.random_number()));
   if (!prepared.ok()) return prepared.error();
   drop_prompt(*generation);
-  if (auto fault = memory_fault(*exchange, generation_bytes(*generation) + prepared_bytes(*prepared))) {
+  if (auto fault =
+          memory_fault(*exchange, generation_bytes(*generation) + prepared_bytes(*prepared))) {
     return fault;
   }
 
@@ -45,7 +47,8 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
   about.id = context.new_id(answer_id_prefix(generation->endpoint));
   about.created_s = now_s();
   about.model = generation->model.empty() ? lease.entry->names.front() : generation->model;
-  if (generation->endpoint == Endpoint::chat) about.fingerprint = "braid-" + context.options.version;
+  if (generation->endpoint == Endpoint::chat)
+    about.fingerprint = "braid-" + context.options.version;
   about.new_id = [&context](const char* prefix) { return context.new_id(prefix); };
   about.now_s = now_s;
   about.temperature = std::round(prepared->temperature * 1e3) / 1e3;
@@ -61,14 +64,16 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
     context.metrics.answered(report);
     exchange->note(fmt::format(
         " reason={} prompt={} cached={} generated={} reasoning={} queue_ms={:.1f} first_ms={:.1f}",
-        report.reason, report.usage.prompt_tokens, report.usage.cached_tokens, report.usage.generated_tokens,
-        report.usage.reasoning_tokens, 1e3 * report.queue_s, 1e3 * report.first_token_s));
+        report.reason, report.usage.prompt_tokens, report.usage.cached_tokens,
+        report.usage.generated_tokens, report.usage.reasoning_tokens, 1e3 * report.queue_s,
+        1e3 * report.first_token_s));
   };
   const SharedPass pass = context.pass(exchange->request());
   if (pass == nullptr) return std::nullopt;  // the client disconnected
   hooks.begun = [pass] { pass->begun(); };
   hooks.ended = [pass] { pass->ended(); };
-  auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
+  auto answer =
+      std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
   context.answers.add(answer, pass->client().id);
   answer->start();
   return std::nullopt;
@@ -76,14 +81,18 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
 
 }  // namespace
 
-void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work) {
-  if (!context.stats().alive) return context.refuse(exchange, internal_error("the engine has stopped"));
+void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+               Workers::Work work) {
+  if (!context.stats().alive)
+    return context.refuse(exchange, internal_error("the engine has stopped"));
   const std::string& body = exchange->request().body;
-  const bool large = body.size() > Workers::kLargeBytes || json_bytes_bound(body) > Workers::kLargeBytes;
+  const bool large =
+      body.size() > Workers::kLargeBytes || json_bytes_bound(body) > Workers::kLargeBytes;
   context.work(exchange, large ? Workers::Cost::large : Workers::Cost::small, std::move(work));
 }
 
-std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+std::optional<ApiError> with_model(ServerContext& context,
+                                   const std::shared_ptr<Exchange>& exchange,
                                    const std::string& name, Workers::Cost cost, ModelWork work) {
   // Shared by the wait and the disconnect handler. The ticket is 0 until it is known.
   struct Wait {
@@ -102,8 +111,8 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
   if (exchange->is_gone()) return std::nullopt;  // the client disconnected
   std::optional<ApiResult<Lease>> at_once;
   const auto caller = std::this_thread::get_id();
-  const ModelHost::Ticket ticket =
-      context.host->acquire(name, [&context, exchange, cost, work, caller, &at_once](ApiResult<Lease> lease) {
+  const ModelHost::Ticket ticket = context.host->acquire(
+      name, [&context, exchange, cost, work, caller, &at_once](ApiResult<Lease> lease) {
         if (std::this_thread::get_id() == caller) {
           at_once.emplace(std::move(lease));
           return;
@@ -148,7 +157,8 @@ std::optional<ApiError> rendering_fault(Exchange& exchange, const Generation& ge
 
 ApiResult<Json> take_body(Exchange& exchange) {
   const std::string& body = exchange.request().body;
-  if (const auto fault = memory_fault(exchange, body.capacity() + json_bytes_bound(body))) return *fault;
+  if (const auto fault = memory_fault(exchange, body.capacity() + json_bytes_bound(body)))
+    return *fault;
   auto json = parse_body(body);
   exchange.drop_body();
   if (!json.ok()) return json;
@@ -161,7 +171,8 @@ namespace {
 using GenerationWork =
     std::function<std::optional<ApiError>(const Lease&, const std::shared_ptr<Generation>&)>;
 
-ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange, const RequestReaderOf& reader,
+ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange,
+                                                       const RequestReaderOf& reader,
                                                        const ApiLimits& limits) {
   const auto body = take_body(exchange);
   if (!body.ok()) return body.error();
@@ -195,36 +206,40 @@ void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& ex
 
 }  // namespace
 
-void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
-                 PromptWork work) {
-  with_generation(context, exchange, reader,
-                  [&context, work](const Lease& lease,
-                                   const std::shared_ptr<Generation>& generation) -> std::optional<ApiError> {
-                    const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
-                    return prompt.ok() ? work(lease, *generation, *prompt) : std::optional(prompt.error());
-                  });
+void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+                 RequestReaderOf reader, PromptWork work) {
+  with_generation(
+      context, exchange, reader,
+      [&context, work](const Lease& lease,
+                       const std::shared_ptr<Generation>& generation) -> std::optional<ApiError> {
+        const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
+        return prompt.ok() ? work(lease, *generation, *prompt) : std::optional(prompt.error());
+      });
 }
 
-void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
-                  const char* object) {
-  with_prompt(context, exchange, reader,
-              [&context, exchange, object](const Lease& lease, const Generation&,
-                                           const RenderedPrompt& prompt) -> std::optional<ApiError> {
-                auto ids = prompt_tokens(prompt, *lease.model);
-                if (!ids.ok()) return ids.error();
-                Json out = Json::object();
-                if (object != nullptr) out["object"] = object;
-                out["input_tokens"] = ids->size();
-                context.answer_json(exchange, out);
-                return std::nullopt;
-              });
+void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+                  RequestReaderOf reader, const char* object) {
+  with_prompt(
+      context, exchange, reader,
+      [&context, exchange, object](const Lease& lease, const Generation&,
+                                   const RenderedPrompt& prompt) -> std::optional<ApiError> {
+        auto ids = prompt_tokens(prompt, *lease.model);
+        if (!ids.ok()) return ids.error();
+        Json out = Json::object();
+        if (object != nullptr) out["object"] = object;
+        out["input_tokens"] = ids->size();
+        context.answer_json(exchange, out);
+        return std::nullopt;
+      });
 }
 
-void generate(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader) {
-  with_generation(context, exchange, reader,
-                  [&context, exchange](const Lease& lease, const std::shared_ptr<Generation>& generation) {
-                    return start_answer(context, exchange, lease, generation);
-                  });
+void generate(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+              RequestReaderOf reader) {
+  with_generation(
+      context, exchange, reader,
+      [&context, exchange](const Lease& lease, const std::shared_ptr<Generation>& generation) {
+        return start_answer(context, exchange, lease, generation);
+      });
 }
 
 }  // namespace braid::server

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "server/answers/error_answer.h"
+#include "server/api/error_answer.h"
 
 namespace braid::server {
 
@@ -23,7 +23,8 @@ constexpr uint64_t kTrimmedBytes = uint64_t{32} << 20;
 Family family_of(const HttpRequest& request) {
   const std::string_view path = request.path;
   const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
-  return messages || !request.header("anthropic-version").empty() ? Family::anthropic : Family::openai;
+  return messages || !request.header("anthropic-version").empty() ? Family::anthropic
+                                                                  : Family::openai;
 }
 
 }  // namespace
@@ -57,8 +58,9 @@ std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list(const std::stri
 
 int RunningAnswers::count() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<int>(std::count_if(answers_.begin(), answers_.end(),
-                                        [](const Entry& entry) { return !entry.answer.expired(); }));
+  return static_cast<int>(std::count_if(answers_.begin(), answers_.end(), [](const Entry& entry) {
+    return !entry.answer.expired();
+  }));
 }
 
 ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> models)
@@ -75,7 +77,8 @@ ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> model
           },
           [this] { trim_memory(); }) {}
 
-void ServerContext::work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work) {
+void ServerContext::work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost,
+                         Workers::Work work) {
   const std::string client = access.identify(exchange->request()).id;
   workers.run(std::hash<std::string>()(client), cost, exchange, std::move(work));
 }
@@ -104,7 +107,8 @@ HttpAnswer ServerContext::error_answer(const HttpRequest& request, const ApiErro
   return server::error_answer(error, family_of(request), request);
 }
 
-void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange, const ApiError& error) const {
+void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange,
+                                 const ApiError& error) const {
   exchange->answer(error_answer(exchange->request(), error));
 }
 
@@ -154,7 +158,8 @@ SharedPass ServerContext::pass(const HttpRequest& request) const {
   return found == passes_.end() ? nullptr : found->second;
 }
 
-std::optional<ApiError> ServerContext::priority_fault(const HttpRequest& request, int32_t& priority) {
+std::optional<ApiError> ServerContext::priority_fault(const HttpRequest& request,
+                                                      int32_t& priority) {
   const SharedPass let_in = pass(request);
   if (let_in == nullptr || !let_in->client().limits.priority) return std::nullopt;
   const PriorityRange range = *let_in->client().limits.priority;
@@ -162,13 +167,15 @@ std::optional<ApiError> ServerContext::priority_fault(const HttpRequest& request
   if (priority >= range.lowest && priority <= range.highest) return std::nullopt;
   metrics.limited("priority");
   return invalid_value("priority",
-                       fmt::format("priority must be from {} to {} for this {}", range.lowest, range.highest,
-                                   let_in->client().by_key ? "API key" : "address"));
+                       fmt::format("priority must be from {} to {} for this {}", range.lowest,
+                                   range.highest, let_in->client().by_key ? "API key" : "address"));
 }
 
-std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, const std::string& model) {
+std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request,
+                                                  const std::string& model) {
   const SharedPass let_in = pass(request);
-  if (let_in == nullptr || !let_in->client().limits.models || host->is_resident(model)) return std::nullopt;
+  if (let_in == nullptr || !let_in->client().limits.models || host->is_resident(model))
+    return std::nullopt;
   const Catalog& catalog = host->catalog();
   const auto file = [&catalog](const std::string& name) -> std::optional<size_t> {
     const auto entry = catalog.find(name);
@@ -188,13 +195,13 @@ std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, co
     if (file(name) == wanted) return std::nullopt;
   }
   metrics.limited("model");
-  return ApiError{
-      .status = 403,
-      .type = "permission_error",
-      .code = "model_not_allowed",
-      .param = "model",
-      .message = fmt::format("this {} may use the model {} while it is in memory, and may not load it",
-                             let_in->client().by_key ? "API key" : "address", model.substr(0, 256))};
+  return ApiError{.status = 403,
+                  .type = "permission_error",
+                  .code = "model_not_allowed",
+                  .param = "model",
+                  .message = fmt::format(
+                      "this {} may use the model {} while it is in memory, and may not load it",
+                      let_in->client().by_key ? "API key" : "address", model.substr(0, 256))};
 }
 
 BackendStats ServerContext::stats() const {

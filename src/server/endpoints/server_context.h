@@ -12,14 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "server/access/access.h"
-#include "server/access/admission.h"
-#include "server/answers/running_answer.h"
+#include "server/api/running_answer.h"
+#include "server/endpoints/access.h"
+#include "server/endpoints/admission.h"
 #include "server/endpoints/app_options.h"
+#include "server/endpoints/metrics.h"
 #include "server/endpoints/workers.h"
 #include "server/http/http.h"
-#include "server/metrics/metrics.h"
-#include "server/models/model_host.h"
+#include "server/model_host.h"
 
 namespace braid::server {
 

@@ -26,7 +26,9 @@ ApiError out_of_memory() {
 }  // namespace
 
 Workers::Workers(int threads, Refuse refuse, std::function<void()> idle)
-    : refuse_(std::move(refuse)), idle_(std::move(idle)), count_(static_cast<size_t>(std::max(3, threads))) {
+    : refuse_(std::move(refuse)),
+      idle_(std::move(idle)),
+      count_(static_cast<size_t>(std::max(3, threads))) {
   for (size_t i = 0; i < count_; ++i) {
     threads_.emplace_back([this, first = i == 0] {
       ::pthread_setname_np(::pthread_self(), "worker");
@@ -76,8 +78,8 @@ std::optional<size_t> Workers::next_class() const {
   const auto small = static_cast<size_t>(Cost::small), prompt = static_cast<size_t>(Cost::prompt),
              large = static_cast<size_t>(Cost::large);
   const size_t costly = last_costly_ == prompt ? large : prompt;
-  const std::array<size_t, 3> order =
-      last_was_small_ ? std::array{costly, last_costly_, small} : std::array{small, costly, last_costly_};
+  const std::array<size_t, 3> order = last_was_small_ ? std::array{costly, last_costly_, small}
+                                                      : std::array{small, costly, last_costly_};
   for (const size_t cls : order) {
     if (!classes_[cls].waiting.empty() && may_run(cls)) return cls;
   }

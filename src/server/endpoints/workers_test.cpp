@@ -95,14 +95,16 @@ class WorkersTest : public testing::Test {
   }
   void hold(uint64_t client, Cost cost, int times) {
     for (int i = 0; i < times; ++i) {
-      workers_->run(client, cost, std::make_shared<NoExchange>(), [this] { return scene_->hold(); });
+      workers_->run(client, cost, std::make_shared<NoExchange>(),
+                    [this] { return scene_->hold(); });
     }
   }
   void say(uint64_t client, Cost cost, const std::string& what) {
-    workers_->run(client, cost, std::make_shared<NoExchange>(), [this, what]() -> std::optional<ApiError> {
-      scene_->did(what);
-      return std::nullopt;
-    });
+    workers_->run(client, cost, std::make_shared<NoExchange>(),
+                  [this, what]() -> std::optional<ApiError> {
+                    scene_->did(what);
+                    return std::nullopt;
+                  });
   }
 
   std::unique_ptr<Scene> scene_ = std::make_unique<Scene>();
@@ -155,13 +157,14 @@ TEST_F(WorkersTest, SmallWorksAndPromptsDoNotKeepALargeOneWaiting) {
   EXPECT_TRUE(scene_->wait_holding(1) && end.wait_holding(1));
   // After each prompt a small work is the last that began.
   for (int i = 0; i < 5; ++i) {
-    workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(), [this, i]() -> std::optional<ApiError> {
-      const std::string small = "s" + std::to_string(i);
-      say(1, Cost::small, small);
-      EXPECT_TRUE(scene_->wait_done(small));
-      scene_->did("p");
-      return std::nullopt;
-    });
+    workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(),
+                  [this, i]() -> std::optional<ApiError> {
+                    const std::string small = "s" + std::to_string(i);
+                    say(1, Cost::small, small);
+                    EXPECT_TRUE(scene_->wait_done(small));
+                    scene_->did("p");
+                    return std::nullopt;
+                  });
   }
   say(2, Cost::large, "L");
   say(1, Cost::small, "s");
@@ -195,10 +198,11 @@ TEST_F(WorkersTest, AWorkThatThrowsFailsItsRequest) {
 
 TEST_F(WorkersTest, NobodyWorksForAClientThatHasLeft) {
   start(3);
-  workers_->run(1, Cost::small, std::make_shared<NoExchange>(true), [this]() -> std::optional<ApiError> {
-    scene_->did("for nobody");
-    return std::nullopt;
-  });
+  workers_->run(1, Cost::small, std::make_shared<NoExchange>(true),
+                [this]() -> std::optional<ApiError> {
+                  scene_->did("for nobody");
+                  return std::nullopt;
+                });
   say(1, Cost::small, "fine");
   workers_->join();
   EXPECT_EQ(scene_->done(), "fine");

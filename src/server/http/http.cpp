@@ -44,8 +44,8 @@ class Server : public HttpServer {
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(1024, error);
     if (error) {
-      return Error{ErrorKind::io,
-                   fmt::format("cannot listen on {}:{}: {}", options.address, options.port, error.message())};
+      return Error{ErrorKind::io, fmt::format("cannot listen on {}:{}: {}", options.address,
+                                              options.port, error.message())};
     }
     port_ = acceptor_.local_endpoint().port();
     for (const auto& loop : shared_->loops) {
@@ -73,14 +73,15 @@ class Server : public HttpServer {
     SSL_CTX_set_mode(fresh->native_handle(), SSL_MODE_RELEASE_BUFFERS);
     error_code error;
     // Otherwise a key with a password would prompt on the terminal.
-    fresh->set_password_callback([](size_t, asio::ssl::context::password_purpose) { return std::string(); },
-                                 error);
+    fresh->set_password_callback(
+        [](size_t, asio::ssl::context::password_purpose) { return std::string(); }, error);
     fresh->use_certificate_chain_file(options.tls_certificate, error);
     if (error) return Error{ErrorKind::corrupt, options.tls_certificate + ": " + error.message()};
     fresh->use_private_key_file(options.tls_key, asio::ssl::context::pem, error);
     if (error) return Error{ErrorKind::corrupt, options.tls_key + ": " + error.message()};
     if (SSL_CTX_check_private_key(fresh->native_handle()) != 1) {
-      return Error{ErrorKind::corrupt, options.tls_key + ": is not the key of " + options.tls_certificate};
+      return Error{ErrorKind::corrupt,
+                   options.tls_key + ": is not the key of " + options.tls_certificate};
     }
     const std::lock_guard lock(mutex_);
     tls_ = std::move(fresh);
@@ -133,7 +134,8 @@ class Server : public HttpServer {
       if (&loop == shared_->loops[0].get()) accept();
       loop.run();
     };
-    while (guarded("http", turn) != Guarded::fine) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    while (guarded("http", turn) != Guarded::fine)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   // Without uncanceled timers: those of Exchange::after() end with their exchange.
   void run_until_idle() {
@@ -194,7 +196,8 @@ class Server : public HttpServer {
     static constexpr std::string_view kBody =
         R"({"error":{"message":"too many open connections","type":"unavailable_error","param":null,"code":"busy"}})";
     static const std::string kFull = fmt::format(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: "
+        "close\r\n"
         "Retry-After: 1\r\nContent-Length: {}\r\n\r\n{}",
         kBody.size(), kBody);
     error_code ignored;
@@ -215,7 +218,8 @@ class Server : public HttpServer {
 
   template <typename Work>
   void for_each(Work work) {
-    std::vector<std::shared_ptr<Connection>> open;  // the last owner of a connection must not hold the lock
+    std::vector<std::shared_ptr<Connection>>
+        open;  // the last owner of a connection must not hold the lock
     {
       const std::lock_guard lock(mutex_);
       for (const auto& weak : open_) {
@@ -239,7 +243,8 @@ class Server : public HttpServer {
 
 }  // namespace
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options, HttpHandlers handlers) {
+Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options,
+                                                      HttpHandlers handlers) {
   // Writing to a reset connection must return an error instead of ending the process.
   ::signal(SIGPIPE, SIG_IGN);
   auto server = std::make_unique<Server>(std::move(handlers), options);

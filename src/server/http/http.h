@@ -120,7 +120,8 @@ struct HttpHandlers {
       error;
   std::function<Headers(const HttpRequest&)> headers;
   // Called when an answer is complete or dropped (status 499). `note`: from Exchange::note().
-  std::function<void(const HttpRequest&, int status, uint64_t bytes, double ms, const std::string& note)>
+  std::function<void(const HttpRequest&, int status, uint64_t bytes, double ms,
+                     const std::string& note)>
       done;
 };
 
@@ -134,7 +135,8 @@ struct HttpLoad {
 class HttpServer {
  public:
   // Errors: io (address in use), not_found, corrupt (certificate).
-  static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options, HttpHandlers handlers);
+  static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options,
+                                                   HttpHandlers handlers);
   virtual ~HttpServer() = default;
 
   virtual uint16_t port() const = 0;

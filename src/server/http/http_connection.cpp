@@ -28,7 +28,8 @@ std::string address_of(const Transport::Socket& socket) {
 
 }  // namespace
 
-Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared, bool full)
+Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared,
+                       bool full)
     : shared_(std::move(shared)),
       transport_(std::move(transport)),
       read_timer_(strand()),
@@ -220,9 +221,11 @@ void Connection::set_read_deadline(HttpClock::time_point at) {
   deadline_ = at;
   read_timer_.expires_at(at);
   read_timer_.async_wait([self = shared_from_this()](const Error& error) {
-    if (error || self->phase_ != Phase::reading || self->read_timer_.expiry() > HttpClock::now()) return;
+    if (error || self->phase_ != Phase::reading || self->read_timer_.expiry() > HttpClock::now())
+      return;
     if (!self->reader_.begun()) return self->close();
-    self->guard([&] { self->refuse(408, "request_timeout", "the request did not arrive in time"); });
+    self->guard(
+        [&] { self->refuse(408, "request_timeout", "the request did not arrive in time"); });
   });
 }
 
@@ -289,7 +292,8 @@ void Connection::answer_complete() {
 
 void Connection::report(int status) {
   if (request_ == nullptr || std::exchange(reported_, true)) return;
-  const double ms = std::chrono::duration<double, std::milli>(HttpClock::now() - reader_.begun_at()).count();
+  const double ms =
+      std::chrono::duration<double, std::milli>(HttpClock::now() - reader_.begun_at()).count();
   shared_->handlers.done(*request_, status, writer_.take_sent_bytes(), ms, note_);
   note_.clear();
 }
@@ -334,8 +338,8 @@ void Connection::close_gently() {
   const HttpOptions& options = shared_->options;
   lingers_ = unread_ && ++shared_->lingering <= std::max(1, options.max_connections / 4);
   if (unread_ && !lingers_) --shared_->lingering;
-  linger_end_ =
-      HttpClock::now() + std::chrono::milliseconds(lingers_ ? options.linger_ms : options.goodbye_ms);
+  linger_end_ = HttpClock::now() +
+                std::chrono::milliseconds(lingers_ ? options.linger_ms : options.goodbye_ms);
   silence_end_ = HttpClock::now() + std::chrono::milliseconds(options.linger_gap_ms);
   wait_for_silence();
   transport_->say_goodbye([self = shared_from_this()](const Error&) {
@@ -362,8 +366,10 @@ void Connection::discard() {
   const auto discarded = [self = shared_from_this()](const Error& error, size_t bytes) {
     self->reading_ = false;
     self->discarded_bytes_ += bytes;
-    if (error || self->discarded_bytes_ > self->shared_->options.linger_bytes) return self->close_socket();
-    self->silence_end_ = HttpClock::now() + std::chrono::milliseconds(self->shared_->options.linger_gap_ms);
+    if (error || self->discarded_bytes_ > self->shared_->options.linger_bytes)
+      return self->close_socket();
+    self->silence_end_ =
+        HttpClock::now() + std::chrono::milliseconds(self->shared_->options.linger_gap_ms);
     if (guarded("lingering", [&] { self->discard(); }) != Guarded::fine) self->close_socket();
   };
   transport_->discard_some(boost::asio::buffer(arriving_), discarded);
@@ -373,7 +379,8 @@ void Connection::discard() {
 // Calls after a later request has begun have no effect. Destroying it early closes the connection.
 class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_this<ExchangeOf> {
  public:
-  ExchangeOf(std::shared_ptr<Connection> connection, std::shared_ptr<HttpRequest> request, uint64_t serial)
+  ExchangeOf(std::shared_ptr<Connection> connection, std::shared_ptr<HttpRequest> request,
+             uint64_t serial)
       : connection_(std::move(connection)), request_(std::move(request)), serial_(serial) {}
   ~ExchangeOf() override {
     if (ended_ || connection_->is_closed_) return;
@@ -435,7 +442,8 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
     });
   }
   void post(std::function<void()> work) override {
-    shared().post(strand(), [self = shared_from_this(), work = std::move(work)] { self->guard_work(work); });
+    shared().post(strand(),
+                  [self = shared_from_this(), work = std::move(work)] { self->guard_work(work); });
   }
   void after(int64_t ms, std::function<void()> work) override {
     const std::shared_lock lock(shared().gate);

@@ -27,7 +27,8 @@ namespace braid::server {
 using HttpClock = std::chrono::steady_clock;
 
 inline constexpr const char* kClientMemory =
-    "this client's other requests leave no memory for this one; try again when one of them has its answer";
+    "this client's other requests leave no memory for this one; try again when one of them has its "
+    "answer";
 
 class RequestMemory {
  public:

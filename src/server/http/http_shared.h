@@ -26,9 +26,9 @@ struct HttpShared {
       : options(wanted),
         handlers(std::move(called)),
         // The largest allowed body must fit with its head.
-        memory(std::make_shared<RequestMemory>(
-            std::max(options.max_request_memory_bytes,
-                     RequestMemory::limit_for(options.max_body_bytes + 4 * options.max_header_bytes)))) {
+        memory(std::make_shared<RequestMemory>(std::max(
+            options.max_request_memory_bytes,
+            RequestMemory::limit_for(options.max_body_bytes + 4 * options.max_header_bytes)))) {
     for (int i = 0; i < std::max(1, options.threads); ++i) {
       loops.push_back(std::make_unique<boost::asio::io_context>(1));
     }

@@ -91,7 +91,8 @@ TEST(HttpMemory, OfOneRequestThatDoesNotEnd) {
     const double before = resident_mib();
     Client client(server->port());
     client.send(c.begin);
-    for (size_t sent = 0; sent < (size_t{100} << 20) && client.send(c.piece); sent += c.piece.size()) {
+    for (size_t sent = 0; sent < (size_t{100} << 20) && client.send(c.piece);
+         sent += c.piece.size()) {
     }
     expect_growth_below(8, before, c.what);
     Client polite(server->port());
@@ -114,8 +115,8 @@ TEST(HttpMemory, OfAllRequestsTogether) {
   for (int i = 0; i < kClients; ++i) {
     clients.push_back(std::make_unique<Client>(server->port()));
     Client& client = *clients.back();
-    client.send(kPost +
-                (i % 2 == 0 ? "Content-Length: 1048576\r\n\r\n" : "Transfer-Encoding: chunked\r\n\r\n"));
+    client.send(kPost + (i % 2 == 0 ? "Content-Length: 1048576\r\n\r\n"
+                                    : "Transfer-Encoding: chunked\r\n\r\n"));
     for (int k = 0; k < 16; ++k) {
       const std::string data = k < 15 ? piece : piece.substr(1);
       if (!client.send(i % 2 == 0 ? data : fmt::format("{:x}\r\n{}\r\n", data.size(), data))) break;
@@ -134,11 +135,13 @@ TEST(HttpMemory, OfAllRequestsTogether) {
   EXPECT_GE(refused(), kClients / 2);
   expect_growth_below(16, before, "");
   // Refused requests have freed memory, so it is filled again until requests fail.
-  auto answer = Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
+  auto answer =
+      Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
   for (int i = 0; i < 200 && answer.status != 503; ++i) {
     clients.push_back(std::make_unique<Client>(server->port()));
     clients.back()->send(kPost + "Content-Length: 1048576\r\n\r\n" + std::string(1'000'000, ' '));
-    answer = Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
+    answer =
+        Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
   }
   EXPECT_EQ(answer.status, 503);
   EXPECT_NE(answer.head.find("Retry-After: "), std::string::npos) << answer.head;
@@ -190,7 +193,8 @@ TEST(HttpMemory, OfHeadersOfManyConnections) {
   std::vector<std::unique_ptr<Client>> clients;
   for (int i = 0; i < 300; ++i) {
     clients.push_back(std::make_unique<Client>(server->port()));
-    clients.back()->send("GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(60'000, 'x'));
+    clients.back()->send("GET /health HTTP/1.1\r\nHost: localhost\r\nX: " +
+                         std::string(60'000, 'x'));
   }
   EXPECT_EQ(clients.back()->read_answer().status, 503);
   expect_growth_below(16, before, "");
@@ -269,7 +273,8 @@ TEST(HttpTime, ARequestHasATimeAsAWhole) {
       {"a body", kPost + "Content-Length: 100000\r\n\r\n", " "},
       {"chunks", kPost + "Transfer-Encoding: chunked\r\n\r\n", "1\r\n \r\n"},
       {"a trailer", kPost + "Transfer-Encoding: chunked\r\n\r\n1\r\n \r\n0\r\nX: ", "x"},
-      {"a body that was asked for", kPost + "Expect: 100-continue\r\nContent-Length: 100000\r\n\r\n", ""},
+      {"a body that was asked for",
+       kPost + "Expect: 100-continue\r\nContent-Length: 100000\r\n\r\n", ""},
   };
   for (const auto& [what, begin, bytes] : kCases) {
     Client client(server->port());
@@ -365,7 +370,9 @@ TEST(HttpMetrics, LabelsDoNotGrowWithWhatClientsSend) {
   const std::string before = client.ask("GET", "/metrics").body;
   for (int i = 1; i < 100; ++i) ask_oddly(i);
   const std::string after = client.ask("GET", "/metrics").body;
-  const auto lines = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n'); };
+  const auto lines = [](const std::string& text) {
+    return std::count(text.begin(), text.end(), '\n');
+  };
   EXPECT_LE(lines(after), lines(before) + 1) << after.substr(0, 3000);
   EXPECT_NE(after.find(R"(method="other",path="other",status="404")"), std::string::npos);
   EXPECT_NE(after.find(R"(method="other",path="/health",status="405")"), std::string::npos);
@@ -383,9 +390,10 @@ class LogLines : public spdlog::sinks::base_sink<std::mutex> {
   void end() { spdlog::set_default_logger(before_); }
   size_t count(const std::string& one, const std::string& other) {
     const std::lock_guard lock(mutex_);
-    return static_cast<size_t>(std::count_if(lines_.begin(), lines_.end(), [&](const std::string& line) {
-      return line.find(one) != line.npos && line.find(other) != line.npos;
-    }));
+    return static_cast<size_t>(
+        std::count_if(lines_.begin(), lines_.end(), [&](const std::string& line) {
+          return line.find(one) != line.npos && line.find(other) != line.npos;
+        }));
   }
   bool wait_for(const std::string& text, size_t count_wanted) {
     for (int i = 0; i < 2000 && count(text, "") < count_wanted; ++i) {
@@ -417,13 +425,15 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
   constexpr size_t kGone = 12'000, kBatch = 100;
   const auto log = LogLines::listen();
   {
-    const auto server = waiting([](AppOptions& app, HttpOptions&) { app.access_log = AccessLog::all; });
+    const auto server =
+        waiting([](AppOptions& app, HttpOptions&) { app.access_log = AccessLog::all; });
     for (size_t i = 0; i < kGone; i += kBatch) {
       std::vector<std::unique_ptr<Client>> clients;
       for (size_t k = 0; k < kBatch; ++k) {
         clients.push_back(std::make_unique<Client>(server->port()));
         clients.back()->send(kPost + "x-request-id: gone-" + std::to_string(i + k) +
-                             "\r\nContent-Length: " + std::to_string(kChat.size()) + "\r\n\r\n" + kChat);
+                             "\r\nContent-Length: " + std::to_string(kChat.size()) + "\r\n\r\n" +
+                             kChat);
       }
       ASSERT_TRUE(server->backend->wait_submitted(i + kBatch)) << log->without("status=499", 20);
       clients.clear();
@@ -465,7 +475,8 @@ TEST(HttpEnd, WhoeverAsksWhileItDrainsIsTold) {
 
   Client late(server->port());  // its body is sent during the drain
   late.send(
-      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n");
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+      "15\r\n\r\n");
   EXPECT_TRUE(late.read_until("100 Continue\r\n\r\n"));
   late.received.clear();
 
@@ -526,7 +537,8 @@ TEST(HttpEnd, EventsWhileTheServerStops) {
       static const auto model = demo_served_model(nullptr);
       auto script = says(*model, "word ");
       const auto once = script.tokens;
-      for (int i = 0; i < 2000; ++i) script.tokens.insert(script.tokens.end(), once.begin(), once.end());
+      for (int i = 0; i < 2000; ++i)
+        script.tokens.insert(script.tokens.end(), once.begin(), once.end());
       return script;
     });
     std::vector<std::unique_ptr<Client>> clients;

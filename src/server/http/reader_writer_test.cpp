@@ -159,17 +159,18 @@ TEST(RequestReader, TheLargestBodyHasRoom) {
   for (const bool chunked : {false, true}) {
     Reading reading;
     reading.options.max_body_bytes = size_t{2} << 20;
-    reading.memory = std::make_shared<RequestMemory>(
-        RequestMemory::limit_for(reading.options.max_body_bytes + 4 * reading.options.max_header_bytes));
+    reading.memory = std::make_shared<RequestMemory>(RequestMemory::limit_for(
+        reading.options.max_body_bytes + 4 * reading.options.max_header_bytes));
     RequestReader reader(reading.options, reading.memory, "client");
     reader.begin();
     const std::string body(reading.options.max_body_bytes, 'x');
     const std::string bytes =
-        chunked ? "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + body +
-                      "\r\n0\r\n\r\n"
+        chunked ? "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" +
+                      body + "\r\n0\r\n\r\n"
                 : "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2097152\r\n\r\n" + body;
     Outcome last = Outcome::more;
-    for (size_t at = 0; at < bytes.size() && (last == Outcome::more || last == Outcome::head); at += 8192) {
+    for (size_t at = 0; at < bytes.size() && (last == Outcome::more || last == Outcome::head);
+         at += 8192) {
       reader.append(std::string_view(bytes).substr(at, 8192));
       last = reader.advance();
       if (last != Outcome::head) continue;
@@ -208,9 +209,11 @@ std::string all_of(HttpAnswerWriter& writer) {
 
 TEST(HttpAnswerWriter, AWholeAnswer) {
   HttpAnswerWriter writer;
-  writer.whole({200, "text/plain", "hello", {{"A", "b\r\nc"}}}, {true, false, {{"Server", "s"}}}, true);
+  writer.whole({200, "text/plain", "hello", {{"A", "b\r\nc"}}}, {true, false, {{"Server", "s"}}},
+               true);
   const std::string wanted =
-      "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\nConnection: close\r\nServer: "
+      "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\nConnection: "
+      "close\r\nServer: "
       "s\r\nA: b  c\r\n\r\nhello";
   EXPECT_TRUE(writer.finishing());
   EXPECT_EQ(all_of(writer), wanted);

@@ -51,7 +51,8 @@ struct HttpBody {
       std::string& bytes = body_.bytes;
       const size_t needed = bytes.size() + more;
       if (needed > bytes.capacity()) {
-        const size_t most = length_ >= needed ? size_t{length_} : std::max(needed, body_.most_bytes);
+        const size_t most =
+            length_ >= needed ? size_t{length_} : std::max(needed, body_.most_bytes);
         const size_t wanted = std::min(std::max(needed, 2 * bytes.capacity()), most);
         body_.room = body_.share->hold(wanted);
         if (body_.room != RequestMemory::Room::held) {
@@ -84,7 +85,10 @@ struct RequestReader::Parser : http::request_parser<HttpBody> {};
 
 RequestReader::RequestReader(const HttpOptions& options, std::shared_ptr<RequestMemory> memory,
                              std::string remote)
-    : options_(options), memory_(std::move(memory)), remote_(std::move(remote)), head_share_(memory_) {}
+    : options_(options),
+      memory_(std::move(memory)),
+      remote_(std::move(remote)),
+      head_share_(memory_) {}
 
 RequestReader::~RequestReader() = default;
 
@@ -114,7 +118,8 @@ void RequestReader::drop() {
 
 void RequestReader::set_deadline(int64_t ms) {
   deadline_ = HttpClock::now() + std::chrono::milliseconds(ms);
-  if (begun_) deadline_ = std::min(deadline_, begun_at_ + std::chrono::milliseconds(options_.request_ms));
+  if (begun_)
+    deadline_ = std::min(deadline_, begun_at_ + std::chrono::milliseconds(options_.request_ms));
 }
 
 // Old clients send an extra line after a body (RFC 9112, 2.2).
@@ -161,7 +166,8 @@ RequestReader::Outcome RequestReader::body_goes_on() {
     // The rest of the input is not body data, which the parser would have taken.
     if (framing_bytes_ + input_.size() >
         kFramingBytes + kFramingPerByte * parser_->get().body().bytes.size()) {
-      return refuse(400, "invalid_request", "the extensions or trailers of the chunks are too long");
+      return refuse(400, "invalid_request",
+                    "the extensions or trailers of the chunks are too long");
     }
     set_deadline(options_.body_gap_ms);
   }
@@ -197,7 +203,8 @@ void RequestReader::fill_request() {
   const auto target = without_authority({message.target().data(), message.target().size()});
   const size_t mark = target.find_first_of("?#");
   request_->path = normal_path(target.substr(0, mark));
-  if (mark != std::string_view::npos && target[mark] == '?') request_->query = target.substr(mark + 1);
+  if (mark != std::string_view::npos && target[mark] == '?')
+    request_->query = target.substr(mark + 1);
   for (const auto& field : message) {
     request_->headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
   }
@@ -257,14 +264,16 @@ RequestReader::Outcome RequestReader::refuse_for_memory(RequestMemory::Room room
     case RequestMemory::Room::client:
       return refuse(429, "client_memory", kClientMemory);
     case RequestMemory::Room::never:
-      return refuse(413, "request_too_large", "the request is larger than all requests together may be");
+      return refuse(413, "request_too_large",
+                    "the request is larger than all requests together may be");
     default:
       return Outcome::no_room;
   }
 }
 
 RequestReader::Outcome RequestReader::framing_error(const error_code& error) {
-  if (error == boost::system::errc::not_enough_memory) return refuse_for_memory(parser_->get().body().room);
+  if (error == boost::system::errc::not_enough_memory)
+    return refuse_for_memory(parser_->get().body().room);
   if (error == http::error::header_limit) {
     return refuse(431, "invalid_request", "the header block is too large");
   }

@@ -32,7 +32,8 @@ class RequestReader {
   };
 
   // `options` must outlive this object.
-  RequestReader(const HttpOptions& options, std::shared_ptr<RequestMemory> memory, std::string remote);
+  RequestReader(const HttpOptions& options, std::shared_ptr<RequestMemory> memory,
+                std::string remote);
   ~RequestReader();
 
   void begin();

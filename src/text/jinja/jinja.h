@@ -28,9 +28,9 @@ namespace braid::jinja {
 struct Limits {
   // Nodes evaluated + elements touched + text read or written in units of 64 bytes + KiB allocated.
   uint64_t max_steps = 1'000'000;
-  uint64_t input_steps = 32;                       // more per value and per 64 bytes of text in the variables
-  uint32_t max_recursion = 200;                    // nested calls of macros, caller() and loop()
-  uint64_t max_output_bytes = uint64_t{64} << 20;  // of the rendered text
+  uint64_t input_steps = 32;     // more per value and per 64 bytes of text in the variables
+  uint32_t max_recursion = 200;  // nested calls of macros, caller() and loop()
+  uint64_t max_output_bytes = uint64_t{64} << 20;   // of the rendered text
   uint64_t max_memory_bytes = uint64_t{512} << 20;  // of all values of one render, at most 2 GiB
   uint64_t max_wall_ms = 900;                       // for max_steps, scaled with them; 0: no limit
 };
@@ -72,8 +72,8 @@ class Template {
 
   // `context`: an object, one variable per key, all data. The message of raise_exception is
   // returned unchanged; other errors start with "template line N: ". A limit gives exhausted.
-  Result<std::string> render(const nlohmann::ordered_json& context, const RenderOptions& options = {},
-                             RenderStats* stats = nullptr) const;
+  Result<std::string> render(const nlohmann::ordered_json& context,
+                             const RenderOptions& options = {}, RenderStats* stats = nullptr) const;
   // As above, with origins.
   Result<RenderedText> render(const Variables& variables, const RenderOptions& options = {},
                               RenderStats* stats = nullptr) const;

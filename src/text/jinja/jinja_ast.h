@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "text/jinja/values/jinja_value.h"
+#include "text/jinja/jinja_value.h"
 
 namespace braid::jinja {
 

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "text/jinja/values/jinja_builtins.h"
+#include "text/jinja/jinja_builtins.h"
 
 namespace braid::jinja {
 
@@ -171,7 +171,8 @@ bool Interpreter::unpack(const std::vector<Target>& targets, const Value& value,
   }
   const std::vector<Value> items = elements(rt_, value);
   if (!rt_.failed() && items.size() != targets.size()) {
-    rt_.fail(fmt::format("{} values cannot be unpacked into {} names", items.size(), targets.size()));
+    rt_.fail(
+        fmt::format("{} values cannot be unpacked into {} names", items.size(), targets.size()));
   }
   for (size_t i = 0; i < targets.size() && !rt_.failed(); ++i) assign_one(targets[i], items[i]);
   return !rt_.failed();
@@ -180,7 +181,8 @@ bool Interpreter::unpack(const std::vector<Target>& targets, const Value& value,
 void Interpreter::assign_one(const Target& target, const Value& value) {
   if (rt_.failed()) return;
   if (target.attribute.empty()) {
-    if (rt_.charge(sizeof(Value)) && rt_.steps(scope_->variables.size() >> 5)) scope_->set(target.id, value);
+    if (rt_.charge(sizeof(Value)) && rt_.steps(scope_->variables.size() >> 5))
+      scope_->set(target.id, value);
     return;
   }
   Value space;
@@ -192,7 +194,8 @@ void Interpreter::assign_one(const Target& target, const Value& value) {
     }
   }
   if (!space.is(Kind::space)) {
-    rt_.fail(fmt::format("'{}' is not a namespace, its attributes cannot be set", ast_.names[target.id]));
+    rt_.fail(fmt::format("'{}' is not a namespace, its attributes cannot be set",
+                         ast_.names[target.id]));
     return;
   }
   rt_.dict_set(*space.dict, Value::view(target.attribute), value);
@@ -262,8 +265,8 @@ Result<RenderedText> Template::render(const Variables& variables, const RenderOp
   return text;
 }
 
-Result<std::string> Template::render(const nlohmann::ordered_json& context, const RenderOptions& options,
-                                     RenderStats* stats) const {
+Result<std::string> Template::render(const nlohmann::ordered_json& context,
+                                     const RenderOptions& options, RenderStats* stats) const {
   if (!context.is_object())
     return Error{ErrorKind::invalid_argument, "template variables must be a JSON object"};
   Variables variables;

@@ -9,7 +9,7 @@
 
 #include "text/jinja/jinja_ast.h"
 #include "text/jinja/jinja_scope.h"
-#include "text/jinja/values/jinja_value.h"
+#include "text/jinja/jinja_value.h"
 
 namespace braid::jinja {
 
@@ -52,7 +52,8 @@ class Interpreter {
   bool add_named(const Value& dict, Arguments* args);
   Value call(const Value& callee, const Arguments& args, const Value* caller = nullptr);
   Value call_macro(const Macro& macro, const Arguments& args, const Value* caller);
-  bool bind_parameters(const MacroDefinition& definition, const Arguments& args, const Value* caller);
+  bool bind_parameters(const MacroDefinition& definition, const Arguments& args,
+                       const Value* caller);
   Value call_loop(Loop& loop, const Arguments& args);
 
   Scope* open_scope(Scope* parent);

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "text/jinja/values/jinja_text.h"
+#include "text/jinja/jinja_text.h"
 #include "text/unicode.h"
 
 namespace braid::jinja {
@@ -89,7 +89,9 @@ class Lexer {
     at_ += bytes;
   }
 
-  void push(TokenKind kind, std::string text = "") { tokens_.push_back({kind, line_, std::move(text)}); }
+  void push(TokenKind kind, std::string text = "") {
+    tokens_.push_back({kind, line_, std::move(text)});
+  }
 
   void push_data(std::string_view data) {
     const size_t whole = find_tag(at_) - at_;  // trimmed bytes count lines too
@@ -126,7 +128,8 @@ class Lexer {
       char end_sign = ' ';
       if (end < text_.size() && (text_[end] == '-' || text_[end] == '+')) end_sign = text_[end++];
       if (text_.compare(end, 2, "%}") != 0) continue;
-      const std::string_view data = trim_before(std::string_view(text_).substr(at_, begin - at_), sign, true);
+      const std::string_view data =
+          trim_before(std::string_view(text_).substr(at_, begin - at_), sign, true);
       if (!data.empty()) push(TokenKind::data, std::string(data));
       advance(end + 2 - at_);
       trim_after(end_sign, true);
@@ -197,8 +200,8 @@ class Lexer {
     }
     const char c = rest[0];
     if (kSingle.find(c) == std::string_view::npos) {
-      return syntax_error(line_,
-                          fmt::format("unexpected character '{}'", rest.substr(0, char_bytes(rest, 0))));
+      return syntax_error(
+          line_, fmt::format("unexpected character '{}'", rest.substr(0, char_bytes(rest, 0))));
     }
     if (c == '(') brackets += ')';
     if (c == '[') brackets += ']';
@@ -215,7 +218,9 @@ class Lexer {
 
   // 12  1_000  0x1f  0o17  0b11  1.5  1e3  1.5e-3
   Status number() {
-    const auto digit = [&](size_t at) { return at < text_.size() && text_[at] >= '0' && text_[at] <= '9'; };
+    const auto digit = [&](size_t at) {
+      return at < text_.size() && text_[at] >= '0' && text_[at] <= '9';
+    };
     const auto digits = [&](size_t at) {
       while (digit(at) || (at < text_.size() && text_[at] == '_' && digit(at + 1))) ++at;
       return at;
@@ -234,7 +239,8 @@ class Lexer {
       end = digits(end + 1);
     }
     if (!after_dot && end < text_.size() && (text_[end] | 32) == 'e') {
-      const size_t sign = end + 1 < text_.size() && (text_[end + 1] == '+' || text_[end + 1] == '-') ? 1 : 0;
+      const size_t sign =
+          end + 1 < text_.size() && (text_[end + 1] == '+' || text_[end + 1] == '-') ? 1 : 0;
       if (digit(end + 1 + sign)) {
         real = true;
         end = digits(end + 1 + sign);
@@ -260,7 +266,8 @@ class Lexer {
       if (text_[at] != '_') spelled += text_[at];
     }
     uint64_t value = 0;
-    const auto [end, code] = std::from_chars(spelled.data(), spelled.data() + spelled.size(), value, base);
+    const auto [end, code] =
+        std::from_chars(spelled.data(), spelled.data() + spelled.size(), value, base);
     const bool too_large = code == std::errc::result_out_of_range;
     if ((code != std::errc() && !too_large) || end != spelled.data() + spelled.size())
       return syntax_error(line_, "a number is malformed");
@@ -320,8 +327,8 @@ class Lexer {
     if (!hex(*at + 2, width, &code)) return false;
     *at += 2 + width;
     uint32_t low;
-    if (code >= 0xD800 && code < 0xDC00 && text_.compare(*at, 2, "\\u") == 0 && hex(*at + 2, 4, &low) &&
-        low >= 0xDC00 && low < 0xE000) {
+    if (code >= 0xD800 && code < 0xDC00 && text_.compare(*at, 2, "\\u") == 0 &&
+        hex(*at + 2, 4, &low) && low >= 0xDC00 && low < 0xE000) {
       code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
       *at += 6;
     }

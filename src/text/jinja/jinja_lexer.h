@@ -33,7 +33,9 @@ struct Token {
   double real = 0;
 
   bool is(TokenKind other) const { return kind == other; }
-  bool is_symbol(std::string_view symbol) const { return kind == TokenKind::symbol && text == symbol; }
+  bool is_symbol(std::string_view symbol) const {
+    return kind == TokenKind::symbol && text == symbol;
+  }
   bool is_name(std::string_view name) const { return kind == TokenKind::name && text == name; }
 };
 

@@ -132,7 +132,8 @@ const Expr* Parser::product() {
 
 const Expr* Parser::power() {
   const Expr* left = unary(true);
-  while (!failed() && take_symbol("**")) left = two(ExprKind::binary, left, unary(true), Operator::power);
+  while (!failed() && take_symbol("**"))
+    left = two(ExprKind::binary, left, unary(true), Operator::power);
   return left;
 }
 
@@ -234,8 +235,8 @@ const Expr* Parser::dict_literal() {
 
 const Expr* Parser::tuple(bool with_conditional, std::string_view stop, bool may_be_empty) {
   const auto ends = [&] {
-    return now().is(TokenKind::print_end) || now().is(TokenKind::block_end) || now().is_symbol(")") ||
-           (!stop.empty() && now().is_name(stop));
+    return now().is(TokenKind::print_end) || now().is(TokenKind::block_end) ||
+           now().is_symbol(")") || (!stop.empty() && now().is_name(stop));
   };
   std::vector<const Expr*> items;
   bool is_tuple = false;
@@ -353,8 +354,8 @@ const Expr* Parser::test(const Expr* base) {
     expr->args = arguments();
   } else if ((token.is(TokenKind::name) && token.text != "else" && token.text != "or" &&
               token.text != "and" && token.text != "is") ||
-             token.is(TokenKind::string) || token.is(TokenKind::integer) || token.is(TokenKind::real) ||
-             token.is_symbol("[") || token.is_symbol("{")) {
+             token.is(TokenKind::string) || token.is(TokenKind::integer) ||
+             token.is(TokenKind::real) || token.is_symbol("[") || token.is_symbol("{")) {
     // One argument may follow without parentheses, except names that continue the outer expression.
     // Jinja itself fails on `x is defined if ...`.
     if (token.text != "if" && token.text != "not" && token.text != "in") {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "text/jinja/jinja_ast.h"
-#include "text/jinja/values/jinja_value.h"
+#include "text/jinja/jinja_value.h"
 
 namespace braid::jinja {
 

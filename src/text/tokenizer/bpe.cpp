@@ -59,7 +59,8 @@ std::string from_byte_alphabet(std::string_view text) {
   out.reserve(text.size());
   while (!text.empty()) {
     const Utf8Step step = utf8_step(text);
-    const auto byte = step.kind == Utf8Kind::complete ? alphabet_to_byte(step.code_point) : std::nullopt;
+    const auto byte =
+        step.kind == Utf8Kind::complete ? alphabet_to_byte(step.code_point) : std::nullopt;
     if (byte) {
       out.push_back(static_cast<char>(*byte));
     } else {
@@ -106,7 +107,8 @@ void BpeMerger::merge_short(const MergeTable& table, const std::array<int32_t, 2
   std::array<int32_t, kShortPieceBytes> ids;
   std::array<MergeTable::Merge, kShortPieceBytes> merges;  // of ids[i] and ids[i + 1]
   int count = static_cast<int>(piece.size());
-  for (int index = 0; index < count; ++index) ids[index] = byte_symbols[static_cast<uint8_t>(piece[index])];
+  for (int index = 0; index < count; ++index)
+    ids[index] = byte_symbols[static_cast<uint8_t>(piece[index])];
   const auto look_up = [&](int index) {
     const MergeTable::Merge* merge = table.find(ids[index], ids[index + 1]);
     merges[index] = merge != nullptr ? *merge : kNone;
@@ -146,7 +148,8 @@ void BpeMerger::merge_long(const MergeTable& table, const std::array<int32_t, 25
   for (int32_t index = 0; index + 1 < count; ++index) {
     const int32_t left = symbols_[index].id;
     const int32_t right = symbols_[index + 1].id;
-    if (const auto* merge = table.find(left, right)) candidates_.push_back({merge->rank, index, left, right});
+    if (const auto* merge = table.find(left, right))
+      candidates_.push_back({merge->rank, index, left, right});
   }
   std::make_heap(candidates_.begin(), candidates_.end(), later);
 
@@ -175,7 +178,8 @@ void BpeMerger::merge_long(const MergeTable& table, const std::array<int32_t, 25
     consider(candidate.left);
     if (left.previous >= 0) consider(left.previous);
   }
-  for (int32_t index = 0; index >= 0; index = symbols_[index].next) out.push_back(symbols_[index].id);
+  for (int32_t index = 0; index >= 0; index = symbols_[index].next)
+    out.push_back(symbols_[index].id);
 
   if (symbols_.capacity() > kKeptSymbols) symbols_ = {};
   if (candidates_.capacity() > kKeptSymbols) candidates_ = {};

@@ -52,7 +52,8 @@ class MergeTable {
   };
 
   static uint64_t pair_key(int32_t left, int32_t right) {
-    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
+    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) |
+           static_cast<uint32_t>(right);
   }
   size_t slot_of(uint64_t key) const { return (key * 0x9E3779B97F4A7C15ull) >> shift_; }
 
@@ -65,8 +66,8 @@ class MergeTable {
 class BpeMerger {
  public:
   // Appends the symbols of `piece` to `out`. byte_symbols: the symbol of each byte.
-  void merge(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols, std::string_view piece,
-             std::vector<int32_t>& out);
+  void merge(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols,
+             std::string_view piece, std::vector<int32_t>& out);
 
  private:
   struct Symbol {

@@ -75,7 +75,8 @@ TEST(Bpe, RandomPiecesMergeAsDefined) {
   for (int round = 0; round < 300; ++round) {
     std::vector<int32_t> known = {'a', 'b', 'c'};
     std::vector<uint32_t> ranks(1 + random() % 40);
-    for (size_t index = 0; index < ranks.size(); ++index) ranks[index] = static_cast<uint32_t>(index / 2);
+    for (size_t index = 0; index < ranks.size(); ++index)
+      ranks[index] = static_cast<uint32_t>(index / 2);
     std::shuffle(ranks.begin(), ranks.end(), random);
     std::map<Pair, MergeTable::Merge> merges;
     MergeTable table(ranks.size());

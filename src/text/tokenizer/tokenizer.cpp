@@ -85,8 +85,9 @@ Status check_sizes(const VocabularyData& data) {
                              data.tokens.size(), data.merges.size())};
   }
   if (!data.types.empty() && data.types.size() < data.tokens.size()) {
-    return Error{ErrorKind::corrupt, fmt::format("the vocabulary has {} tokens but only {} token types",
-                                                 data.tokens.size(), data.types.size())};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("the vocabulary has {} tokens but only {} token types",
+                             data.tokens.size(), data.types.size())};
   }
   return {};
 }
@@ -97,22 +98,26 @@ Status complete(VocabularyData& data) {
   data.types.resize(count, static_cast<int32_t>(TokenType::normal));
   for (size_t id = 0; id < count; ++id) {
     int32_t& type = data.types[id];
-    if (type < static_cast<int32_t>(TokenType::undefined) || type > static_cast<int32_t>(TokenType::byte)) {
+    if (type < static_cast<int32_t>(TokenType::undefined) ||
+        type > static_cast<int32_t>(TokenType::byte)) {
       return Error{ErrorKind::corrupt,
                    fmt::format("token {} has the type {}, which does not exist", id, type)};
     }
-    if (type == static_cast<int32_t>(TokenType::undefined)) type = static_cast<int32_t>(TokenType::normal);
+    if (type == static_cast<int32_t>(TokenType::undefined))
+      type = static_cast<int32_t>(TokenType::normal);
     if (data.tokens[id].empty()) {
       data.tokens[id] = fmt::format("[EMPTY_{}]", id);
       type = static_cast<int32_t>(TokenType::unused);
     }
   }
-  for (auto* role : {&data.bos, &data.eos, &data.eot, &data.eom, &data.unknown, &data.separator,
-                     &data.padding, &data.mask, &data.fim_prefix, &data.fim_suffix, &data.fim_middle,
-                     &data.fim_padding, &data.fim_repository, &data.fim_separator}) {
+  for (auto* role :
+       {&data.bos, &data.eos, &data.eot, &data.eom, &data.unknown, &data.separator, &data.padding,
+        &data.mask, &data.fim_prefix, &data.fim_suffix, &data.fim_middle, &data.fim_padding,
+        &data.fim_repository, &data.fim_separator}) {
     if (*role && (**role < 0 || static_cast<size_t>(**role) >= count)) {
       spdlog::warn(
-          "a special token id of the file, {}, lies outside its vocabulary of {} tokens and is ignored",
+          "a special token id of the file, {}, lies outside its vocabulary of {} tokens and is "
+          "ignored",
           **role, count);
       role->reset();
     }
@@ -124,7 +129,8 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   TokenIndex index(data.tokens.size());
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     if (const auto other = index.add(data.tokens[id], static_cast<int32_t>(id))) {
-      return Error{ErrorKind::corrupt, fmt::format("tokens {} and {} have the same text", *other, id)};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("tokens {} and {} have the same text", *other, id)};
     }
     if (index.is_crowded()) {
       return Error{ErrorKind::corrupt, "the texts of tokens were chosen to be slow to find"};
@@ -139,11 +145,12 @@ Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<in
   std::vector<SpecialFinder::Special> specials;
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const auto type = static_cast<TokenType>(data.types[id]);
-    if (type != TokenType::control && type != TokenType::user_defined && type != TokenType::unknown) continue;
+    if (type != TokenType::control && type != TokenType::user_defined && type != TokenType::unknown)
+      continue;
     if (data.tokens[id].size() > kMaxSpecialBytes) {
       return Error{ErrorKind::unsupported,
-                   fmt::format("special token {} has a text of {} bytes; at most {} are supported", id,
-                               data.tokens[id].size(), kMaxSpecialBytes)};
+                   fmt::format("special token {} has a text of {} bytes; at most {} are supported",
+                               id, data.tokens[id].size(), kMaxSpecialBytes)};
     }
     const bool user_defined = type == TokenType::user_defined;
     const bool ends = std::binary_search(end_ids.begin(), end_ids.end(), static_cast<int32_t>(id));
@@ -213,7 +220,8 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   BRAID_ASSIGN(const SplitKind kind, split_kind(data.pre, data.laguna_breaks_at_line_feed_only));
   if (kind == SplitKind::fallback) {
     spdlog::warn(
-        "the file does not name its pre-tokenizer; text may be cut differently from how the model learned "
+        "the file does not name its pre-tokenizer; text may be cut differently from how the model "
+        "learned "
         "it");
   }
   BRAID_ASSIGN(TokenIndex index, index_of(data));
@@ -233,7 +241,8 @@ Status Tokenizer::load_merges() {
   std::map<std::string, int32_t> extras;
   const auto symbol_of = [&](std::string_view text) {
     if (const auto found = index_.find(text)) return *found;
-    const auto [place, is_new] = extras.emplace(text, size() + static_cast<int32_t>(extra_symbols_.size()));
+    const auto [place, is_new] =
+        extras.emplace(text, size() + static_cast<int32_t>(extra_symbols_.size()));
     if (is_new) extra_symbols_.push_back(from_byte_alphabet(text));
     return place->second;
   };
@@ -254,7 +263,8 @@ Status Tokenizer::load_merges() {
     const std::string_view left = merge.substr(0, space);
     const std::string_view right = merge.substr(space + 1);
     joined.assign(left).append(right);
-    const int32_t merged = likely < size() && data_.tokens[likely] == joined ? likely : symbol_of(joined);
+    const int32_t merged =
+        likely < size() && data_.tokens[likely] == joined ? likely : symbol_of(joined);
     likely = merged + 1;
     merges_.add(symbol_of(left), symbol_of(right), {static_cast<uint32_t>(rank), merged});
   }
@@ -298,12 +308,15 @@ TokenType Tokenizer::type(int32_t id) const {
 
 std::optional<int32_t> Tokenizer::find(std::string_view text) const { return index_.find(text); }
 
-bool Tokenizer::is_end(int32_t id) const { return std::binary_search(end_ids_.begin(), end_ids_.end(), id); }
+bool Tokenizer::is_end(int32_t id) const {
+  return std::binary_search(end_ids_.begin(), end_ids_.end(), id);
+}
 
 std::string_view Tokenizer::piece(int32_t id, SpecialText special) const {
   const TokenType kind = type(id);
   if (kind == TokenType::unused) return {};
-  if (special == SpecialText::hide && (kind == TokenType::control || kind == TokenType::unknown)) return {};
+  if (special == SpecialText::hide && (kind == TokenType::control || kind == TokenType::unknown))
+    return {};
   return std::string_view(piece_bytes_)
       .substr(piece_offsets_[id], piece_offsets_[id + 1] - piece_offsets_[id]);
 }
@@ -322,8 +335,8 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOpti
                                                const OriginSpans& origins) const {
   if (text.size() > kMaxTextBytes) {
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("the text has {} bytes; at most {} can be tokenized at once", text.size(),
-                             kMaxTextBytes)};
+                 fmt::format("the text has {} bytes; at most {} can be tokenized at once",
+                             text.size(), kMaxTextBytes)};
   }
   std::vector<int32_t> out;
   if (options.add_special && add_bos_) out.push_back(*data_.bos);
@@ -332,7 +345,8 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOpti
     if (fragment.id >= 0) {
       out.push_back(fragment.id);
     } else {
-      BRAID_TRY(append_raw(text.substr(fragment.begin, fragment.end - fragment.begin), *workspace, out));
+      BRAID_TRY(
+          append_raw(text.substr(fragment.begin, fragment.end - fragment.begin), *workspace, out));
     }
   }
   workspaces_->give_back(std::move(workspace));
@@ -348,7 +362,8 @@ Result<std::vector<int32_t>> Tokenizer::encode_rendered(const RenderedText& prom
   return ids;
 }
 
-Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace, std::vector<int32_t>& out) const {
+Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace,
+                             std::vector<int32_t>& out) const {
   std::string repaired;
   if (first_invalid_utf8(raw)) {
     append_repaired_utf8(repaired, raw, Utf8Repair::each_byte);
@@ -359,16 +374,18 @@ Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace, std::ve
   if (data_.pre == "qwen2" || data_.pre == "qwen35") {
     BRAID_ASSIGN(raw, nfc(raw, normalised));
   }
-  return splitter_.split(raw, workspace.split,
-                         [&](std::string_view piece) { return append_piece(piece, workspace, out); });
+  return splitter_.split(raw, workspace.split, [&](std::string_view piece) {
+    return append_piece(piece, workspace, out);
+  });
 }
 
 Status Tokenizer::append_piece(std::string_view piece, Workspace& workspace,
                                std::vector<int32_t>& out) const {
   if (piece.size() > kMaxPieceBytes) {
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("the text has {} bytes without a word boundary; at most {} can be tokenized",
-                             piece.size(), kMaxPieceBytes)};
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("the text has {} bytes without a word boundary; at most {} can be tokenized",
+                    piece.size(), kMaxPieceBytes)};
   }
   PieceCache::Entry* place = nullptr;
   if (PieceCache::fits(piece)) {
@@ -407,7 +424,8 @@ Status Tokenizer::append_symbols(Workspace& workspace, std::vector<int32_t>& out
       } else {
         return Error{
             ErrorKind::invalid_argument,
-            fmt::format("the model's vocabulary has no token for the byte 0x{:02X} of the text", byte)};
+            fmt::format("the model's vocabulary has no token for the byte 0x{:02X} of the text",
+                        byte)};
       }
     }
   }

@@ -85,15 +85,16 @@ class Tokenizer {
   struct Workspace;
   class WorkspacePool;
 
-  Tokenizer(VocabularyData data, TokenIndex index, std::vector<int32_t> end_ids, SpecialFinder specials,
-            Splitter splitter, bool ignore_merges);
+  Tokenizer(VocabularyData data, TokenIndex index, std::vector<int32_t> end_ids,
+            SpecialFinder specials, Splitter splitter, bool ignore_merges);
 
   Status load_merges();
   void load_pieces();
   Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions options,
                                       const OriginSpans& origins) const;
   Status append_raw(std::string_view raw, Workspace& workspace, std::vector<int32_t>& out) const;
-  Status append_piece(std::string_view piece, Workspace& workspace, std::vector<int32_t>& out) const;
+  Status append_piece(std::string_view piece, Workspace& workspace,
+                      std::vector<int32_t>& out) const;
   Status append_symbols(Workspace& workspace, std::vector<int32_t>& out) const;
 
   VocabularyData data_;

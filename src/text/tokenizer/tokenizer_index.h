@@ -17,7 +17,8 @@ namespace braid {
 class TokenIndex {
  public:
   explicit TokenIndex(size_t expected_tokens)
-      : slots_(std::bit_ceil(std::max<size_t>(expected_tokens * 2, 16))), free_(slots_.size() / 2) {}
+      : slots_(std::bit_ceil(std::max<size_t>(expected_tokens * 2, 16))),
+        free_(slots_.size() / 2) {}
 
   // Adds a text, or returns the id that has it already. REQUIRES: at most `expected_tokens` texts;
   // id is not negative.

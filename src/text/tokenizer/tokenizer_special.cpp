@@ -38,14 +38,18 @@ constexpr std::string_view kEndTexts[] = {
 };
 
 // Harmony markers frame visible output, so they are text, not control.
-constexpr std::string_view kFrameTexts[] = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"};
+constexpr std::string_view kFrameTexts[] = {"<|channel|>", "<|message|>", "<|start|>",
+                                            "<|constrain|>"};
 
-constexpr std::string_view kFimPrefix[] = {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>"};
-constexpr std::string_view kFimSuffix[] = {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>"};
-constexpr std::string_view kFimMiddle[] = {"<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>"};
+constexpr std::string_view kFimPrefix[] = {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>",
+                                           "<PRE>"};
+constexpr std::string_view kFimSuffix[] = {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>",
+                                           "<SUF>"};
+constexpr std::string_view kFimMiddle[] = {"<|fim_middle|>", "<fim-middle>", "<fim_middle>",
+                                           "<MID>"};
 constexpr std::string_view kFimPadding[] = {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"};
-constexpr std::string_view kFimRepository[] = {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
-                                               "<reponame>"};
+constexpr std::string_view kFimRepository[] = {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>",
+                                               "<REPO>", "<reponame>"};
 constexpr std::string_view kFimSeparator[] = {"<|file_sep|>"};
 
 template <typename Texts>
@@ -58,7 +62,9 @@ void give_role_by_text(std::optional<int32_t>& role, const TokenIndex& index, co
 }  // namespace
 
 std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenIndex& index) {
-  const auto set_type = [&](int32_t id, TokenType type) { data.types[id] = static_cast<int32_t>(type); };
+  const auto set_type = [&](int32_t id, TokenType type) {
+    data.types[id] = static_cast<int32_t>(type);
+  };
 
   std::set<int32_t> ends;
   for (const std::string_view text : kEndTexts) {
@@ -102,7 +108,8 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
 
   // In these two families the end of turn of other models occurs inside answers.
   const auto has = [&](std::string_view text) { return index.contains(text); };
-  const bool is_harmony = (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
+  const bool is_harmony =
+      (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
   if (is_harmony && has("<|end|>")) ends.erase(*index.find("<|end|>"));
   if (has("<|tool_response>") && has("</s>")) ends.erase(*index.find("</s>"));
   return {ends.begin(), ends.end()};
@@ -151,8 +158,9 @@ std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_
       const auto byte_of = [depth](const Special& special) {
         return static_cast<uint8_t>(special.text[depth]);
       };
-      const auto first = std::partition_point(
-          begin + low, begin + high, [&](const Special& special) { return byte_of(special) < byte; });
+      const auto first =
+          std::partition_point(begin + low, begin + high,
+                               [&](const Special& special) { return byte_of(special) < byte; });
       const auto last = std::partition_point(
           first, begin + high, [&](const Special& special) { return byte_of(special) == byte; });
       low = first - begin;
@@ -162,7 +170,8 @@ std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_
   std::sort(present.begin(), present.end(), [this](size_t a, size_t b) {
     const Special& left = specials_[a];
     const Special& right = specials_[b];
-    return left.text.size() != right.text.size() ? left.text.size() > right.text.size() : left.id < right.id;
+    return left.text.size() != right.text.size() ? left.text.size() > right.text.size()
+                                                 : left.id < right.id;
   });
   return present;
 }

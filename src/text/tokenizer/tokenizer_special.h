@@ -45,7 +45,8 @@ class SpecialFinder {
                               const OriginSpans& origins = {}) const;
 
  private:
-  std::vector<size_t> present_in(std::string_view text, bool parse_special, const OriginSpans& origins) const;
+  std::vector<size_t> present_in(std::string_view text, bool parse_special,
+                                 const OriginSpans& origins) const;
 
   std::vector<Special> specials_;                             // sorted by text
   std::array<std::pair<size_t, size_t>, 256> by_first_byte_;  // ranges of specials_

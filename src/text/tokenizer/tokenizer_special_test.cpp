@@ -46,7 +46,8 @@ TEST(TokenIndex, TextsThatMeetInOnePlaceAreNoticed) {
 
 using Special = SpecialFinder::Special;
 
-std::string shown(const std::vector<Special>& specials, std::string_view text, bool parse_special = true) {
+std::string shown(const std::vector<Special>& specials, std::string_view text,
+                  bool parse_special = true) {
   std::string out;
   for (const Fragment& fragment : SpecialFinder(specials).split(text, parse_special)) {
     if (fragment.id >= 0) {
@@ -61,7 +62,8 @@ std::string shown(const std::vector<Special>& specials, std::string_view text, b
 TEST(SpecialTokens, LongerTextsGoFirstWhereverTheyStand) {
   // "<b" would match earlier, but the longer "b>c" has already taken its letter.
   EXPECT_EQ(shown({{"<b", 1, true}, {"b>c", 2, true}}, "a<b>c<b"), "a</[2][1]");
-  EXPECT_EQ(shown({{"<a>", 1, true}, {"<a><b>", 2, true}, {"<b>", 3, true}}, "<a><b><a>x<b>"), "[2][1]x/[3]");
+  EXPECT_EQ(shown({{"<a>", 1, true}, {"<a><b>", 2, true}, {"<b>", 3, true}}, "<a><b><a>x<b>"),
+            "[2][1]x/[3]");
 }
 
 TEST(SpecialTokens, OfEqualLengthTheSmallerIdGoesFirst) {
@@ -84,15 +86,17 @@ TEST(SpecialTokens, EdgesOfTheText) {
   EXPECT_EQ(shown({{"<e>", 1, true}}, "<e>"), "[1]");
   EXPECT_EQ(shown({{"<e>", 1, true}}, "<e"), "<e/");
   EXPECT_EQ(shown({}, "abc"), "abc/");
-  EXPECT_EQ(shown({{std::string("\0x", 2), 1, true}, {"\xFF", 2, true}}, std::string_view("a\0x\xFF", 4)),
-            "a/[1][2]");
+  EXPECT_EQ(
+      shown({{std::string("\0x", 2), 1, true}, {"\xFF", 2, true}}, std::string_view("a\0x\xFF", 4)),
+      "a/[1][2]");
 }
 
 std::string shown_by_definition(std::vector<Special> specials, std::string_view text) {
   std::sort(specials.begin(), specials.end(), [](const Special& a, const Special& b) {
     return a.text.size() != b.text.size() ? a.text.size() > b.text.size() : a.id < b.id;
   });
-  std::vector<int32_t> owner(text.size(), -1);  // id at the first byte of a match, -2 inside, -1 raw
+  std::vector<int32_t> owner(text.size(),
+                             -1);  // id at the first byte of a match, -2 inside, -1 raw
   for (const Special& special : specials) {
     for (size_t place = 0; place + special.text.size() <= text.size(); ++place) {
       const auto begin = owner.begin() + static_cast<std::ptrdiff_t>(place);
@@ -124,8 +128,9 @@ TEST(SpecialTokens, RandomTextsAreCutAsDefined) {
     std::vector<Special> specials;
     for (int32_t id = 0; id < 6; ++id) {
       Special special{word(5), id, true};
-      const bool is_new = std::none_of(specials.begin(), specials.end(),
-                                       [&](const Special& other) { return other.text == special.text; });
+      const bool is_new = std::none_of(specials.begin(), specials.end(), [&](const Special& other) {
+        return other.text == special.text;
+      });
       if (is_new && special.text.size() > 1) specials.push_back(special);
     }
     const std::string text = word(30);
@@ -148,8 +153,8 @@ std::vector<std::string> end_texts(std::vector<std::string> tokens, VocabularyDa
 using Texts = std::vector<std::string>;
 
 TEST(EndOfGeneration, FollowsFromIdsAndTexts) {
-  EXPECT_EQ(end_texts({"a", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>",
-                       "<|file_sep|>", "<|fim_prefix|>"}),
+  EXPECT_EQ(end_texts({"a", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>",
+                       "<|repo_name|>", "<|file_sep|>", "<|fim_prefix|>"}),
             (Texts{"<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}));
   VocabularyData data;
   data.eos = 0;

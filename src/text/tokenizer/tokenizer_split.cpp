@@ -14,7 +14,8 @@
 namespace braid {
 namespace {
 
-#define BRAID_SPACE R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})"
+#define BRAID_SPACE \
+  R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})"
 #define BRAID_CONTRACTION R"('[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 // Up to the last line end; else all but the last blank, which starts the next word; else all.
 #define BRAID_SPACE_RUNS \
@@ -24,14 +25,17 @@ constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" BRAID_SPACE R"(\p{L}\p{N}]+)"
     "|[" BRAID_SPACE "]+(?![^" BRAID_SPACE "])|[" BRAID_SPACE "]+";
 
-constexpr const char* kLlama3 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^)" BRAID_SPACE
-                                                  R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kLlama3 =
+    BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^)" BRAID_SPACE
+                      R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
-constexpr const char* kQwen2 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^)" BRAID_SPACE
-                                                 R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kQwen2 =
+    BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^)" BRAID_SPACE
+                      R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
-constexpr const char* kQwen35 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^)" BRAID_SPACE
-                                                  R"(\p{L}\p{M}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kQwen35 =
+    BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^)" BRAID_SPACE
+                      R"(\p{L}\p{M}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
 #undef BRAID_SPACE
 #undef BRAID_CONTRACTION
@@ -76,12 +80,11 @@ Result<SplitKind> split_kind(std::string_view pre, bool laguna_breaks_at_line_fe
   if (pre == "laguna")
     return laguna_breaks_at_line_feed_only ? SplitKind::laguna_line_feed : SplitKind::laguna;
   if (pre.empty() || pre == "default") return SplitKind::fallback;
-  return Error{
-      ErrorKind::unsupported,
-      fmt::format(
-          "the tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: qwen2, qwen35, llama-bpe, "
-          "gpt-2, laguna)",
-          pre.substr(0, 64))};
+  return Error{ErrorKind::unsupported,
+               fmt::format("the tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: "
+                           "qwen2, qwen35, llama-bpe, "
+                           "gpt-2, laguna)",
+                           pre.substr(0, 64))};
 }
 
 void Splitter::CodeDeleter::operator()(pcre2_real_code_8* code) const { pcre2_code_free(code); }
@@ -104,8 +107,8 @@ Status Splitter::add_stage(std::string_view pattern, bool covers_all) {
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | (covers_all ? PCRE2_ANCHORED : 0);
   Stage stage;
   stage.covers_all = covers_all;
-  stage.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options,
-                                 &error, &error_offset, nullptr));
+  stage.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                 options, &error, &error_offset, nullptr));
   if (!stage.code) {
     return Error{ErrorKind::unsupported,
                  fmt::format("this machine's PCRE2 library refuses a pre-tokenizer pattern at "
@@ -184,8 +187,9 @@ Status Splitter::split_stage(size_t stage_index, std::string_view text, Scratch&
       return pass_on(begin, text.size());
     }
     if (found < 0) {
-      return Error{ErrorKind::exhausted, fmt::format("the text could not be cut into pieces at byte {}: {}",
-                                                     begin, pcre2_message(found))};
+      return Error{ErrorKind::exhausted,
+                   fmt::format("the text could not be cut into pieces at byte {}: {}", begin,
+                               pcre2_message(found))};
     }
     // Read first: nested stages overwrite the offsets.
     const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(scratch.match_);

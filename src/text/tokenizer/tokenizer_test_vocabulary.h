@@ -14,7 +14,8 @@
 namespace braid {
 
 // The 256 bytes as ids 0..255, then one token per merge, in order. Parts are plain bytes.
-inline VocabularyData tiny_vocabulary(const std::vector<std::pair<std::string, std::string>>& merges = {}) {
+inline VocabularyData tiny_vocabulary(
+    const std::vector<std::pair<std::string, std::string>>& merges = {}) {
   VocabularyData data;
   data.pre = "qwen2";
   for (int byte = 0; byte < 256; ++byte) {

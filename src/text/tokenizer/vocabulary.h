@@ -31,7 +31,8 @@ struct VocabularyData {
   std::vector<std::string> merges;  // "left right", index = rank
 
   std::optional<int32_t> bos, eos, eot, eom, unknown, separator, padding, mask;
-  std::optional<int32_t> fim_prefix, fim_suffix, fim_middle, fim_padding, fim_repository, fim_separator;
+  std::optional<int32_t> fim_prefix, fim_suffix, fim_middle, fim_padding, fim_repository,
+      fim_separator;
 
   std::optional<bool> add_bos, add_eos;  // empty: the pre-tokenizer's default
 

@@ -20,7 +20,8 @@ inline constexpr float kSmallestPeak = 1e-30f;
 inline constexpr float kExpLow = -87.0f, kExpHigh = 88.0f;
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
-inline constexpr float kExpTerms[7] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+inline constexpr float kExpTerms[7] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6,
+                                       0.5f,       1.0f,       1.0f};
 
 // ProductTable::quantize from sub(x or null for zeros, index, job, block) of one sub-block. The
 // type is local to each source, so that no instruction set links another's copy.

@@ -101,7 +101,8 @@ static constexpr int small_offset(Layout l) {
 // The byte of each 4-bit code, for is_iq4 and is_fp4.
 inline constexpr uint8_t kIq4Bytes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                           129, 141, 153, 166, 181, 197, 217, 241};
-inline constexpr uint8_t kFp4Bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+inline constexpr uint8_t kFp4Bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                          12, 11, 10, 9,  8,  6,  4,  0};
 
 template <Layout L, bool kPair = is_pair(L), bool kFive = is_five(L)>
 struct SmallTileOf {
@@ -120,7 +121,8 @@ using SmallTile = typename SmallTileOf<L>::type;
 template <Layout L>
 constexpr int kTileSubs = is_five(L) ? 1 : 2;  // sub-blocks of 32 k in a tile
 
-static_assert(sizeof(W8) == 1088 && sizeof(W4K) == 2368 && sizeof(W5K) == 2880 && sizeof(W6K) == 3392);
+static_assert(sizeof(W8) == 1088 && sizeof(W4K) == 2368 && sizeof(W5K) == 2880 &&
+              sizeof(W6K) == 3392);
 
 // Activations: rows of x quantized per 32 k to int8 (d = max / 127) or int16 (d = max / 32512), in
 // blocks of 256 k: [k / 256][row] of the parts below. k beyond the matrix is zero with d 0. Only

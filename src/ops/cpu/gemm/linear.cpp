@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "base/log_line.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "ops/cpu/gemm/linear_impl.h"
 #include "ops/cpu/prefetch.h"
 
@@ -45,7 +45,8 @@ bool multipliable(GgmlType type) {
 
 // Floats that may be rounded are kept as Q8_0: products of several rows take a third of the time.
 GgmlType kept_type(const Weight& w, Activations activations) {
-  const bool is_float = w.type == GgmlType::F32 || w.type == GgmlType::F16 || w.type == GgmlType::BF16;
+  const bool is_float =
+      w.type == GgmlType::F32 || w.type == GgmlType::F16 || w.type == GgmlType::BF16;
   const bool rounds = w.may_round && is_float && activations != Activations::f32;
   return rounds && w.k % block_elems(GgmlType::Q8_0) == 0 ? GgmlType::Q8_0 : w.type;
 }
@@ -77,8 +78,8 @@ int64_t round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> fi
   return zeros;
 }
 
-int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles, int64_t begin,
-                     int64_t end) {
+int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles,
+                     int64_t begin, int64_t end) {
   int64_t zeros = 0;
   const size_t row_bytes = w.file_row_bytes();
   std::vector<std::byte> gathered;  // a group whose rows are not contiguous in the file
@@ -100,8 +101,8 @@ int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::by
     if (packed_weight.type == w.type) {
       repack_group(packed_weight.layout, w.type, file.data, row_bytes, rows, w.k, to);
     } else {
-      zeros += round_rows(w, packed_weight.type, {file.data, static_cast<size_t>(rows) * row_bytes}, rows,
-                          rounded);
+      zeros += round_rows(w, packed_weight.type, {file.data, static_cast<size_t>(rows) * row_bytes},
+                          rows, rounded);
       repack_group(packed_weight.layout, packed_weight.type, rounded.data(),
                    rounded.size() / static_cast<size_t>(rows), rows, w.k, to);
     }
@@ -138,8 +139,9 @@ Result<std::unique_ptr<Products>> Products::make(ThreadPool& pool, Activations a
   const char* forced = std::getenv("BRAID_CPU");
   const ProductTable* table = choose_products(forced);
   if (table == nullptr) {
-    return Error{ErrorKind::unsupported,
-                 fmt::format("BRAID_CPU={}: this processor or this build has no such path", forced)};
+    return Error{
+        ErrorKind::unsupported,
+        fmt::format("BRAID_CPU={}: this processor or this build has no such path", forced)};
   }
   return std::unique_ptr<Products>(new Products(std::make_unique<Impl>(pool, activations, *table)));
 }
@@ -155,8 +157,9 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
   for (const Weight* w : weights) {
     if (!w->is_product) continue;
     if (!multipliable(w->type)) {
-      return Error{ErrorKind::unsupported, fmt::format("{}: the CPU cannot multiply with elements of type {}",
-                                                       w->name, type_name(w->type))};
+      return Error{ErrorKind::unsupported,
+                   fmt::format("{}: the CPU cannot multiply with elements of type {}", w->name,
+                               type_name(w->type))};
     }
     total_bytes += weight_bytes(*w);
   }
@@ -180,9 +183,10 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
       zeros += repack_share(*w, p, at, begin, end);
     });
     if (zeros > 0)
-      log_warning(fmt::format(
-          "{}: {} of {} rows hold more than numbers and count as zeros: guesses get worse, answers do not",
-          w->name, zeros.load(), w->experts * w->n));
+      log_warning(
+          fmt::format("{}: {} of {} rows hold more than numbers and count as zeros: guesses get "
+                      "worse, answers do not",
+                      w->name, zeros.load(), w->experts * w->n));
     w->device_data = &p;
     w->device_bytes = weight_bytes(*w);
     at += w->device_bytes;
@@ -191,7 +195,8 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
   impl_->weight_memory.push_back(std::move(memory));
   size_t loaded_bytes = 0;
   for (const Mapping& m : impl_->weight_memory) loaded_bytes += m.size_bytes();
-  impl_->ahead_bytes = prefetch_distance(loaded_bytes, last_level_cache_bytes("/sys/devices/system/cpu"));
+  impl_->ahead_bytes =
+      prefetch_distance(loaded_bytes, last_level_cache_bytes("/sys/devices/system/cpu"));
   return {};
 }
 
@@ -313,8 +318,8 @@ void scale_all(float* p, int64_t count, float scale) {
 
 }  // namespace
 
-void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0,
-                                int64_t g1, int64_t row, int64_t rows) const {
+void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, int worker,
+                                int64_t g0, int64_t g1, int64_t row, int64_t rows) const {
   const Worker& mine = workers[static_cast<size_t>(worker)];
   const bool few = piece.rows <= kFewRows;
   for (int64_t g = g0; g < g1; g += kCallGroups) {
@@ -329,13 +334,15 @@ void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, 
     job.ahead_bytes = ahead_bytes;
     job.scratch = mine.scratch;
     const int64_t width = job.groups * kGroupRows;
-    const auto multiply = [&](const PackedWeight& w, const Kernels& kernels, float scale, float* out) {
+    const auto multiply = [&](const PackedWeight& w, const Kernels& kernels, float scale,
+                              float* out) {
       job.tiles = w.group(piece.expert, g);
       job.group_bytes = w.group_bytes;
       job.raw_type = static_cast<uint32_t>(w.type);
       job.out = out;
       (few ? kernels.few : kernels.many)(job);
-      for (int64_t m = 0; scale != 1.0f && m < rows; m++) scale_all(out + m * kOutStride, width, scale);
+      for (int64_t m = 0; scale != 1.0f && m < rows; m++)
+        scale_all(out + m * kOutStride, width, scale);
     };
     multiply(*piece.w, *piece.kernels, piece.scale, mine.out);
     if (piece.up != nullptr) {
@@ -363,16 +370,20 @@ void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, 
 void Products::Impl::run_share(std::span<const GemmPart> pieces_in, const ActView& act_view,
                                int worker) const {
   size_t total = 0;
-  for (const GemmPart& p : pieces_in) total += static_cast<size_t>(p.groups()) * p.bytes_per_group();
+  for (const GemmPart& p : pieces_in)
+    total += static_cast<size_t>(p.groups()) * p.bytes_per_group();
   const auto threads = static_cast<size_t>(pool.size());
   const auto begin = total / threads * static_cast<size_t>(worker);
-  const auto end = worker + 1 == pool.size() ? total : total / threads * static_cast<size_t>(worker + 1);
+  const auto end =
+      worker + 1 == pool.size() ? total : total / threads * static_cast<size_t>(worker + 1);
   size_t offset = 0;
   for (const GemmPart& p : pieces_in) {
     const size_t bytes = p.bytes_per_group(), size = static_cast<size_t>(p.groups()) * bytes;
     // A group belongs to the worker whose share has its first byte.
     const auto first_from = [&](size_t at) {
-      return at <= offset ? 0 : std::min(p.groups(), static_cast<int64_t>((at - offset + bytes - 1) / bytes));
+      return at <= offset
+                 ? 0
+                 : std::min(p.groups(), static_cast<int64_t>((at - offset + bytes - 1) / bytes));
     };
     const int64_t g0 = first_from(begin), g1 = first_from(end);
     for (int64_t row = 0; g0 < g1 && row < p.rows; row += kChunkRows) {
@@ -382,7 +393,8 @@ void Products::Impl::run_share(std::span<const GemmPart> pieces_in, const ActVie
   }
 }
 
-void Products::Impl::run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker) {
+void Products::Impl::run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view,
+                                 int worker) {
   int64_t groups = 0;
   for (const GemmPart& p : pieces_in) groups += p.groups();
   const int64_t span = std::clamp<int64_t>(groups / (pool.size() * int64_t{8}), 1, 8);

@@ -96,8 +96,8 @@ struct Products::Impl {
   GemmPart make_piece(const Weight& w, const Weight* up, int64_t expert) const;
   void quantize_row(const ActBuffer& buffer, const Tensor& x, int64_t row, uint8_t needs) const;
   // Sums of row groups [g0, g1) for rows [row, row + rows) of the piece, then its tail.
-  void run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0, int64_t g1,
-                  int64_t row, int64_t rows) const;
+  void run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0,
+                  int64_t g1, int64_t row, int64_t rows) const;
   void run_share(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker) const;
   void run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker);
   void reserve_buffers(Carver& carver, const Device::WorkspaceNeeds& needs);

@@ -9,10 +9,10 @@
 #include <string_view>
 
 #if defined(__x86_64__)
-#include "ops/cpu/gemm/x86/kernels_avx2.h"
-#include "ops/cpu/gemm/x86/kernels_avx512.h"
+#include "ops/cpu/gemm/kernels_avx2.h"
+#include "ops/cpu/gemm/kernels_avx512.h"
 #elif defined(__aarch64__)
-#include "ops/cpu/gemm/neon/kernels_neon.h"
+#include "ops/cpu/gemm/kernels_neon.h"
 #if defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -83,7 +83,8 @@ const ProductTable& avx512_products() {
     BRAID_FLOAT_KERNELS(avx512, t);
     const auto at = [](Layout layout) { return static_cast<int>(layout); };
     t.i8[at(Layout::w8)] = {avx512::w8_few, avx512::w8_many, kNeedsCodes, kNeedsCodes};
-    t.i16[at(Layout::w8)] = {avx512::w8_wide_few, avx512::w8_wide_many, kNeedsNibbles, kNeedsNibbles};
+    t.i16[at(Layout::w8)] = {avx512::w8_wide_few, avx512::w8_wide_many, kNeedsNibbles,
+                             kNeedsNibbles};
     t.i8[at(Layout::w4k)] = {avx512::w4k_few, avx512::w4k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w5k)] = {avx512::w5k_few, avx512::w5k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w6k)] = {avx512::w6k_few, avx512::w6k_many, kNeedsCodes, kNeedsCodes};
@@ -171,9 +172,9 @@ const ProductTable* choose_products(const char* forced) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
                     __builtin_cpu_supports("bmi2");
   // libgcc and compiler-rt report a set only if the system saves its registers (XGETBV).
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vnni");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
   if (avx512 && (name.empty() || name == "avx512")) return &avx512_products();
   if (avx2 && (name.empty() || name == "avx2")) return &avx2_products();
 #elif defined(__aarch64__)

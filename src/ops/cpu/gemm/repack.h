@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gguf/formats/types.h"
+#include "gguf/types.h"
 #include "ops/cpu/gemm/layouts.h"
 
 namespace braid::cpu {
@@ -44,8 +44,8 @@ Layout layout_of(GgmlType type);
 size_t group_bytes(Layout layout, GgmlType type, int64_t k);
 
 // Repacks `rows` (1..16) file rows, row_bytes apart, into one row group; missing rows become zero.
-void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t row_bytes, int rows, int64_t k,
-                  std::byte* tiles);
+void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t row_bytes, int rows,
+                  int64_t k, std::byte* tiles);
 
 // panel[k][16] = up to 256 k of a row group, bitwise the values of decode_row.
 void decode_panel(Layout layout, GgmlType type, const std::byte* tiles, int64_t k, int64_t block,

@@ -7,9 +7,9 @@
 
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/attention/sealed_cells.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kv/sealed_cells.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 
@@ -32,8 +32,9 @@ struct PlainState {
   float total;
 };
 
-__device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (&q)[kMaxHeadDim / 32], int s,
-                           int kv_head, const int (&cell)[4], int count) {
+__device__ void take_cells(PlainState& st, const AttentionArgs& a,
+                           const float (&q)[kMaxHeadDim / 32], int s, int kv_head,
+                           const int (&cell)[4], int count) {
   const int lane = threadIdx.x % 32;
   const KvFormat k_format = a.kv.shape.k_format;
   const KvFormat v_format = a.kv.shape.v_format;
@@ -74,12 +75,14 @@ __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (
     const std::byte* v = a.kv.v + row[i] * v_bytes;
 #pragma unroll
     for (int j = 0; j < kMaxHeadDim / 32; ++j) {
-      if (lane + 32 * j < a.head_dim) st.o[j] = fmaf(p, load_cell(v, v_format, lane + 32 * j), st.o[j]);
+      if (lane + 32 * j < a.head_dim)
+        st.o[j] = fmaf(p, load_cell(v, v_format, lane + 32 * j), st.o[j]);
     }
   }
 }
 
-__global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ __launch_bounds__(32 *
+                             kWarps) void plain_kernel(const __grid_constant__ AttentionArgs a) {
   wait_for_previous();
   const int t = blockIdx.x;
   const int head = blockIdx.y * kWarps + threadIdx.x / 32;
@@ -91,9 +94,9 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
 #pragma unroll
   for (int j = 0; j < kMaxHeadDim / 32; ++j) {
     const int i = lane + 32 * j;
-    q[j] = i < a.head_dim
-               ? load_as(a.q.data, a.q.type, t * a.q.stride + static_cast<int64_t>(head) * a.head_dim + i)
-               : 0.0f;
+    q[j] = i < a.head_dim ? load_as(a.q.data, a.q.type,
+                                    t * a.q.stride + static_cast<int64_t>(head) * a.head_dim + i)
+                          : 0.0f;
   }
   PlainState st;
 #pragma unroll
@@ -126,7 +129,8 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
 }
 
 // Merges splits in position order. blockIdx.x is a head; blockIdx.z strides over tokens.
-__global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ __launch_bounds__(kMaxHeadDim /
+                             4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
   __shared__ float weight[kMostSplits];
   __shared__ float2 part[kMostSplits];
   const int head = blockIdx.x;
@@ -148,14 +152,15 @@ __global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_con
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (split + i >= splits || dim >= a.head_dim) break;
-        v[i] = __ldcg(
-            reinterpret_cast<const float4*>(a.partials + (base + (split + i) * rows) * a.head_dim + dim));
+        v[i] = __ldcg(reinterpret_cast<const float4*>(
+            a.partials + (base + (split + i) * rows) * a.head_dim + dim));
       }
     };
     load(0);
     const float gate = head_factor(a.gates, first + token, head);
     for (int split = threadIdx.x; split < splits; split += blockDim.x) {
-      part[split] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + split * rows)));
+      part[split] =
+          __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + split * rows)));
     }
     __syncthreads();
     float largest = -INFINITY;
@@ -191,8 +196,9 @@ bool multiple_of_eight(const Tensor& t) {
 }
 bool narrow(const Tensor& t) { return t.type == kActType && multiple_of_eight(t); }
 
-AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
-                        const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o,
+                        Tensor gates, const AttentionParams& params, const KvLayer& kv,
+                        const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
   BRAID_CHECK(o.cols == params.heads * head_dim && params.heads % kv.shape.kv_heads == 0);
   BRAID_CHECK(head_dim <= kMaxHeadDim);
@@ -216,7 +222,8 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.partial_rows = static_cast<int>(work.partial_rows);
   if (!context.deterministic) {
     const int64_t share = work.partial_rows * work.max_sequences / std::max(batch.sequences, 1);
-    args.partial_rows = static_cast<int>(std::clamp<int64_t>(share, work.partial_rows, kMostPartialRows));
+    args.partial_rows =
+        static_cast<int>(std::clamp<int64_t>(share, work.partial_rows, kMostPartialRows));
   }
   args.partials = work.partials;
   args.partial_sums = work.partial_sums;
@@ -226,8 +233,9 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
 }
 
 // Reads the image of sealed blocks, in bands of rows, which share the sequences' workspace.
-AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
-                               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, Tensor o,
+                               Tensor gates, const AttentionParams& params, const KvLayer& kv,
+                               const Batch& batch) {
   const SealedStep step = make_image(context, work.sealed, params, kv, batch);
   AttentionArgs args = arguments(context, work, o, gates, params, step.image, step.batch);
   args.sharing = batch.sequences;
@@ -240,13 +248,14 @@ AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, 
     return args;
   }
   const int64_t rows = work.partial_rows * work.max_sequences;
-  args.partial_rows =
-      static_cast<int>(std::min<int64_t>(rows / std::max(step.batch.sequences, 1), kMostPartialRows));
+  args.partial_rows = static_cast<int>(
+      std::min<int64_t>(rows / std::max(step.batch.sequences, 1), kMostPartialRows));
   return args;
 }
 
-AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
-                             const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& work, Tensor o,
+                             Tensor gates, const AttentionParams& params, const KvLayer& kv,
+                             const Batch& batch) {
   AttentionArgs args = arguments(context, work, o, gates, params, kv, batch);
   args.units = true;
   args.tail = kv.cold.tail;
@@ -256,8 +265,9 @@ AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& wo
 // The choice depends on the whole batch, so not in deterministic mode.
 bool reads_units(const Context& context, const AttentionArgs& args) {
   const int32_t most_rows = args.batch.most_rows;
-  return !context.deterministic && args.tail.sink_blocks == 0 && args.tail.tail_blocks <= kMostTailBlocks &&
-         most_rows > 0 && most_rows <= kMostDecodeRows && most_rows * args.group <= kMostUnitQueries &&
+  return !context.deterministic && args.tail.sink_blocks == 0 &&
+         args.tail.tail_blocks <= kMostTailBlocks && most_rows > 0 &&
+         most_rows <= kMostDecodeRows && most_rows * args.group <= kMostUnitQueries &&
          most_splits_of(args) > 2;
 }
 
@@ -267,8 +277,8 @@ bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
   const bool fit = gates.data == nullptr || gates.per_head ||
                    (gates.type == kActType && gates.stride % 8 == 0 && args.head_dim % 8 == 0 &&
                     reinterpret_cast<uintptr_t>(gates.data) % 16 == 0);
-  return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 && multiple_of_eight(args.o) &&
-         fit && args.batch.sequences <= work.most_sequences() &&
+  return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 &&
+         multiple_of_eight(args.o) && fit && args.batch.sequences <= work.most_sequences() &&
          args.heads * int64_t{args.head_dim} <= work.partial_dim;
 }
 
@@ -283,17 +293,18 @@ int64_t most_cells(const AttentionArgs& args) {
 bool fits_fresh(const AttentionArgs& args) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return args.batch.most_rows > 0 && args.batch.most_rows <= args.decode_rows &&
-         decodes(args, args.batch.most_rows, most_cells(args)) && narrow(args.qg) && narrow(args.k) &&
-         narrow(args.v) && args.rope.cols % 16 == 0 && args.rope.stride % 4 == 0 && aligned(args.rope.data) &&
-         aligned(args.w.q_norm) && aligned(args.w.k_norm);
+         decodes(args, args.batch.most_rows, most_cells(args)) && narrow(args.qg) &&
+         narrow(args.k) && narrow(args.v) && args.rope.cols % 16 == 0 &&
+         args.rope.stride % 4 == 0 && aligned(args.rope.data) && aligned(args.w.q_norm) &&
+         aligned(args.w.k_norm);
 }
 
 }  // namespace
 
 }  // namespace cuda
 
-void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
-                        const Batch& batch) {
+void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
+                        const KvLayer& kv, const Batch& batch) {
   BRAID_CHECK(q.cols == o.cols);
   if (batch.tokens == 0 || batch.sequences == 0) return;
   if (kv.cold) {
@@ -303,8 +314,9 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
         attention_sealed(context_, args) && attention_decode(context_, args))
       return;
   }
-  AttentionArgs args = kv.cold ? sealed_arguments(context_, sequence_work_, o, gates, params, kv, batch)
-                               : arguments(context_, sequence_work_, o, gates, params, kv, batch);
+  AttentionArgs args = kv.cold
+                           ? sealed_arguments(context_, sequence_work_, o, gates, params, kv, batch)
+                           : arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.q = q;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fits(sequence_work_, args) && narrow(q)) {
@@ -312,22 +324,25 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
     const bool all_decode = decodes(args, most_rows, most_cells(args));
     if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {
       if (all_decode || args.batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
-      const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(args.batch.sequences),
+      const dim3 grid(static_cast<unsigned>(params.heads),
+                      static_cast<unsigned>(args.batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
-      launch_early(context_, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,
-                   args);
+      launch_early(context_, merge_kernel, grid,
+                   static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0, args);
       return;
     }
   }
-  const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
+  const dim3 grid(static_cast<unsigned>(batch.tokens),
+                  static_cast<unsigned>(div_up(params.heads, kWarps)));
   launch_early(context_, plain_kernel, grid, 32 * kWarps, 0, args);
 }
 
-void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
-                           const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                           const Batch& batch) {
-  AttentionArgs args = kv.cold ? unit_arguments(context_, sequence_work_, o, gates, params, kv, batch)
-                               : arguments(context_, sequence_work_, o, gates, params, kv, batch);
+void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                           Tensor rope_table, const AttentionWeights& w,
+                           const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  AttentionArgs args = kv.cold
+                           ? unit_arguments(context_, sequence_work_, o, gates, params, kv, batch)
+                           : arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.query_stride = static_cast<int>(params.gate.query_stride(args.head_dim));
   BRAID_CHECK(qg.cols == int64_t{params.heads} * args.query_stride);
   BRAID_CHECK(k.cols == int64_t{kv.shape.kv_heads} * args.head_dim && v.cols == k.cols);

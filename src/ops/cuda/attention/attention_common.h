@@ -6,11 +6,11 @@
 #pragma once
 
 #include "ops/cuda/attention/attention_gate.h"
+#include "ops/cuda/attention/row_bands.h"
 #include "ops/cuda/attention/sealed_shares.h"
-#include "ops/cuda/kv/row_bands.h"
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/mma.h"
 #include "ops/cuda/workspace.h"
 
 namespace braid::cuda {
@@ -250,7 +250,8 @@ __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut
 // Distributes the sealed blocks of the step (sealed_shares.h), with arguments as list_items:
 // `starts` gets the place of each sequence's first run, span_at(s) its blocks.
 template <typename SpanAt>
-__device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch, SpanAt span_at) {
+__device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch,
+                                  SpanAt span_at) {
   const int packed = list_items(a, starts, scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
     const SealedSpan span = rows > 0 ? sealed_span_of(a, s) : SealedSpan{0, 0};
@@ -272,18 +273,20 @@ __device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scra
   bool multiples = runs > 0;
   for (int s = static_cast<int>(threadIdx.x) % 32; s < a.batch.sequences && lanes > 1; s += 32) {
     const SealedSpan span = span_at(s);
-    if (span.end > span.begin) multiples = multiples && sealed_tiles_of(a, a.batch.rows[s]) % lanes == 0;
+    if (span.end > span.begin)
+      multiples = multiples && sealed_tiles_of(a, a.batch.rows[s]) % lanes == 0;
   }
   if (!__all_sync(kFullWarp, multiples) || lanes > sealed_readers_of(a)) lanes = 1;
   // One split is reserved for the exact cells.
-  SealedDeal deal =
-      deal_runs(runs / lanes, longest, packed / lanes, sealed_readers_of(a) / lanes, most_splits_of(a) - 1);
+  SealedDeal deal = deal_runs(runs / lanes, longest, packed / lanes, sealed_readers_of(a) / lanes,
+                              most_splits_of(a) - 1);
   deal.lanes = lanes;
   if (deal.stride == 0 && lanes == 1) return deal;
   __syncthreads();  // all threads have read `starts`
   list_items(a, starts, scratch, [&](int s) -> int2 {
     const SealedSpan span = span_at(s);
-    return {places_of_run(deal, span.end - span.begin).places, sealed_tiles_of(a, a.batch.rows[s]) / lanes};
+    return {places_of_run(deal, span.end - span.begin).places,
+            sealed_tiles_of(a, a.batch.rows[s]) / lanes};
   });
   return deal;
 }
@@ -307,7 +310,8 @@ __device__ inline float4 gated(const AttentionArgs& a, float4 x, uint2 gates) {
 }
 
 // `x`: divided by its sum, times a head gate. Outputs and gates are 8-byte aligned.
-__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
+__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim,
+                                    float4 x) {
   if (a.gates.per_element()) {
     const Act* from = static_cast<const Act*>(a.gates.data) + a.gates.place(t, head) + dim;
     x = gated(a, x, *reinterpret_cast<const uint2*>(from));
@@ -315,8 +319,8 @@ __device__ inline void store_output(const AttentionArgs& a, int64_t t, int head,
   const float y[4] = {x.x, x.y, x.z, x.w};
   const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
   if (a.o.type == DType::f32) {
-    *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1], y[2],
-                                                                                       y[3]};
+    *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1],
+                                                                                       y[2], y[3]};
   } else {
     Act out[4] = {to_act(y[0]), to_act(y[1]), to_act(y[2]), to_act(y[3])};
     *reinterpret_cast<uint2*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
@@ -335,7 +339,8 @@ __device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head,
 template <typename Launch>
 bool launch_instance(const AttentionArgs& args, Launch launch) {
   const KvFormat format = args.kv.shape.k_format;
-  BRAID_CHECK(format == args.kv.shape.v_format && (format == KvFormat::f16 || format == KvFormat::bf16));
+  BRAID_CHECK(format == args.kv.shape.v_format &&
+              (format == KvFormat::f16 || format == KvFormat::bf16));
   const bool half = format == KvFormat::f16;
   switch (args.head_dim) {
     case 256:

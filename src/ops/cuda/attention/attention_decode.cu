@@ -22,7 +22,7 @@
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_decode_reader.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -30,8 +30,9 @@ namespace {
 using namespace decode_attention;
 
 template <int kHeadDim, typename Number, int kColumns>
-__global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_constant__ AttentionArgs a,
-                                                             int units) {
+__global__ __launch_bounds__(kThreads,
+                             1) void decode_kernel(const __grid_constant__ AttentionArgs a,
+                                                   int units) {
   using Shared = DecodeShared<kHeadDim, kColumns>;
   extern __shared__ __align__(16) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory + units * Shared::kUnitBytes);
@@ -50,8 +51,8 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     publish_barriers();
   }
   if (a.units) {
-    const SealedDeal deal =
-        deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].sealed_span; });
+    const SealedDeal deal = deal_sealed(
+        a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].sealed_span; });
     for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += kThreads) {
       const SealedSpan span = sequences[s].sealed_span;
       const int blocks = span.end - span.begin;
@@ -94,7 +95,8 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
 template <int kHeadDim, int kColumns>
 int ring_units(const Context& context, const AttentionArgs& args) {
   using Shared = DecodeShared<kHeadDim, kColumns>;
-  const size_t fixed = sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
+  const size_t fixed =
+      sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
   if (fixed > context.shared_bytes_per_block) return 0;
   return static_cast<int>(
       std::min<size_t>(kMostUnits, (context.shared_bytes_per_block - fixed) / Shared::kUnitBytes));
@@ -108,12 +110,13 @@ bool launch(Context& context, const AttentionArgs& args) {
   const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
   const int64_t splits = std::min<int64_t>(kMostSplits, cells / kFewestSplitCells + 2);
   const int rows = args.units ? args.batch.most_rows : kColumns == 1 ? 1 : args.decode_rows;
-  const int64_t most = int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, 8) * splits;
+  const int64_t most =
+      int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, 8) * splits;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.processors));
   const size_t shared = units * Shared::kUnitBytes + sizeof(Shared) +
                         args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
-  launch_early(context, decode_kernel<kHeadDim, Number, kColumns>, dim3(blocks), kThreads, shared, args,
-               units);
+  launch_early(context, decode_kernel<kHeadDim, Number, kColumns>, dim3(blocks), kThreads, shared,
+               args, units);
   return true;
 }
 

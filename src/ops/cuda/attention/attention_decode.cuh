@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/attention/attention_common.h"
-#include "ops/cuda/primitives/barriers.cuh"
+#include "ops/cuda/barriers.cuh"
 
 namespace braid::cuda {
 namespace decode_attention {
@@ -80,7 +80,8 @@ __device__ int tiles_of(const AttentionArgs& a, int rows, int splits) {
 }
 
 template <int kColumns>
-__device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const int* starts, int index) {
+__device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const int* starts,
+                        int index) {
   Item it;
   it.s = sequence_of(starts, a.batch.sequences, index);
   const Sequence q = sequences[it.s];
@@ -148,7 +149,8 @@ __device__ void load_unit(uint32_t to, const std::byte* from, int first, int low
   from += (row * kHeadDim + lane % kPieces * 8) * 2;
   if (first >= low && first + kBlockTokens <= high) {
 #pragma unroll
-    for (int r = 0; r < kBlockTokens; r += kRows) copy_async(to + r * kStride * 2, from + r * kHeadDim * 2);
+    for (int r = 0; r < kBlockTokens; r += kRows)
+      copy_async(to + r * kStride * 2, from + r * kHeadDim * 2);
   } else {
 #pragma unroll 4
     for (int r = 0; r < kBlockTokens; r += kRows) {
@@ -160,8 +162,8 @@ __device__ void load_unit(uint32_t to, const std::byte* from, int first, int low
 }
 
 template <int kHeadDim, int kColumns>
-__device__ void load_items(const AttentionArgs& a, Ring ring, const Sequence* sequences, const int* starts,
-                           int items) {
+__device__ void load_items(const AttentionArgs& a, Ring ring, const Sequence* sequences,
+                           const int* starts, int items) {
   using Shared = DecodeShared<kHeadDim, kColumns>;
   const int lane = threadIdx.x % 32;
   const int own = static_cast<int>(threadIdx.x) / 32 - kReaders;

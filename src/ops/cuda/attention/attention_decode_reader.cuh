@@ -3,7 +3,7 @@
 
 #include "ops/cuda/attention/attention_decode.cuh"
 #include "ops/cuda/attention/head_rows.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace decode_attention {
@@ -195,7 +195,8 @@ struct Reader {
         for (int k = 0; k < 8; ++k) out[k] = to_act(values[k]);
         bits = *reinterpret_cast<const uint4*>(out);
       }
-      if (active) *reinterpret_cast<uint4*>(sh.q + query * kStride + 8 * lane) = convert(bits, Number());
+      if (active)
+        *reinterpret_cast<uint4*>(sh.q + query * kStride + 8 * lane) = convert(bits, Number());
     }
 #pragma unroll 1
     for (; piece < 2 * fresh; piece += kReaders) {
@@ -253,7 +254,8 @@ struct Reader {
           load_matrices(k[0], at + j * 64);
           load_matrices(k[1], at + j * 64 + 32);
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) load_matrices(b[n], queries + n * 8 * kStride * 2 + j * 64);
+          for (int n = 0; n < kColumns; ++n)
+            load_matrices(b[n], queries + n * 8 * kStride * 2 + j * 64);
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) mma(sum[0][n], k[0], b[n][0], b[n][1], Number());
 #pragma unroll
@@ -277,7 +279,8 @@ struct Reader {
         mma(sum[j % 4], k, q[j][0], q[j][1], Number());
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][i] = ((sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i])) * a.scale;
+      for (int i = 0; i < 4; ++i)
+        s[0][i] = ((sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i])) * a.scale;
     }
   }
 
@@ -289,8 +292,8 @@ struct Reader {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int cell = tile + g + i / 2 * 8;
-        const bool seen =
-            cell >= it.begin && cell < it.end && (it.rows == 1 || sees(sh.view[8 * n + 2 * c + i % 2], cell));
+        const bool seen = cell >= it.begin && cell < it.end &&
+                          (it.rows == 1 || sees(sh.view[8 * n + 2 * c + i % 2], cell));
         if (!seen) s[n][i] = -INFINITY;
       }
     }
@@ -305,9 +308,10 @@ struct Reader {
   __device__ void put_row(uint32_t unit, int row, const uint16_t* from) const {
     if (active) {
       const uint4 x = *reinterpret_cast<const uint4*>(from + 8 * lane);
-      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(unit + (row * kStride + 8 * lane) * 2),
-                   "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                   : "memory");
+      asm volatile(
+          "st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(unit + (row * kStride + 8 * lane) * 2),
+          "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+          : "memory");
     }
   }
 
@@ -368,8 +372,10 @@ struct Reader {
   }
 
   __device__ void add_values(int first, int tiles) {
-    const uint32_t weights = shared_address(sh.p) + (lane % 8 * Shared::kWeightStride + lane / 8 * 8) * 2;
-    const uint32_t own = ((lane % 8 + lane / 16 * 8) * kStride + warp * 16 * kTiles + lane / 8 % 2 * 8) * 2;
+    const uint32_t weights =
+        shared_address(sh.p) + (lane % 8 * Shared::kWeightStride + lane / 8 * 8) * 2;
+    const uint32_t own =
+        ((lane % 8 + lane / 16 * 8) * kStride + warp * 16 * kTiles + lane / 8 % 2 * 8) * 2;
 #pragma unroll 1
     for (int i = 0; i < tiles; i += 2) {
       const Ring::Place place = ring.ahead(first + i / 2);
@@ -437,8 +443,8 @@ struct Reader {
     ring.advance(2 * units);
   }
 
-  __device__ void store_output(const Item& it, const Query& query, uint4 own_gate, const float (&x)[8],
-                               float all) const {
+  __device__ void store_output(const Item& it, const Query& query, uint4 own_gate,
+                               const float (&x)[8], float all) const {
     if (!stores_row(a, it.s, it.first + query.token)) return;
     float inverse = __fdividef(1.0f, all);
     if (a.gates.per_head) inverse *= gate_factor(a.gates, __uint_as_float(own_gate.x));
@@ -458,12 +464,14 @@ struct Reader {
       Act out[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) out[i] = to_act(y[i]);
-      *reinterpret_cast<uint4*>(static_cast<Act*>(a.o.data) + at) = *reinterpret_cast<const uint4*>(out);
+      *reinterpret_cast<uint4*>(static_cast<Act*>(a.o.data) + at) =
+          *reinterpret_cast<const uint4*>(out);
     }
   }
 
   // In position order, like merge_kernel (attention.cu).
-  __device__ void merge(const Item& it, const Query& query, int splits, float (&sum)[8], float& all) const {
+  __device__ void merge(const Item& it, const Query& query, int splits, float (&sum)[8],
+                        float& all) const {
     const int64_t base = partial_index(a, it.s, query.head, query.token);
     float4 v[4][2];
     const auto load = [&](int split) {
@@ -484,8 +492,8 @@ struct Reader {
       const int split = lane + 32 * i;
       part[i] = {-INFINITY, 0};
       if (split < splits)
-        part[i] =
-            __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + int64_t{split} * it.rows)));
+        part[i] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums +
+                                                         2 * (base + int64_t{split} * it.rows)));
       top = fmaxf(top, part[i].x);
     }
     top = warp_max(top);
@@ -504,7 +512,8 @@ struct Reader {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (split + i >= splits) break;
-        const float w = __shfl_sync(kFullWarp, split + i < 32 ? part[0].x : part[1].x, (split + i) % 32);
+        const float w =
+            __shfl_sync(kFullWarp, split + i < 32 ? part[0].x : part[1].x, (split + i) % 32);
         if (!active) continue;
         const float x[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w,
                             v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
@@ -558,7 +567,8 @@ struct Reader {
 #pragma unroll
       for (int w = 0; w < kReaders; ++w) all += sh.total[w][query];
       if (merges) {
-        keep_split(it, query_of(it, query), sealed_splits(it, q, query) + it.split, sum, all, sh.top[query]);
+        keep_split(it, query_of(it, query), sealed_splits(it, q, query) + it.split, sum, all,
+                   sh.top[query]);
       } else if (active) {
         store_output(it, query_of(it, query), chosen(gate, i), sum, all);
       }
@@ -574,8 +584,8 @@ struct Reader {
     }
   }
 
-  __device__ void keep_split(const Item& it, const Query& query, int split, const float (&sum)[8], float all,
-                             float top) const {
+  __device__ void keep_split(const Item& it, const Query& query, int split, const float (&sum)[8],
+                             float all, float top) const {
     if (!active) return;
     const int64_t row = partial_index(a, it.s, query.head, split * it.rows + query.token);
     auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
@@ -593,7 +603,8 @@ struct Reader {
     __threadfence();
     meet<kReaderThreads>();
     if (threadIdx.x == 0) {
-      int* arrivals = a.arrivals + static_cast<int64_t>(it.s) * a.heads + it.kv_head * a.group + it.tile;
+      int* arrivals =
+          a.arrivals + static_cast<int64_t>(it.s) * a.heads + it.kv_head * a.group + it.tile;
       sh.last = atomicAdd(arrivals, 1) == it.splits - 1;
       if (sh.last) *arrivals = 0;
       __threadfence();

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/check.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/device_math.h"
 #include "ops/cuda/workspace.h"
 
 namespace braid::cuda {
@@ -18,18 +18,20 @@ struct OutputGates {
   bool softplus = false;       // else sigmoid
 
   __device__ bool per_element() const { return data != nullptr && !per_head; }
-  __device__ int64_t place(int64_t t, int head) const { return t * stride + int64_t{head} * head_stride; }
+  __device__ int64_t place(int64_t t, int head) const {
+    return t * stride + int64_t{head} * head_stride;
+  }
 };
 
-inline OutputGates output_gates(const AttentionGate& gate, const Tensor& gates, int64_t rows, int heads,
-                                int head_dim) {
+inline OutputGates output_gates(const AttentionGate& gate, const Tensor& gates, int64_t rows,
+                                int heads, int head_dim) {
   OutputGates g;
   if (gate.act == AttentionGate::Act::none) return g;
   BRAID_CHECK(gates.cols == gate.columns(heads, head_dim) && gates.rows >= rows);
   g.data = gates.data;
   if (gate.joint())
-    g.data =
-        static_cast<const std::byte*>(gates.data) + head_dim * static_cast<int64_t>(size_bytes(gates.type));
+    g.data = static_cast<const std::byte*>(gates.data) +
+             head_dim * static_cast<int64_t>(size_bytes(gates.type));
   g.stride = gates.stride;
   g.per_head = gate.layout == AttentionGate::Layout::head;
   g.head_stride = g.per_head ? 1 : static_cast<int>(gate.query_stride(head_dim));

@@ -15,9 +15,9 @@
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/attention/sealed_units.cuh"
-#include "ops/cuda/kv/sealed_work.h"
-#include "ops/cuda/kv/unit_rotation.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/attention/sealed_work.h"
+#include "ops/cuda/attention/unit_rotation.h"
+#include "ops/cuda/launch.h"
 #include "ops/kv/kv_codec.h"
 
 namespace braid::cuda {
@@ -69,7 +69,8 @@ __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, c
   const SealedRows q = sequences[it.s];
   const int blocks = q.blocks.end - q.blocks.begin;
   const RunPlaces run = places_of_run(deal, blocks);
-  const int index = (place - starts[it.s]) / run.places, tiles = sealed_tiles_of(a, q.rows) / deal.lanes;
+  const int index = (place - starts[it.s]) / run.places,
+            tiles = sealed_tiles_of(a, q.rows) / deal.lanes;
   it.kv_head = index / tiles;
   it.first = q.first;
   it.rows = q.rows;
@@ -133,7 +134,8 @@ struct SealedReader {
   float top[2], total[2];
   int32_t known;  // lane i: table entry of the i-th of this warp's next 32 blocks
 
-  __device__ SealedReader(const AttentionArgs& args, const UnitArgs& units, Shared& shared, uint8_t* all)
+  __device__ SealedReader(const AttentionArgs& args, const UnitArgs& units, Shared& shared,
+                          uint8_t* all)
       : a(args),
         u(units),
         sh(shared),
@@ -155,7 +157,9 @@ struct SealedReader {
     if (i < blocks) {
       if (!value && i % 32 == 0) {
         const int block = it.begin + warp + (i + lane) * warps;
-        known = block < it.end ? a.batch.cold_table[int64_t{it.s} * a.batch.blocks_per_sequence + block] : 0;
+        known = block < it.end
+                    ? a.batch.cold_table[int64_t{it.s} * a.batch.blocks_per_sequence + block]
+                    : 0;
       }
       const int32_t block = __shfl_sync(kFullWarp, known, i % 32);
       copy(memory + (value ? u.v_offset : 0), unit_at(a.kv, value, block, it.kv_head),
@@ -167,7 +171,8 @@ struct SealedReader {
   __device__ void load_query(float (&x)[8], int64_t t, int head) const {
     const bool active = 8 * lane < kHeadDim;
     if (active) {
-      const int64_t at = a.fresh ? t * a.qg.stride + head * a.query_stride : t * a.q.stride + head * kHeadDim;
+      const int64_t at =
+          a.fresh ? t * a.qg.stride + head * a.query_stride : t * a.q.stride + head * kHeadDim;
       const uint4 bits = *reinterpret_cast<const uint4*>(
           static_cast<const Act*>(a.fresh ? a.qg.data : a.q.data) + at + 8 * lane);
       const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -182,7 +187,8 @@ struct SealedReader {
     const float4 low = weights[0], high = weights[1];
     norm_head(x, {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}}, a.w.eps, kHeadDim);
     const int lanes = static_cast<int>(a.rope.cols) / 16;
-    rotate_head(x, load_rotation(static_cast<const float*>(a.rope.data) + t * a.rope.stride, lanes), lanes);
+    rotate_head(x, load_rotation(static_cast<const float*>(a.rope.data) + t * a.rope.stride, lanes),
+                lanes);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = to_float(to_act(x[i]));
   }
@@ -213,8 +219,8 @@ struct SealedReader {
       sum += __shfl_xor_sync(kFullWarp, sum, 1);
       sum += __shfl_xor_sync(kFullWarp, sum, 2);
       if (8 * lane < kHeadDim) {
-        *reinterpret_cast<uint4*>(sh.q + query * Shared::kStride + 8 * lane) = {out[0], out[1], out[2],
-                                                                                out[3]};
+        *reinterpret_cast<uint4*>(sh.q + query * Shared::kStride + 8 * lane) = {out[0], out[1],
+                                                                                out[2], out[3]};
         if (lane % 4 == 0) sh.sums[lane / 4][query] = sum;
       }
       if (lane == 0) sh.seen[query] = seen;
@@ -231,11 +237,12 @@ struct SealedReader {
                           &sh.sums[0][0], a.scale};
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
-    score_unit<kHeadDim>(Kinds::of(u.forms.k), s, memory, memory + u.table_offset, levels, queries, lane);
+    score_unit<kHeadDim>(Kinds::of(u.forms.k), s, memory, memory + u.table_offset, levels, queries,
+                         lane);
   }
   __device__ void add_values(const uint32_t (&p)[4]) {
-    add_unit<kHeadDim>(Kinds::of(u.forms.v), o, p, memory + u.v_offset, memory + u.table_offset, levels,
-                       lane);
+    add_unit<kHeadDim>(Kinds::of(u.forms.v), o, p, memory + u.v_offset, memory + u.table_offset,
+                       levels, lane);
   }
 
   // `inner`: the cells that all queries see.
@@ -257,7 +264,8 @@ struct SealedReader {
   __device__ void weigh(float (&s)[2][4]) {
     float own[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) own[i] = fmaxf(fmaxf(s[0][i], s[0][i + 2]), fmaxf(s[1][i], s[1][i + 2]));
+    for (int i = 0; i < 2; ++i)
+      own[i] = fmaxf(fmaxf(s[0][i], s[0][i + 2]), fmaxf(s[1][i], s[1][i + 2]));
     if (__any_sync(kFullWarp, own[0] > top[0] || own[1] > top[1])) {
       float factor[2];
 #pragma unroll
@@ -359,28 +367,31 @@ struct SealedReader {
       auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
       __stcg(to, float4{x[0], x[1], x[2], x[3]});
       __stcg(to + 1, float4{x[4], x[5], x[6], x[7]});
-      if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{largest, all});
+      if (lane == 0)
+        __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{largest, all});
     }
     __syncthreads();
   }
 };
 
 template <int kHeadDim, typename Kinds>
-__global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid_constant__ AttentionArgs a,
-                                                                    const __grid_constant__ UnitArgs u) {
+__global__ __launch_bounds__(32 * kMostWarps,
+                             1) void sealed_kernel(const __grid_constant__ AttentionArgs a,
+                                                   const __grid_constant__ UnitArgs u) {
   using Shared = SealedShared<kHeadDim>;
   extern __shared__ __align__(16) uint8_t memory[];
   const int warps = static_cast<int>(blockDim.x) / 32;
   auto& sh = *reinterpret_cast<Shared*>(memory + warps * u.warp_bytes + u.level_bytes);
   auto* sequences = reinterpret_cast<SealedRows*>(&sh + 1);
   int* starts = reinterpret_cast<int*>(sequences + a.batch.sequences);
-  for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += static_cast<int>(blockDim.x)) {
+  for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences;
+       s += static_cast<int>(blockDim.x)) {
     sequences[s].first = a.batch.first_row[s];
     sequences[s].rows = a.batch.rows[s];
   }
   {
-    const SealedDeal deal =
-        deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].blocks; });
+    const SealedDeal deal = deal_sealed(a, starts, sh.scratch,
+                                        [&](int s) -> SealedSpan& { return sequences[s].blocks; });
     if (threadIdx.x == 0) sh.deal = deal;
   }
   __syncthreads();
@@ -420,7 +431,8 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
 
 UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
   UnitArgs u{.forms = forms};
-  const auto k_bytes = static_cast<int>(cold.k_unit_bytes), v_bytes = static_cast<int>(cold.v_unit_bytes);
+  const auto k_bytes = static_cast<int>(cold.k_unit_bytes),
+             v_bytes = static_cast<int>(cold.v_unit_bytes);
   u.k_pieces = k_bytes / 16;
   u.v_pieces = v_bytes / 16;
   u.v_offset = k_bytes;
@@ -458,7 +470,8 @@ bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const int warps = most_warps<kHeadDim>(context, args, u);
   if (warps < kFewestWarps) return false;
   const auto blocks = static_cast<unsigned>(sealed_readers_of(args));
-  launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks), static_cast<unsigned>(32 * warps),
+  launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks),
+               static_cast<unsigned>(32 * warps),
                static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;
 }
@@ -480,7 +493,8 @@ bool attention_sealed(Context& context, const AttentionArgs& args) {
   const auto k = unit_form(cold.k_codec->name), v = unit_form(cold.v_codec->name);
   if (!k || !v || !reads_codes(k->kind) || !reads_codes(v->kind)) return false;
   // One table of levels serves K and V.
-  const bool books = family_of(k->kind) == UnitFamily::codebook && family_of(v->kind) == UnitFamily::codebook;
+  const bool books =
+      family_of(k->kind) == UnitFamily::codebook && family_of(v->kind) == UnitFamily::codebook;
   if (books && k->kind != v->kind) return false;
   const UnitArgs u = unit_args(cold, {*k, *v}, args.head_dim);
   switch (args.head_dim) {

@@ -12,8 +12,8 @@
 #include <type_traits>
 
 #include "ops/cuda/attention/attention_tile_items.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/barriers.cuh"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -30,7 +30,8 @@ struct TileShared {
   // Queries and outputs (16 rows per warp) reuse the memory of the stages.
   static constexpr int kQueryBytes = 16 * kStride * 2;
   static constexpr int kSpaceBytes = 16 * kSpaceStride * 4;
-  static constexpr int kBytes = std::max(4 * kStageBytes, kWarps* std::max(kQueryBytes, kSpaceBytes));
+  static constexpr int kBytes =
+      std::max(4 * kStageBytes, kWarps* std::max(kQueryBytes, kSpaceBytes));
   alignas(16) uint8_t memory[kBytes];  // two tiles of keys, two of values
   RowView view[kTileRows];             // per query
   uint64_t k_full[2], k_empty[2], v_full[2], v_empty[2];
@@ -215,7 +216,8 @@ struct Tiles {
     const int query = item.query0 + min(warp * 16 + lane % 16, item.queries - 1);
     const RowView v = row_view(a, item.s, item.first_row + query / a.group);
     if (lane < 16) sh.view[warp * 16 + lane] = v;
-    const int2 plain = {__reduce_max_sync(kFullWarp, v.low + 1), __reduce_min_sync(kFullWarp, v.plain_end())};
+    const int2 plain = {__reduce_max_sync(kFullWarp, v.low + 1),
+                        __reduce_min_sync(kFullWarp, v.plain_end())};
     const int2 seen = {__reduce_min_sync(kFullWarp, first_seen(v)),
                        __reduce_max_sync(kFullWarp, last_seen(v))};
     if (threadIdx.x == 0) sh.item = item;
@@ -259,8 +261,10 @@ struct Tiles {
     arrive_after_copies(shared_address(sh.v_full + tile % 2));
   }
 
-  __device__ void multiply_keys(float (&x)[kCells / 8][4], const uint32_t (&q)[kHeadDim / 16][4]) const {
-    const uint32_t from = stage(tiles % 2) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
+  __device__ void multiply_keys(float (&x)[kCells / 8][4],
+                                const uint32_t (&q)[kHeadDim / 16][4]) const {
+    const uint32_t from =
+        stage(tiles % 2) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
 #pragma unroll
     for (int n = 0; n < kCells / 8; ++n) {
 #pragma unroll
@@ -277,7 +281,8 @@ struct Tiles {
       }
     }
   }
-  __device__ void add_values(float (&o)[kHeadDim / 8][4], const uint32_t (&p)[kCells / 16][4]) const {
+  __device__ void add_values(float (&o)[kHeadDim / 8][4],
+                             const uint32_t (&p)[kCells / 16][4]) const {
     const uint32_t from =
         stage(2 + tiles % 2) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
 #pragma unroll
@@ -322,14 +327,16 @@ struct Tiles {
       float x[kCells / 8][4];
       multiply_keys(x, q);
       release(sh.k_empty + tiles % 2);
-      if (const int2 plain = sh.plain[warp]; cells < plain.x || cells + kCells > plain.y) mask(x, cells);
+      if (const int2 plain = sh.plain[warp]; cells < plain.x || cells + kCells > plain.y)
+        mask(x, cells);
       sum.take(x, a.scale);
       uint32_t p[kCells / 16][4];
 #pragma unroll
       for (int step = 0; step < kCells / 16; ++step) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          p[step][i] = pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
+          p[step][i] =
+              pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
       }
       if (more) copy_values(tiles + 1, cells + kCells);
       wait_barrier(shared_address(sh.v_full + tiles % 2), tiles / 2 % 2);
@@ -338,13 +345,14 @@ struct Tiles {
     }
     __syncthreads();
     add_lanes(sum.total);
-    write_outputs<kHeadDim>(a, sum, reinterpret_cast<float*>(sh.memory + warp * Shared::kSpaceBytes),
-                            sh.item);
+    write_outputs<kHeadDim>(
+        a, sum, reinterpret_cast<float*>(sh.memory + warp * Shared::kSpaceBytes), sh.item);
   }
 };
 
 template <int kHeadDim, typename Number>
-__global__ __launch_bounds__(kThreads, 1) void tile_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ __launch_bounds__(kThreads,
+                             1) void tile_kernel(const __grid_constant__ AttentionArgs a) {
   using Shared = TileShared<kHeadDim>;
   extern __shared__ __align__(16) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory);
@@ -382,8 +390,8 @@ template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
   const size_t shared = sizeof(TileShared<kHeadDim>) + (args.batch.sequences + 1) * sizeof(int);
   if (shared > context.shared_bytes_per_block) return false;
-  launch_early(context, tile_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads, shared,
-               args);
+  launch_early(context, tile_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads,
+               shared, args);
   return true;
 }
 
@@ -391,8 +399,9 @@ bool launch(Context& context, const AttentionArgs& args) {
 
 bool attention_tiles(Context& context, const AttentionArgs& args) {
   if (attention_wgmma(context, args)) return true;
-  return launch_instance(
-      args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
+  return launch_instance(args, [&]<int kHeadDim, typename Number>() {
+    return launch<kHeadDim, Number>(context, args);
+  });
 }
 
 }  // namespace braid::cuda

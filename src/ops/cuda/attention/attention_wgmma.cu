@@ -16,7 +16,7 @@
 #include <cuda.h>
 
 #include "ops/cuda/attention/attention_wgmma.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 
@@ -33,9 +33,11 @@ struct Maps {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ inline void copy_box(uint32_t to, const CUtensorMap& map, int row, int chunk, uint32_t barrier) {
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& map, int row, int chunk,
+                                uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], "
       "[%5];\n" ::"r"(to),
       "l"(&map), "r"(0), "r"(row), "r"(chunk), "r"(barrier)
       : "memory");
@@ -55,8 +57,9 @@ __device__ inline Cells cells_of(const AttentionArgs& a, const TileItem& item) {
   first = __reduce_min_sync(kFullWarp, first);
   last = __reduce_max_sync(kFullWarp, last);
   const Span seen = seen_cells(item, first, last);
-  const int tiles =
-      seen.end > seen.begin ? div_up(seen.end - seen.begin / kTileCells * kTileCells, kTileCells) : 0;
+  const int tiles = seen.end > seen.begin
+                        ? div_up(seen.end - seen.begin / kTileCells * kTileCells, kTileCells)
+                        : 0;
   return {seen.begin, seen.end, tiles};
 }
 
@@ -101,8 +104,8 @@ struct Fetch {
         arrive_expecting(full, Shared::kTileBytes);
 #pragma unroll
         for (int box = 0; box < 2 * Shared::kChunks; ++box) {
-          copy_box(shared_address(sh.k[k.stage]) + box / 2 * 8192 + box % 2 * 4096, maps.k, rows[box % 2],
-                   box / 2, full);
+          copy_box(shared_address(sh.k[k.stage]) + box / 2 * 8192 + box % 2 * 4096, maps.k,
+                   rows[box % 2], box / 2, full);
         }
         k.advance(Shared::kStages);
       }
@@ -112,8 +115,8 @@ struct Fetch {
         arrive_expecting(full, Shared::kTileBytes);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          copy_box(shared_address(sh.v[v.stage]) + half * (Shared::kTileBytes / 2), maps.v, old_rows[half], 0,
-                   full);
+          copy_box(shared_address(sh.v[v.stage]) + half * (Shared::kTileBytes / 2), maps.v,
+                   old_rows[half], 0, full);
         }
         v.advance(Shared::kStages);
       }
@@ -179,8 +182,8 @@ __device__ void load_queries(const AttentionArgs& a, const TileItem& item, int g
 }
 
 template <int kHeadDim, typename Number>
-__device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const int* starts, int items,
-                        int group) {
+__device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const int* starts,
+                        int items, int group) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int n = 0;; ++n) {
     wait_barrier(shared_address(sh.next_full + n % 2), n / 2 % 2);
@@ -225,8 +228,9 @@ __device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const
 #endif
 
 template <int kHeadDim, typename Number>
-__global__ __launch_bounds__(kThreads, 1) void attention_wgmma_kernel(const __grid_constant__ AttentionArgs a,
-                                                                      const __grid_constant__ Maps maps) {
+__global__ __launch_bounds__(kThreads,
+                             1) void attention_wgmma_kernel(const __grid_constant__ AttentionArgs a,
+                                                            const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = WgmmaShared<kHeadDim>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
@@ -288,20 +292,22 @@ bool describe(CUtensorMap& map, const std::byte* cells, const KvLayer& kv, int c
   const uint64_t strides[2] = {head_dim * 2, 128};
   const uint32_t box[3] = {64, kBlockTokens, static_cast<uint32_t>(chunks)};
   const uint32_t steps[3] = {1, 1, 1};
-  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<std::byte*>(cells), sizes, strides, box,
-                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<std::byte*>(cells), sizes,
+                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
-  const size_t shared = sizeof(WgmmaShared<kHeadDim>) + 1024 + (args.batch.sequences + 1) * sizeof(int);
+  const size_t shared =
+      sizeof(WgmmaShared<kHeadDim>) + 1024 + (args.batch.sequences + 1) * sizeof(int);
   Maps maps;
   if (shared > context.shared_bytes_per_block || !describe(maps.k, args.kv.k, args.kv, 1) ||
       !describe(maps.v, args.kv.v, args.kv, kHeadDim / 64))
     return false;
-  launch_early(context, attention_wgmma_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads,
-               shared, args, maps);
+  launch_early(context, attention_wgmma_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)),
+               kThreads, shared, args, maps);
   return true;
 }
 
@@ -309,8 +315,9 @@ bool launch(Context& context, const AttentionArgs& args) {
 
 bool attention_wgmma(Context& context, const AttentionArgs& args) {
   if (!context.has_wgmma) return false;
-  return launch_instance(
-      args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
+  return launch_instance(args, [&]<int kHeadDim, typename Number>() {
+    return launch<kHeadDim, Number>(context, args);
+  });
 }
 
 #else

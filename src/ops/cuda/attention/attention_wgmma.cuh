@@ -2,8 +2,8 @@
 #pragma once
 
 #include "ops/cuda/attention/attention_tile_items.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/wgmma.cuh"
+#include "ops/cuda/barriers.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace braid::cuda {
 namespace wgmma_attention {
@@ -37,7 +37,9 @@ struct WgmmaShared {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+__device__ inline void fence_shared() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
 __device__ inline void meet_group(int group) {
   if (group == 0) {
     asm volatile("bar.sync 1, 128;\n" ::: "memory");
@@ -100,7 +102,9 @@ struct Walk {
   __device__ void release(uint64_t* barrier) const {
     if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
   }
-  __device__ int first_of(int tile) const { return (it.begin_cell / kTileCells + tile) * kTileCells; }
+  __device__ int first_of(int tile) const {
+    return (it.begin_cell / kTileCells + tile) * kTileCells;
+  }
   __device__ bool whole(int first) const {
     return first >= it.begin_cell && first + kTileCells <= it.end_cell;
   }
@@ -116,7 +120,8 @@ struct Walk {
       if (step == 0) {
         multiply_shared<0>(x, q_at, k_at, Number());
       } else {
-        multiply_shared<1>(x, wgmma_operand_at(q_at, offset), wgmma_operand_at(k_at, offset), Number());
+        multiply_shared<1>(x, wgmma_operand_at(q_at, offset), wgmma_operand_at(k_at, offset),
+                           Number());
       }
     }
     commit_wgmma();
@@ -130,14 +135,16 @@ struct Walk {
     const uint64_t v_at = wgmma_rows_operand(from, 4096);
 #pragma unroll
     for (int step = 0; step < kTileCells / 16; ++step) {
-      multiply_rows(o, p[step], wgmma_operand_at(v_at, step / 2 * (Shared::kTileBytes / 2) + step % 2 * 2048),
+      multiply_rows(o, p[step],
+                    wgmma_operand_at(v_at, step / 2 * (Shared::kTileBytes / 2) + step % 2 * 2048),
                     Number());
     }
     commit_wgmma();
   }
   // Values of invisible cells may be NaN. Both warpgroups write the same zeros.
   __device__ void clear_cells(uint8_t* values, int first) const {
-    for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileCells * Shared::kChunks * 8; i += 128) {
+    for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileCells * Shared::kChunks * 8;
+         i += 128) {
       const int piece = i % 8, cell = i / 8 % kTileCells, chunk = i / 8 / kTileCells;
       if (first + cell >= it.begin_cell && first + cell < it.end_cell) continue;
       *reinterpret_cast<uint4*>(values + cell / 32 * (Shared::kTileBytes / 2) + chunk * 4096 +
@@ -170,7 +177,8 @@ struct Walk {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int cell = first + n * 8 + lane % 4 * 2 + i;
-          if (cell < it.begin_cell || cell >= it.end_cell || !sees(view, cell)) x[n][2 * r + i] = -INFINITY;
+          if (cell < it.begin_cell || cell >= it.end_cell || !sees(view, cell))
+            x[n][2 * r + i] = -INFINITY;
         }
       }
     }
@@ -180,7 +188,8 @@ struct Walk {
     for (int step = 0; step < kTileCells / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        p[step][i] = pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
+        p[step][i] =
+            pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
     }
   }
   __device__ void finish_values() {
@@ -245,16 +254,19 @@ __device__ inline Targets targets_of(const AttentionArgs& a, const TileItem& ite
     const int head = item.kv_head * a.group + query - token * a.group;
     const int64_t to_row = item.first_row + token;
     // Without element gates, any readable address.
-    t.gates[i] = dim + (a.gates.per_element()
-                            ? static_cast<const Act*>(a.gates.data) + a.gates.place(to_row, head)
-                            : static_cast<const Act*>(a.q.data) + to_row * a.q.stride + head * kHeadDim);
+    t.gates[i] =
+        dim + (a.gates.per_element()
+                   ? static_cast<const Act*>(a.gates.data) + a.gates.place(to_row, head)
+                   : static_cast<const Act*>(a.q.data) + to_row * a.q.stride + head * kHeadDim);
     char* base = static_cast<char*>(a.o.data);
     int64_t at = to_row * a.o.stride + head * kHeadDim + dim;
     if (!whole) {
       base = reinterpret_cast<char*>(a.partials);
-      at = partial_index(a, item.s, head, item.split * a.batch.rows[item.s] + token) * kHeadDim + dim;
+      at = partial_index(a, item.s, head, item.split * a.batch.rows[item.s] + token) * kHeadDim +
+           dim;
     }
-    t.out[i] = row < item.queries && (!whole || stores_row(a, item.s, to_row)) ? base + at * size : nullptr;
+    t.out[i] = row < item.queries && (!whole || stores_row(a, item.s, to_row)) ? base + at * size
+                                                                               : nullptr;
   }
   return t;
 }
@@ -274,7 +286,8 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
   if (whole && a.gates.per_head) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto [token, head] = place_of(a, item, item.query0 + min(row0 + g + 8 * r, item.queries - 1));
+      const auto [token, head] =
+          place_of(a, item, item.query0 + min(row0 + g + 8 * r, item.queries - 1));
       factor[r] *= head_factor(a.gates, item.first_row + token, head);
     }
   }
@@ -296,7 +309,8 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float* from = o[(half * 2 + part) * 4 + n] + 2 * r;
-          *reinterpret_cast<float2*>(space + (g + 8 * r) * kSpaceDims + (2 * n + c / 2 ^ 2 * g % 8) * 4 +
+          *reinterpret_cast<float2*>(space + (g + 8 * r) * kSpaceDims +
+                                     (2 * n + c / 2 ^ 2 * g % 8) * 4 +
                                      c % 2 * 2) = {from[0] * factor[r], from[1] * factor[r]};
         }
       }
@@ -305,15 +319,16 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
       for (int i = 0; i < 4; ++i) {
         const int row = 4 * i + lane / 8;
         if (targets.out[i] == nullptr) continue;
-        float4 y =
-            *reinterpret_cast<const float4*>(space + row * kSpaceDims + (lane % 8 ^ 2 * (row % 8) % 8) * 4);
+        float4 y = *reinterpret_cast<const float4*>(space + row * kSpaceDims +
+                                                    (lane % 8 ^ 2 * (row % 8) % 8) * 4);
         if (with_gates) y = gated(a, y, gates[part][i]);
         const int dim = half * 64 + part * 32;
         if (floats) {
           __stcg(reinterpret_cast<float4*>(targets.out[i] + dim * 4), y);
         } else {
           const Act out[4] = {to_act(y.x), to_act(y.y), to_act(y.z), to_act(y.w)};
-          *reinterpret_cast<uint2*>(targets.out[i] + dim * 2) = *reinterpret_cast<const uint2*>(out);
+          *reinterpret_cast<uint2*>(targets.out[i] + dim * 2) =
+              *reinterpret_cast<const uint2*>(out);
         }
       }
     }

@@ -4,7 +4,7 @@
 // consecutive elements. Lanes beyond the head's width hold zeros and participate.
 #pragma once
 
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/device_math.h"
 
 namespace braid::cuda {
 
@@ -38,7 +38,8 @@ __device__ inline HeadRotation load_rotation(const float* row, int lanes) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   HeadRotation r = {{1, 1, 1, 1, 1, 1, 1, 1}, {}};
   if (lane < 2 * lanes) {
-    const auto* from = reinterpret_cast<const float4*>(row) + 4 * (lane < lanes ? lane : lane - lanes);
+    const auto* from =
+        reinterpret_cast<const float4*>(row) + 4 * (lane < lanes ? lane : lane - lanes);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 two = from[i];

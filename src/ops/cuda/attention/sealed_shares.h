@@ -13,7 +13,7 @@
 //   cost of an item's queries and sums in blocks.
 #pragma once
 
-#include "ops/cuda/primitives/both.h"
+#include "ops/cuda/both.h"
 
 namespace braid::cuda {
 
@@ -30,12 +30,14 @@ struct SealedDeal {
   int lanes = 1;
 };
 // `runs`: that have blocks; `packed`: their places. No more than `most_splits` (>= 2) splits a run.
-BRAID_BOTH constexpr SealedDeal deal_runs(int runs, int longest, int packed, int shares, int most_splits) {
+BRAID_BOTH constexpr SealedDeal deal_runs(int runs, int longest, int packed, int shares,
+                                          int most_splits) {
   const auto up = [](int a, int b) { return (a + b - 1) / b; };
   const auto larger = [](int a, int b) { return a > b ? a : b; };
   int length = larger(up(packed, shares), kFewestShareBlocks);
   length = larger(length, up(longest, most_splits - 1));
-  const int of_run = shares / larger(runs, 1) < most_splits ? shares / larger(runs, 1) : most_splits;
+  const int of_run =
+      shares / larger(runs, 1) < most_splits ? shares / larger(runs, 1) : most_splits;
   if (of_run == 0) return {packed, length, 0};
   const int whole = larger(up(longest, of_run), kFewestShareBlocks);
   if (whole > length) return {packed, length, 0};

@@ -22,9 +22,9 @@
 
 #include <cstdint>
 
-#include "ops/cuda/kv/unit_seal.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/attention/unit_seal.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda::sealed_attention {
 
@@ -35,7 +35,9 @@ __device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selecto
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(selector));
   return y;
 }
-__device__ inline __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ inline __half2 half2_of(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
 __device__ inline uint32_t bits_of(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 __device__ inline uint32_t times(uint32_t x, uint32_t y) {
   return bits_of(__hmul2(half2_of(x), half2_of(y)));
@@ -92,8 +94,8 @@ struct Planes {
   __device__ uint32_t key_bits(const uint8_t* plane, int channel) const {
     const uint2 two = at<uint2>(plane + (channel + lane % 4 * 2) * 4);
     const uint32_t first = two.x >> lane / 4 * 2, second = two.y >> lane / 4 * 2;
-    const uint32_t bits =
-        (permute(first, second, 0x5410) & 0x00030003) | (permute(first, second, 0x7632) & 0x00030003) << 4;
+    const uint32_t bits = (permute(first, second, 0x5410) & 0x00030003) |
+                          (permute(first, second, 0x7632) & 0x00030003) << 4;
     return (bits & 0x00110011) | (bits << 7 & 0x11001100);
   }
   __device__ uint32_t value_bits(const uint8_t* plane, int channel) const {
@@ -111,7 +113,8 @@ struct Planes {
     for (int i = 0; i < 4; ++i) {
       const int channel = group * 32 + i * 8;
       if constexpr (kLow == 2) {
-        low[i] = (key_pairs(unit, channel) & 0x33333333) | key_bits(unit + 8 * kHeadDim, channel) << 2;
+        low[i] = (key_pairs(unit, channel) & 0x33333333) | key_bits(unit + 8 * kHeadDim, channel)
+                                                               << 2;
       } else if constexpr (kHigh == 2) {
         high[i] = key_pairs(unit + 16 * kHeadDim, channel);
       } else if constexpr (kHigh == 1) {
@@ -125,7 +128,8 @@ struct Planes {
     for (int i = 0; i < 4; ++i) {
       const int channel = group * 32 + i * 8;
       if constexpr (kLow == 2) {
-        low[i] = (value_pairs(unit, channel) & 0x33333333) | value_bits(unit + 8 * kHeadDim, channel) << 2;
+        low[i] = (value_pairs(unit, channel) & 0x33333333) |
+                 value_bits(unit + 8 * kHeadDim, channel) << 2;
       } else if constexpr (kHigh == 2) {
         high[i] = value_pairs(unit + 16 * kHeadDim, channel);
       } else if constexpr (kHigh == 1) {
@@ -139,7 +143,9 @@ struct Planes {
 inline constexpr int kLevelBytes = 256 * 32 * 4;
 template <int kBits>
 __device__ void make_level_table(uint8_t* table) {
-  const auto level = [](int code) { return __float2half_rn(codebook_level<kBits>(code % (1 << kBits))); };
+  const auto level = [](int code) {
+    return __float2half_rn(codebook_level<kBits>(code % (1 << kBits)));
+  };
   for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) {
     const int codes = i / 32;
     reinterpret_cast<__half2*>(table)[i] = __halves2half2(level(codes % 16), level(codes / 16));
@@ -149,7 +155,9 @@ __device__ void make_level_table(uint8_t* table) {
 struct Levels {
   const uint8_t* table;
   uint32_t lane_bytes;
-  __device__ uint32_t of(uint32_t codes) const { return at<uint32_t>(table + (codes | lane_bytes)); }
+  __device__ uint32_t of(uint32_t codes) const {
+    return at<uint32_t>(table + (codes | lane_bytes));
+  }
 };
 // Levels of nibbles n and n + 4.
 __device__ inline void split_levels(const Levels& levels, uint32_t codes, uint32_t (&r)[4]) {
@@ -182,8 +190,8 @@ __device__ inline float2 query_sums(const Queries& queries, int group, int lane)
   return *reinterpret_cast<const float2*>(queries.sums + group * 8 + lane % 4 * 2);
 }
 // Cells g and g + 16 by 16 channels, for both tiles.
-__device__ inline void score_product(float (&sum)[2][4], const uint32_t (&low)[4], const uint32_t (&high)[4],
-                                     uint32_t b0, uint32_t b1) {
+__device__ inline void score_product(float (&sum)[2][4], const uint32_t (&low)[4],
+                                     const uint32_t (&high)[4], uint32_t b0, uint32_t b1) {
   mma(sum[0], {low[0], low[1], high[0], high[1]}, b0, b1, __half());
   mma(sum[1], {low[2], low[3], high[2], high[3]}, b0, b1, __half());
 }
@@ -215,17 +223,18 @@ __device__ void make_key_table(const uint8_t* planes, uint8_t* table, int lane) 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales[i] = permute(s[i], 0, selector) * 64 + twice(0x0400);
-      const __half2 middle = __hsub2(half2_of(permute(m[i], 0x64646464, selector)), half2_of(twice(0x6480)));
+      const __half2 middle =
+          __hsub2(half2_of(permute(m[i], 0x64646464, selector)), half2_of(twice(0x6480)));
       zeros[i] = bits_of(__hfma2(middle, steps, half2_of(times(scales[i], kHalfRange))));
     }
-    *reinterpret_cast<uint4*>(table + (lane / 2 * 4 + lane % 2 * 2 + pair) * 16) = {scales[0], scales[1],
-                                                                                    zeros[0], zeros[1]};
+    *reinterpret_cast<uint4*>(table + (lane / 2 * 4 + lane % 2 * 2 + pair) * 16) = {
+        scales[0], scales[1], zeros[0], zeros[1]};
   }
 }
 
 template <int kHeadDim, int kBits>
-__device__ void score_channels(float (&s)[2][4], const uint8_t* unit, uint8_t* table, const Queries& queries,
-                               int lane) {
+__device__ void score_channels(float (&s)[2][4], const uint8_t* unit, uint8_t* table,
+                               const Queries& queries, int lane) {
   const uint8_t* planes = unit + code_plane_bytes(kBits, kHeadDim);
   make_key_table<kHeadDim, kBits>(planes, table, lane);
   __syncwarp();
@@ -242,11 +251,13 @@ __device__ void score_channels(float (&s)[2][4], const uint8_t* unit, uint8_t* t
       uint32_t first[4], second[4];
       numbers_of<kBits>(first, low[2 * h], high[2 * h]);
       numbers_of<kBits>(second, low[2 * h + 1], high[2 * h + 1]);
-      score_product(sum, first, second, times(q[2 * h], channels.x), times(q[2 * h + 1], channels.y));
+      score_product(sum, first, second, times(q[2 * h], channels.x),
+                    times(q[2 * h + 1], channels.y));
       mma(zero, {channels.z, channels.z, channels.w, channels.w}, q[2 * h], q[2 * h + 1], __half());
     }
   }
-  const float scale = queries.scale * power_of_two(static_cast<int8_t>(planes[2 * kHeadDim + 2]) + 14);
+  const float scale =
+      queries.scale * power_of_two(static_cast<int8_t>(planes[2 * kHeadDim + 2]) + 14);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float z = zero[i] * scale;
@@ -259,7 +270,8 @@ __device__ void score_channels(float (&s)[2][4], const uint8_t* unit, uint8_t* t
 __device__ inline void add_cells(float (&s)[2][4], const float (&sum)[2][4], const uint8_t* factors,
                                  float unit, float other_unit, int lane) {
   const uint8_t* from = factors + lane / 4 * 4;
-  const float2 low = unpack(at<uint32_t>(from), __half()), high = unpack(at<uint32_t>(from + 32), __half());
+  const float2 low = unpack(at<uint32_t>(from), __half()),
+               high = unpack(at<uint32_t>(from + 32), __half());
   const float f[2][2] = {{low.x * unit, high.x * other_unit}, {low.y * unit, high.y * other_unit}};
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
@@ -270,7 +282,8 @@ __device__ inline void add_cells(float (&s)[2][4], const float (&sum)[2][4], con
 
 // Blocks of 32 values with a scale, or a scale and a minimum.
 template <int kHeadDim, UnitKind kKind>
-__device__ void score_classic(float (&s)[2][4], const uint8_t* unit, const Queries& queries, int lane) {
+__device__ void score_classic(float (&s)[2][4], const uint8_t* unit, const Queries& queries,
+                              int lane) {
   constexpr int kBits = bits_of_kind(kKind);
   constexpr bool kMinimum = has_minimum(kKind);
   const uint8_t* factors = unit + code_plane_bytes(kBits, kHeadDim);
@@ -285,7 +298,8 @@ __device__ void score_classic(float (&s)[2][4], const uint8_t* unit, const Queri
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float offset = kMinimum ? 0.0f : static_cast<float>(-(1 << (kBits - 1)));
-      sum[0][i] = sum[1][i] = offset * (i % 2 == 0 ? all.x : all.y) * power_of_two(i < 2 ? -24 : -20);
+      sum[0][i] = sum[1][i] =
+          offset * (i % 2 == 0 ? all.x : all.y) * power_of_two(i < 2 ? -24 : -20);
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -294,10 +308,12 @@ __device__ void score_classic(float (&s)[2][4], const uint8_t* unit, const Queri
       numbers_of<kBits>(second, low[2 * h + 1], high[2 * h + 1]);
       score_product(sum, first, second, q[2 * h], q[2 * h + 1]);
     }
-    add_cells(s, sum, factors + group * 64, queries.scale * row_unit(0), queries.scale * row_unit(2), lane);
+    add_cells(s, sum, factors + group * 64, queries.scale * row_unit(0),
+              queries.scale * row_unit(2), lane);
     if constexpr (kMinimum) {
       const float ones[2][4] = {{all.x, all.y, all.x, all.y}, {all.x, all.y, all.x, all.y}};
-      add_cells(s, ones, factors + kHeadDim / 32 * 64 + group * 64, queries.scale, queries.scale, lane);
+      add_cells(s, ones, factors + kHeadDim / 32 * 64 + group * 64, queries.scale, queries.scale,
+                lane);
     }
   }
 }
@@ -322,8 +338,8 @@ __device__ void score_codebook(float (&s)[2][4], const uint8_t* unit, const Leve
         score_product(sum, first, second, q[2 * h], q[2 * h + 1]);
       }
     }
-    add_cells(s, sum, unit + code_plane_bytes(kBits, kHeadDim) + norm * 64, queries.scale, queries.scale,
-              lane);
+    add_cells(s, sum, unit + code_plane_bytes(kBits, kHeadDim) + norm * 64, queries.scale,
+              queries.scale, lane);
   }
 }
 
@@ -343,8 +359,8 @@ __device__ void score_q8(float (&s)[2][4], const uint8_t* unit, const Queries& q
     for (int h = 0; h < 2; ++h) {
       uint32_t k[4];
       load_matrices_transposed(k, byte_rows(unit, 2 * group + h, lane));
-      mma(sum[0], {k[0] & kEvenBytes, k[2] & kEvenBytes, k[1] & kEvenBytes, k[3] & kEvenBytes}, q[2 * h],
-          q[2 * h + 1], __half());
+      mma(sum[0], {k[0] & kEvenBytes, k[2] & kEvenBytes, k[1] & kEvenBytes, k[3] & kEvenBytes},
+          q[2 * h], q[2 * h + 1], __half());
       mma(sum[1], {odd_bytes(k[0]), odd_bytes(k[2]), odd_bytes(k[1]), odd_bytes(k[3])}, q[2 * h],
           q[2 * h + 1], __half());
     }
@@ -359,8 +375,8 @@ __device__ inline void weights_of(uint32_t (&p)[4], const float (&s)[2][4]) {
   p[3] = transpose_matrix(pack(s[1][2], s[1][3], __half()));
 }
 // Weights times factors of cells, f16 [32].
-__device__ inline void weigh_cells(uint32_t (&to)[4], const uint32_t (&p)[4], const uint8_t* factors,
-                                   int lane) {
+__device__ inline void weigh_cells(uint32_t (&to)[4], const uint32_t (&p)[4],
+                                   const uint8_t* factors, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint2 f = at<uint2>(factors + half * 32 + lane % 4 * 8);
@@ -369,8 +385,9 @@ __device__ inline void weigh_cells(uint32_t (&to)[4], const uint32_t (&p)[4], co
   }
 }
 // As above; `first` multiplies the factors of the first 16 cells, `second` the others.
-__device__ inline void weigh_cells(uint32_t (&to)[4], const uint32_t (&p)[4], const uint8_t* factors,
-                                   int lane, uint32_t first, uint32_t second) {
+__device__ inline void weigh_cells(uint32_t (&to)[4], const uint32_t (&p)[4],
+                                   const uint8_t* factors, int lane, uint32_t first,
+                                   uint32_t second) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint2 f = at<uint2>(factors + half * 32 + lane % 4 * 8);
@@ -392,22 +409,24 @@ __device__ inline void add_constants(float (&sum)[4], uint32_t first, uint32_t s
   mma(sum, {second, second, second, second}, b[2], b[3], __half());
 }
 // 16 channels, 8 from each word: cells of b[0] and b[1], then the others.
-__device__ inline void value_product(float (&sum)[4], const uint32_t (&low)[4], const uint32_t (&high)[4],
-                                     const uint32_t (&b)[4]) {
+__device__ inline void value_product(float (&sum)[4], const uint32_t (&low)[4],
+                                     const uint32_t (&high)[4], const uint32_t (&b)[4]) {
   mma(sum, {low[0], high[0], low[2], high[2]}, b[0], b[1], __half());
   mma(sum, {low[1], high[1], low[3], high[3]}, b[2], b[3], __half());
 }
 
 // [tile of 16 channels][g]: scale and zero of channels g, g + 8, times 2^scale_power, 2^zero_power.
 template <int kHeadDim, int kBits>
-__device__ void make_value_table(const uint8_t* planes, uint8_t* table, int scale_power, int zero_power,
-                                 int lane) {
+__device__ void make_value_table(const uint8_t* planes, uint8_t* table, int scale_power,
+                                 int zero_power, int lane) {
   if (lane >= kHeadDim / 8) return;
   constexpr float kHalfRange = -0.5f * static_cast<float>((1 << kBits) - 1);
   const int base = lane / 2 * 16 + lane % 2 * 4;
   const uint32_t head = at<uint32_t>(planes + 2 * kHeadDim);
-  const uint32_t exponent = static_cast<uint32_t>(static_cast<int8_t>(head >> 16) + 127 + scale_power) << 23;
-  const float step = __half2float(__ushort_as_half(static_cast<uint16_t>(head))) * power_of_two(zero_power);
+  const uint32_t exponent =
+      static_cast<uint32_t>(static_cast<int8_t>(head >> 16) + 127 + scale_power) << 23;
+  const float step =
+      __half2float(__ushort_as_half(static_cast<uint16_t>(head))) * power_of_two(zero_power);
   const float half_range = kHalfRange * power_of_two(zero_power - scale_power);
   const uint32_t s[2] = {at<uint32_t>(planes + base), at<uint32_t>(planes + base + 8)};
   const uint32_t m[2] = {at<uint32_t>(planes + kHeadDim + base) ^ 0x80808080u,
@@ -421,14 +440,14 @@ __device__ void make_value_table(const uint8_t* planes, uint8_t* table, int scal
       const float middle = __uint_as_float(permute(m[h], 0x4b000000, 0x7650 + i)) - 8388736.0f;
       zero[h] = fmaf(middle, step, half_range * scale[h]);
     }
-    *reinterpret_cast<float4*>(table + (lane / 2 * 8 + lane % 2 * 4 + i) * 16) = {scale[0], zero[0], scale[1],
-                                                                                  zero[1]};
+    *reinterpret_cast<float4*>(table + (lane / 2 * 8 + lane % 2 * 4 + i) * 16) = {
+        scale[0], zero[0], scale[1], zero[1]};
   }
 }
 
 template <int kHeadDim, int kBits>
-__device__ void add_channels(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
-                             uint8_t* table, int lane) {
+__device__ void add_channels(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4],
+                             const uint8_t* unit, uint8_t* table, int lane) {
   const uint8_t* planes = unit + code_plane_bytes(kBits, kHeadDim);
   const uint8_t* factors = planes + 2 * kHeadDim + 16;
   // A power of two scales the factors so that weights times the largest fit f16. Codes of the two
@@ -468,8 +487,8 @@ __device__ void add_channels(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4
 
 // Sums are 2^-22 of the values: of four times the weights, and a fourth.
 template <int kHeadDim, UnitKind kKind>
-__device__ void add_classic(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
-                            int lane) {
+__device__ void add_classic(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4],
+                            const uint8_t* unit, int lane) {
   constexpr int kBits = bits_of_kind(kKind);
   constexpr uint32_t kOffset = 0x8000 | 1 << (kBits - 1);  // minus half of the code range, 2^-24
   const uint8_t* factors = unit + code_plane_bytes(kBits, kHeadDim);
@@ -481,7 +500,8 @@ __device__ void add_classic(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4]
     uint32_t low[4], high[4], b[4], minima[4];
     codes.load_values(low, high, group);
     weigh_cells(b, scaled, factors + group * 64, lane);
-    if constexpr (has_minimum(kKind)) weigh_cells(minima, p, factors + kHeadDim / 32 * 64 + group * 64, lane);
+    if constexpr (has_minimum(kKind))
+      weigh_cells(minima, p, factors + kHeadDim / 32 * 64 + group * 64, lane);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float(&sum)[4] = o[2 * group + h];
@@ -499,8 +519,8 @@ __device__ void add_classic(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4]
 }
 
 template <int kHeadDim, int kBits>
-__device__ void add_codebook(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
-                             const Levels& levels, int lane) {
+__device__ void add_codebook(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4],
+                             const uint8_t* unit, const Levels& levels, int lane) {
   const Planes<kHeadDim, kBits> codes{unit, lane};
 #pragma unroll
   for (int norm = 0; norm < kHeadDim / 128; ++norm) {
@@ -527,7 +547,8 @@ __device__ void add_codebook(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4
 
 // Sums are 2^-18 of the values.
 template <int kHeadDim>
-__device__ void add_q8(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit, int lane) {
+__device__ void add_q8(float (&o)[kHeadDim / 16][4], const uint32_t (&p)[4], const uint8_t* unit,
+                       int lane) {
   uint32_t scaled[4] = {p[0], p[1], p[2], p[3]};
   scale_halves(scaled, twice(0x5400), twice(0x5400));  // 64: the largest scale of q8_0 is 516
 #pragma unroll

@@ -27,7 +27,8 @@
 
 namespace braid::cuda {
 
-void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args, int parts) {
+void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args,
+                  int parts) {
   const DeltaView& l = args.layer;
   const Batch& batch = args.batch;
   BRAID_CHECK(batch.tokens <= work.max_tokens && batch.sequences <= work.max_sequences);
@@ -42,7 +43,8 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
     // With few chunks several blocks share a key head.
     const int64_t blocks = int64_t{l.key_heads} * div_up(batch.tokens, kChunk);
     const bool few = blocks <= context.processors;
-    const int64_t shares = std::clamp<int64_t>(context.processors / blocks, 1, l.value_heads / l.key_heads);
+    const int64_t shares =
+        std::clamp<int64_t>(context.processors / blocks, 1, l.value_heads / l.key_heads);
     const dim3 grid(static_cast<unsigned>(l.key_heads),
                     static_cast<unsigned>(delta_chunk_tiles(batch.tokens, batch.sequences)),
                     few ? static_cast<unsigned>(shares) : 1);
@@ -56,9 +58,10 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
     const dim3 grid(static_cast<unsigned>(l.value_heads), static_cast<unsigned>(batch.sequences));
     const bool halves = scans_halves(args);
     if (context.has_wgmma && context.has_clusters) {
-      launch_clusters(context, kScanBlocks, halves ? scan_wgmma_kernel<true> : scan_wgmma_kernel<false>,
-                      dim3(grid.x * kScanBlocks, grid.y), kWgmmaScanThreads, sizeof(WgmmaScanShared) + 1024,
-                      chunk);
+      launch_clusters(context, kScanBlocks,
+                      halves ? scan_wgmma_kernel<true> : scan_wgmma_kernel<false>,
+                      dim3(grid.x * kScanBlocks, grid.y), kWgmmaScanThreads,
+                      sizeof(WgmmaScanShared) + 1024, chunk);
     } else {
       launch_early(context, halves ? scan_kernel<true> : scan_kernel<false>, grid, kScanThreads,
                    sizeof(ScanShared), chunk);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/delta/delta_common.h"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda {
 namespace {
@@ -115,7 +115,8 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4][4], const float (&
 }
 
 // A 16 x 16 fragment at (row, column), multiples of 16. The swizzle only flips bits of `of_lane`.
-__device__ __forceinline__ uint32_t fragment_at(uint32_t tile, int row, int column, uint32_t of_lane) {
+__device__ __forceinline__ uint32_t fragment_at(uint32_t tile, int row, int column,
+                                                uint32_t of_lane) {
   return tile + column / 64 * (kPanel * 2) + row * 128 +
          (of_lane ^ static_cast<uint32_t>(column / 8 % 8 * 16));
 }
@@ -125,19 +126,21 @@ __device__ __forceinline__ uint32_t lane_rows(int lane) {  // matrices 0, 1 in a
 __device__ __forceinline__ uint32_t lane_columns(int lane) {  // matrices 0, 1 in a row
   return (lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
 }
-__device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int column, int lane) {
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int column,
+                                       int lane) {
   load_matrices(a, fragment_at(tile, row, column, lane_rows(lane)));
 }
-__device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], uint32_t tile, int row, int column,
-                                                  int lane) {
+__device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], uint32_t tile, int row,
+                                                  int column, int lane) {
   load_matrices_transposed(a, fragment_at(tile, column, row, lane_columns(lane)));
 }
 // b[0], b[1] are columns 0-7 of the B operand, b[2], b[3] columns 8-15.
-__device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int k, int column, int lane) {
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int k, int column,
+                                       int lane) {
   load_matrices_transposed(b, fragment_at(tile, k, column, lane_rows(lane)));
 }
-__device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], uint32_t tile, int k, int column,
-                                                  int lane) {
+__device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], uint32_t tile, int k,
+                                                  int column, int lane) {
   load_matrices(b, fragment_at(tile, column, k, lane_columns(lane)));
 }
 __device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4],

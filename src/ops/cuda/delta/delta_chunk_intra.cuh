@@ -11,9 +11,9 @@
 
 #include <type_traits>
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_chunk.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -53,8 +53,8 @@ struct RawRows {
     const bool all = inside(run, own);
     if (!kFew && !all) return;
     const int64_t stride = a.in.qkv.stride;
-    const Number* from =
-        static_cast<const Number*>(a.in.qkv.data) + (int64_t{run.first_row} + own - 3) * stride + channel;
+    const Number* from = static_cast<const Number*>(a.in.qkv.data) +
+                         (int64_t{run.first_row} + own - 3) * stride + channel;
     if (!all) {
 #pragma unroll
       for (int i = 0; i < kIntraRows + 3; ++i, from += stride)
@@ -62,7 +62,8 @@ struct RawRows {
       return;
     }
 #pragma unroll
-    for (int i = 0; i < kIntraRows + 3; ++i, from += stride) x[i] = *reinterpret_cast<const Four*>(from);
+    for (int i = 0; i < kIntraRows + 3; ++i, from += stride)
+      x[i] = *reinterpret_cast<const Four*>(from);
   }
   static __device__ __forceinline__ bool inside(const Run& run, int own) {
     return own >= 3 && own + kIntraRows <= run.rows;
@@ -82,7 +83,8 @@ struct RawRows {
 __device__ inline float4 input_before(const DeltaArgs& a, const Run& run, int own, int channel) {
   if (run.position + own < 0) return {0, 0, 0, 0};
   if (own < 0)
-    return *reinterpret_cast<const float4*>(a.layer.conv_row(run.slot, run.position + own) + channel);
+    return *reinterpret_cast<const float4*>(a.layer.conv_row(run.slot, run.position + own) +
+                                            channel);
   const int64_t row = run.first_row + own;
   return {load_at(a.in.qkv, row, channel), load_at(a.in.qkv, row, channel + 1),
           load_at(a.in.qkv, row, channel + 2), load_at(a.in.qkv, row, channel + 3)};
@@ -117,8 +119,8 @@ __device__ __forceinline__ uint2 pack_row(float4 y) {
 // `row`: of the chunk, `own`: of the run. Rows outside the run are zeros.
 template <bool kNorm, bool kFloats, bool kFew>
 __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run,
-                                         const RawRows<kFloats, kFew>& raw, int own, int channel, int row,
-                                         __half* tile, __half* copy) {
+                                         const RawRows<kFloats, kFew>& raw, int own, int channel,
+                                         int row, __half* tile, __half* copy) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Taps taps(a.w.conv, channel);
   const auto put = [&](int i, uint2 packed) {
@@ -152,9 +154,9 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run,
     for (int i = 0; i < kIntraRows; ++i) {
       uint2 packed = {0, 0};
       if (own + i >= 0 && own + i < run.rows) {
-        packed = pack_row<kNorm>(
-            taps(input_before(a, run, own + i - 3, channel), input_before(a, run, own + i - 2, channel),
-                 input_before(a, run, own + i - 1, channel), input_before(a, run, own + i, channel)));
+        packed = pack_row<kNorm>(taps(
+            input_before(a, run, own + i - 3, channel), input_before(a, run, own + i - 2, channel),
+            input_before(a, run, own + i - 1, channel), input_before(a, run, own + i, channel)));
       }
       put(i, packed);
     }
@@ -162,8 +164,8 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run,
 }
 
 // One warp, two rows a lane.
-__device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run& run, int index, int h,
-                                  int at) {
+__device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run& run, int index,
+                                  int h, int at) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float log[2], beta[2];
 #pragma unroll
@@ -191,7 +193,8 @@ __device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run
 }
 
 // Rows from 16 `block` on of K K^T or Q K^T, up to the diagonal block.
-__device__ __forceinline__ void gram(float (&c)[8][4], uint32_t rows, uint32_t k, int block, int lane) {
+__device__ __forceinline__ void gram(float (&c)[8][4], uint32_t rows, uint32_t k, int block,
+                                     int lane) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     uint32_t a[4];
@@ -220,13 +223,14 @@ __device__ __forceinline__ void write_unit(__half* stage, __half* to, int lane, 
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    reinterpret_cast<uint4*>(to)[i * 32 + lane] = reinterpret_cast<const uint4*>(stage)[i * 32 + lane];
+    reinterpret_cast<uint4*>(to)[i * 32 + lane] =
+        reinterpret_cast<const uint4*>(stage)[i * 32 + lane];
   }
 }
 
 // One warp. The inverse goes to `a` as f16, and transposed to `t`.
-__device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&kk)[8][4], int at, int block,
-                                                int lane) {
+__device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&kk)[8][4], int at,
+                                                int block, int lane) {
   float* diagonal = sh.diagonal[block];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -248,7 +252,8 @@ __device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&k
             pack_act(entry[0], entry[1]);
       } else {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) diagonal[(column - block * 16 + c) * kDiagonalStride + row] = entry[c];
+        for (int c = 0; c < 2; ++c)
+          diagonal[(column - block * 16 + c) * kDiagonalStride + row] = entry[c];
       }
     }
   }
@@ -331,8 +336,9 @@ __device__ __forceinline__ void invert_column(IntraShared& sh, int at, int lane)
 }
 
 // One warp: P_ij = e^{G_i - G_j} (q_i . k_j), j <= i, of 16 rows.
-__device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stage, const float (&qk)[8][4],
-                                             __half* to, int at, int block, int lane) {
+__device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stage,
+                                             const float (&qk)[8][4], __half* to, int at, int block,
+                                             int lane) {
   write_unit(stage, to + block * 16 * 64, lane, [&](int n, int half) {
     if (n / 2 > block) return 0u;
     const int row = block * 16 + lane / 4 + 8 * half;
@@ -345,8 +351,8 @@ __device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stag
 }
 
 // One warp: 16 rows x 64 columns of T (transposed, lower triangular) times a tile's panel.
-__device__ __forceinline__ void write_product(__half* stage, const __half* t, const __half* tile, __half* to,
-                                              int block, int column, int lane) {
+__device__ __forceinline__ void write_product(__half* stage, const __half* t, const __half* tile,
+                                              __half* to, int block, int column, int lane) {
   float c[8][4] = {};
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -360,7 +366,8 @@ __device__ __forceinline__ void write_product(__half* stage, const __half* t, co
       mma_pair(c[2 * n], c[2 * n + 1], a, b);
     }
   }
-  write_unit(stage, to, lane, [&](int n, int half) { return pack_act(c[n][2 * half], c[n][2 * half + 1]); });
+  write_unit(stage, to, lane,
+             [&](int n, int half) { return pack_act(c[n][2 * half], c[n][2 * half + 1]); });
 }
 
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900)
@@ -388,7 +395,8 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
   const int heads = l.value_heads / l.key_heads;
   {
     const int own = run.own(owner.index, warp * kIntraRows);
-    const int q_channel = l.q_channel(key_head) + 4 * lane, k_channel = l.k_channel(key_head) + 4 * lane;
+    const int q_channel = l.q_channel(key_head) + 4 * lane,
+              k_channel = l.k_channel(key_head) + 4 * lane;
     const int64_t key_tile = static_cast<int64_t>(tile) * l.key_heads + key_head;
     RawRows<kFloats, kFew> q, k;
     q.load(a, run, own, q_channel);
@@ -440,7 +448,8 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
     const int column = warp / 4 * 64;
     const int64_t panel = value_tile * kWide + warp / 4 * kPanel;
     write_product(stage, sh.t[0], sh.k, args.w + panel + block * 16 * 64, block, column, lane);
-    write_product(stage, sh.t[1], sh.v, args.u + panel + (3 - block) * 16 * 64, 3 - block, column, lane);
+    write_product(stage, sh.t[1], sh.v, args.u + panel + (3 - block) * 16 * 64, 3 - block, column,
+                  lane);
     __syncthreads();
   }
 }

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "ops/cuda/delta/delta_chunk.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -24,7 +24,8 @@ __device__ inline void load_states(float (&state)[16][4], const DeltaView& l, co
     return;
   }
   const int folded = l.folded(run.slot)[h];
-  const float* stored = l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
+  const float* stored =
+      l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
     const float2 low = __ldcs(reinterpret_cast<const float2*>(stored + n * 8));
@@ -50,9 +51,10 @@ __device__ inline void load_states(float (&state)[16][4], const DeltaView& l, co
   }
 }
 
-__device__ inline void store_states(const float (&state)[16][4], const DeltaView& l, const Run& run, int h,
-                                    int column, int lane) {
-  float* stored = l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
+__device__ inline void store_states(const float (&state)[16][4], const DeltaView& l, const Run& run,
+                                    int h, int column, int lane) {
+  float* stored =
+      l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
     __stcs(reinterpret_cast<float2*>(stored + n * 8), float2{state[n][0], state[n][1]});
@@ -67,8 +69,8 @@ __device__ inline void store_position(const DeltaView& l, const Run& run, int h)
 }
 
 // The first value head of a key head also stores q and k. The kernel before has read the old rows.
-__device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, int key_head, int thread,
-                                    int threads) {
+__device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, int key_head,
+                                    int thread, int threads) {
   const DeltaView& l = a.layer;
   const int parts = l.owns_key(h, key_head) ? 3 : 1;
   for (int i = thread; i < parts * l.taps * kDim; i += threads) {
@@ -78,11 +80,13 @@ __device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, i
                          : part == 1 ? l.q_channel(key_head)
                                      : l.k_channel(key_head)) +
                         i % kDim;
-    l.conv_row(run.slot, run.position + row)[channel] = load_at(a.in.qkv, run.first_row + row, channel);
+    l.conv_row(run.slot, run.position + row)[channel] =
+        load_at(a.in.qkv, run.first_row + row, channel);
   }
 }
 
-__device__ __forceinline__ void pack_states(uint32_t (&a)[4], const float (&state)[16][4], int step) {
+__device__ __forceinline__ void pack_states(uint32_t (&a)[4], const float (&state)[16][4],
+                                            int step) {
   a[0] = pack_act(state[2 * step][0], state[2 * step][1]);
   a[1] = pack_act(state[2 * step][2], state[2 * step][3]);
   a[2] = pack_act(state[2 * step + 1][0], state[2 * step + 1][1]);
@@ -139,15 +143,18 @@ __device__ __forceinline__ float sum_of_eight_lanes(float x) {
 }
 
 // f16 activations only; f32 ones take a slower path.
-inline bool scans_halves(const DeltaArgs& a) { return a.in.z.type == DType::f16 && a.o.type == DType::f16; }
+inline bool scans_halves(const DeltaArgs& a) {
+  return a.in.z.type == DType::f16 && a.o.type == DType::f16;
+}
 
 // z of row `own`, clamped to the run, from `column` of all heads on.
 template <bool kHalves>
-__device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, int own, int column) {
+__device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, int own,
+                                            int column) {
   if (!kHalves) return {};
   const int row = run.first_row + min(max(own, 0), run.rows - 1);
-  return *reinterpret_cast<const uint4*>(static_cast<const __half*>(a.in.z.data) + row * a.in.z.stride +
-                                         column);
+  return *reinterpret_cast<const uint4*>(static_cast<const __half*>(a.in.z.data) +
+                                         row * a.in.z.stride + column);
 }
 
 // Outputs lack 1 / sqrt(128), which cancels in the norm except for eps; eps is scaled instead.
@@ -157,8 +164,9 @@ __device__ __forceinline__ float norm_factor(const DeltaArgs& a, float squares) 
 
 // Stores only rows of the run. `weights` begin at the first of the eight columns.
 template <bool kHalves>
-__device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o, uint4 gates, float factor,
-                                             const float* weights, const Run& run, int own, int column) {
+__device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o, uint4 gates,
+                                             float factor, const float* weights, const Run& run,
+                                             int own, int column) {
   if (own < 0 || own >= run.rows) return;
   const int64_t row = run.first_row + own;
   const Eight z(gates);
@@ -166,9 +174,9 @@ __device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o,
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 norm = *reinterpret_cast<const float2*>(weights + 2 * i);
-    const float2 g =
-        kHalves ? z.x[i]
-                : float2{load_at(a.in.z, row, column + 2 * i), load_at(a.in.z, row, column + 2 * i + 1)};
+    const float2 g = kHalves ? z.x[i]
+                             : float2{load_at(a.in.z, row, column + 2 * i),
+                                      load_at(a.in.z, row, column + 2 * i + 1)};
     const float2 y = {o.x[i].x * factor * (norm.x * quick_silu(g.x)),
                       o.x[i].y * factor * (norm.y * quick_silu(g.y))};
     packed[i] = pack_act(y.x, y.y);
@@ -210,8 +218,8 @@ __device__ __forceinline__ void fetch_first(const ChunkArgs& args, ScanShared& s
   copy_tile(sh.u, args.u + value_tile * kWide, kWide);
   commit_copies();
 }
-__device__ __forceinline__ void fetch_second(const ChunkArgs& args, ScanShared& sh, int64_t key_tile,
-                                             int64_t value_tile) {
+__device__ __forceinline__ void fetch_second(const ChunkArgs& args, ScanShared& sh,
+                                             int64_t key_tile, int64_t value_tile) {
   copy_tile(sh.k, args.k + key_tile * kWide, kWide);
   copy_tile(sh.scores, args.scores + value_tile * kPanel, kPanel);
   copy_tile(&sh.gates[0][0], args.gates + value_tile * kGates * kChunk, kGates * kChunk);
@@ -219,8 +227,9 @@ __device__ __forceinline__ void fetch_second(const ChunkArgs& args, ScanShared& 
 }
 
 // D^T = U^T - S^T W^T (W comes negated) and S^T Q^T.
-__device__ __forceinline__ void read_state(float (&d)[8][4], float (&o)[8][4], const float (&state)[16][4],
-                                           const ScanShared& sh, int lane) {
+__device__ __forceinline__ void read_state(float (&d)[8][4], float (&o)[8][4],
+                                           const float (&state)[16][4], const ScanShared& sh,
+                                           int lane) {
   const uint32_t w = shared_address(sh.w), q = shared_address(sh.q);
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
@@ -238,8 +247,8 @@ __device__ __forceinline__ void read_state(float (&d)[8][4], float (&o)[8][4], c
 }
 
 // O^T += D^T P^T, P lower triangular.
-__device__ __forceinline__ void add_scores(float (&o)[8][4], const float (&d)[8][4], const ScanShared& sh,
-                                           int lane) {
+__device__ __forceinline__ void add_scores(float (&o)[8][4], const float (&d)[8][4],
+                                           const ScanShared& sh, int lane) {
   uint32_t a[4][4];
   pack_operand(a, d);
 #pragma unroll
@@ -254,8 +263,8 @@ __device__ __forceinline__ void add_scores(float (&o)[8][4], const float (&d)[8]
 }
 
 // S^T = e^{G_n} S^T + (e^{G_n - G} D)^T K
-__device__ __forceinline__ void update_state(float (&state)[16][4], float (&d)[8][4], const ScanShared& sh,
-                                             int lane) {
+__device__ __forceinline__ void update_state(float (&state)[16][4], float (&d)[8][4],
+                                             const ScanShared& sh, int lane) {
   const float whole = sh.gates[0][kChunk - 1];
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
@@ -276,20 +285,22 @@ __device__ __forceinline__ void update_state(float (&state)[16][4], float (&d)[8
   }
 }
 
-__device__ __forceinline__ void store_outputs(__half* o, const float (&c)[8][4], int column, int lane) {
+__device__ __forceinline__ void store_outputs(__half* o, const float (&c)[8][4], int column,
+                                              int lane) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t x = transpose_matrix(pack_act(c[n][2 * half], c[n][2 * half + 1]));
-      *reinterpret_cast<uint32_t*>(&o[column / 64 * kPanel + pair_at(n * 8, column / 8 % 8 + half, lane)]) =
-          x;
+      *reinterpret_cast<uint32_t*>(
+          &o[column / 64 * kPanel + pair_at(n * 8, column / 8 % 8 + half, lane)]) = x;
     }
   }
 }
 
 template <bool kHalves>
-__global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_constant__ ChunkArgs args) {
+__global__ __launch_bounds__(kScanThreads,
+                             1) void scan_kernel(const __grid_constant__ ChunkArgs args) {
   extern __shared__ __align__(128) char memory[];
   ScanShared& sh = *reinterpret_cast<ScanShared*>(memory);
   const DeltaArgs& a = args.a;
@@ -306,8 +317,12 @@ __global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_cons
   const Run run = run_of(a.batch, s);
   const int key_head = l.key_head(h);
   const int tile0 = first_tile(a.batch, s);
-  const auto key_tile = [&](int i) { return static_cast<int64_t>(tile0 + i) * l.key_heads + key_head; };
-  const auto value_tile = [&](int i) { return static_cast<int64_t>(tile0 + i) * l.value_heads + h; };
+  const auto key_tile = [&](int i) {
+    return static_cast<int64_t>(tile0 + i) * l.key_heads + key_head;
+  };
+  const auto value_tile = [&](int i) {
+    return static_cast<int64_t>(tile0 + i) * l.value_heads + h;
+  };
   fetch_first(args, sh, key_tile(0), value_tile(0));
   fetch_second(args, sh, key_tile(0), value_tile(0));
   float state[16][4];
@@ -345,8 +360,8 @@ __global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_cons
       const float factor = norm_factor(a, sum_of_eight_lanes(low.squares() + high.squares()));
       finish_eight<kHalves>(a, low, z[half][0], factor, a.w.norm + 8 * part, run, run.own(i, row),
                             h * kDim + 8 * part);
-      finish_eight<kHalves>(a, high, z[half][1], factor, a.w.norm + 64 + 8 * part, run, run.own(i, row),
-                            h * kDim + 64 + 8 * part);
+      finish_eight<kHalves>(a, high, z[half][1], factor, a.w.norm + 64 + 8 * part, run,
+                            run.own(i, row), h * kDim + 64 + 8 * part);
     }
   }
   store_states(state, l, run, h, warp * 16, lane);

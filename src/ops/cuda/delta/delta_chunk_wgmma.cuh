@@ -8,9 +8,9 @@
 
 #include <cstddef>
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_chunk_scan.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/wgmma.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -53,8 +53,8 @@ struct Turn {
 };
 using Stage = Turn<kScanStages>;
 
-__device__ inline void fetch_tiles(const ChunkArgs& args, WgmmaScanShared& sh, int tile0, int chunks, int h,
-                                   int key_head, int half) {
+__device__ inline void fetch_tiles(const ChunkArgs& args, WgmmaScanShared& sh, int tile0,
+                                   int chunks, int h, int key_head, int half) {
   const auto fetch = [](auto* to, const auto* from, uint32_t barrier) {
     copy_bulk(shared_address(to), from, sizeof(*to), barrier);
   };
@@ -184,8 +184,8 @@ struct Carry {
 
 // Rows of all chunks, four at a time, eight lanes a row.
 template <bool kHalves>
-__device__ inline void finish_outputs(const DeltaArgs& a, WgmmaScanShared& sh, const Run& run, int chunks,
-                                      int first_column, int warp, int lane, int half) {
+__device__ inline void finish_outputs(const DeltaArgs& a, WgmmaScanShared& sh, const Run& run,
+                                      int chunks, int first_column, int warp, int lane, int half) {
   constexpr int kFours = kFinishRows / 4;
   const int column = lane % 8 * 8;
   const int row0 = warp * kFinishRows + lane / 8;
@@ -223,8 +223,8 @@ __device__ inline void finish_outputs(const DeltaArgs& a, WgmmaScanShared& sh, c
       // The same order of addition in both blocks.
       const float other = sh.squares[turn.place][row0 + 4 * n];
       const float factor = norm_factor(a, half == 0 ? squares[n] + other : other + squares[n]);
-      finish_eight<kHalves>(a, Eight(bits[n]), z[n], factor, sh.norm + column, run, run.own(i, row0 + 4 * n),
-                            first_column + column);
+      finish_eight<kHalves>(a, Eight(bits[n]), z[n], factor, sh.norm + column, run,
+                            run.own(i, row0 + 4 * n), first_column + column);
       z[n] = z_next[n];
     }
   }
@@ -237,7 +237,8 @@ __global__ __launch_bounds__(kWgmmaScanThreads,
                              1) void scan_wgmma_kernel(const __grid_constant__ ChunkArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(128) char memory[];
-  auto& sh = *reinterpret_cast<WgmmaScanShared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
+  auto& sh =
+      *reinterpret_cast<WgmmaScanShared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
   const DeltaView& l = args.a.layer;
   const int h = blockIdx.x / kScanBlocks;
   const int half = blockIdx.x % kScanBlocks;
@@ -254,7 +255,8 @@ __global__ __launch_bounds__(kWgmmaScanThreads,
     for (int i = 0; i < 2; ++i) {
       init_barrier(shared_address(sh.o_full + i), kCarryWarps * kWarpArrivals);
       init_barrier(shared_address(sh.o_empty + i), kFinishWarps * kWarpArrivals);
-      for (int w = 0; w < kFinishWarps; ++w) init_barrier(shared_address(&sh.squares_full[i][w]), 1);
+      for (int w = 0; w < kFinishWarps; ++w)
+        init_barrier(shared_address(&sh.squares_full[i][w]), 1);
     }
     publish_barriers();
   }
@@ -275,7 +277,8 @@ __global__ __launch_bounds__(kWgmmaScanThreads,
     store_states(state, l, run, h, column, lane);
   } else if (warp < kCarryWarps + kFinishWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 104;\n");
-    finish_outputs<kHalves>(args.a, sh, run, chunks, h * kDim + half * 64, warp - kCarryWarps, lane, half);
+    finish_outputs<kHalves>(args.a, sh, run, chunks, h * kDim + half * 64, warp - kCarryWarps, lane,
+                            half);
     // Both blocks' outputs have arrived, so all warps have read the slot.
     if (half != 0) return;
     const int thread = static_cast<int>(threadIdx.x) - kCarryWarps * 32;

@@ -4,8 +4,8 @@
 // State of a value head: [Dv][Dk] f32 (tile_columns = 1). A new sequence's decay is 1.
 #pragma once
 
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_math.h"
 #include "ops/cuda/workspace.h"
 
 namespace braid::cuda {
@@ -50,7 +50,8 @@ struct DeltaView {
   // cell % size for cell >= 0. With `inverse` = 2^32 / size, rounded up, the quotient may be 1 too
   // large.
   __device__ static int ring_place(int cell, int size, unsigned inverse) {
-    const int place = cell - static_cast<int>(__umulhi(static_cast<unsigned>(cell), inverse)) * size;
+    const int place =
+        cell - static_cast<int>(__umulhi(static_cast<unsigned>(cell), inverse)) * size;
     return place < 0 ? place + size : place;
   }
   __device__ int conv_place(int cell) const { return ring_place(cell, conv_rows, conv_inverse); }
@@ -59,10 +60,12 @@ struct DeltaView {
     return slot(s) + conv_at + static_cast<int64_t>(conv_place(cell)) * channels;
   }
   __device__ float* key(int s, int cell, int of_key_head) const {
-    return slot(s) + keys_at + (static_cast<int64_t>(entry_place(cell)) * key_heads + of_key_head) * key_dim;
+    return slot(s) + keys_at +
+           (static_cast<int64_t>(entry_place(cell)) * key_heads + of_key_head) * key_dim;
   }
   __device__ float* delta(int s, int cell, int head) const {
-    return slot(s) + deltas_at + (static_cast<int64_t>(entry_place(cell)) * value_heads + head) * value_dim;
+    return slot(s) + deltas_at +
+           (static_cast<int64_t>(entry_place(cell)) * value_heads + head) * value_dim;
   }
   __device__ float* gate(int s, int cell) const {
     return slot(s) + gates_at + static_cast<int64_t>(entry_place(cell)) * value_heads;
@@ -78,7 +81,9 @@ struct DeltaView {
     return of_key_head * first_step + (times_head == 0 ? i : i * key_heads);
   }
   // The first of the value heads that share a key head does the shared work.
-  __device__ bool owns_key(int head, int of_key_head) const { return head == of_key_head * first_step; }
+  __device__ bool owns_key(int head, int of_key_head) const {
+    return head == of_key_head * first_step;
+  }
 
   __device__ int q_channel(int key_head) const { return key_head * key_dim; }
   __device__ int k_channel(int key_head) const { return (key_heads + key_head) * key_dim; }
@@ -103,7 +108,9 @@ inline DeltaView view_of(const DeltaLayer& layer) {
   v.first_step = s.value_head(1, 0);
   v.conv_rows = static_cast<int>(s.conv_rows(layer.ring));
   v.entries = layer.ring.entries();
-  const auto inverse = [](int size) { return static_cast<unsigned>(((int64_t{1} << 32) + size - 1) / size); };
+  const auto inverse = [](int size) {
+    return static_cast<unsigned>(((int64_t{1} << 32) + size - 1) / size);
+  };
   BRAID_CHECK(v.conv_rows > 1 && v.entries > 1);
   v.conv_inverse = inverse(v.conv_rows);
   v.entries_inverse = inverse(v.entries);
@@ -129,15 +136,18 @@ struct DeltaArgs {
 };
 
 inline bool takes_delta(const DeltaShape& shape) {
-  return (shape.key_dim == 32 || shape.key_dim == 64 || shape.key_dim == 128) && shape.value_dim % 32 == 0 &&
-         shape.value_dim <= 128 && shape.conv_width >= 2 && shape.conv_width <= kMaxTaps;
+  return (shape.key_dim == 32 || shape.key_dim == 64 || shape.key_dim == 128) &&
+         shape.value_dim % 32 == 0 && shape.value_dim <= 128 && shape.conv_width >= 2 &&
+         shape.conv_width <= kMaxTaps;
 }
 
-inline void check_delta(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer, const Batch& batch) {
+inline void check_delta(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer,
+                        const Batch& batch) {
   const DeltaShape& shape = layer.shape;
   BRAID_CHECK(layer.tile_columns == 1 && shape.value_heads % shape.key_heads == 0);
   BRAID_CHECK(layer.ring.every > 0);
-  BRAID_CHECK(in.qkv.cols == shape.channels() && in.z.cols == shape.value_width() && o.cols == in.z.cols);
+  BRAID_CHECK(in.qkv.cols == shape.channels() && in.z.cols == shape.value_width() &&
+              o.cols == in.z.cols);
   BRAID_CHECK(in.alpha.cols == shape.value_heads && in.beta.cols == shape.value_heads);
   BRAID_CHECK(o.rows >= batch.tokens && in.qkv.rows >= batch.tokens && in.z.rows >= batch.tokens);
   BRAID_CHECK(takes_delta(shape));

@@ -18,7 +18,7 @@
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -58,7 +58,8 @@ struct RowMemory {
   static int capacity(const DeltaView& l) { return l.every + l.lag; }
   static size_t bytes(const DeltaView& l) {
     const int most = capacity(l);
-    return (4 * kMaxDim + 2 * (most + 1) + 2 + most * (l.key_dim + l.value_dim + 1)) * sizeof(float);
+    return (4 * kMaxDim + 2 * (most + 1) + 2 + most * (l.key_dim + l.value_dim + 1)) *
+           sizeof(float);
   }
   __device__ RowMemory(float* at, const DeltaView& l) {
     const int most = l.every + l.lag;
@@ -85,8 +86,8 @@ struct RowScalars {
 // Folds due entries, makes outputs and d. `v`: of the lane's column. Outputs need another barrier.
 template <int kVectors, int kGroups>
 __device__ void run_row(const DeltaView& l, const RowPlace& p, const RowMemory& sh,
-                        Column<kVectors> (&state)[kGroups], float v, const RowScalars& row, int first_column,
-                        float* at) {
+                        Column<kVectors> (&state)[kGroups], float v, const RowScalars& row,
+                        int first_column, float* at) {
   const int tid = static_cast<int>(threadIdx.x);
   const int part = tid % 8;
   const Entries& entries = sh.entries;
@@ -94,7 +95,8 @@ __device__ void run_row(const DeltaView& l, const RowPlace& p, const RowMemory& 
   const int stride = entries.capacity + 1;
   const auto exponent = [&](int i) {  // of entry i, or of the state for -1
     float e = row.gates.x;
-    for (int cell = p.position - 1; cell > p.fold_to + i; --cell) e = __fadd_rn(e, entries.gate(cell));
+    for (int cell = p.position - 1; cell > p.fold_to + i; --cell)
+      e = __fadd_rn(e, entries.gate(cell));
     return e;
   };
   // Loaded twice, so that they do not occupy registers during folds.
@@ -169,7 +171,8 @@ struct OneRowInputs {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Channel& c = channel[i];
-      if (c.index >= 0) known[i] = fmaf(c.tap[1], c.past[0], fmaf(c.tap[2], c.past[1], c.tap[3] * c.past[2]));
+      if (c.index >= 0)
+        known[i] = fmaf(c.tap[1], c.past[0], fmaf(c.tap[2], c.past[1], c.tap[3] * c.past[2]));
     }
   }
   __device__ void finish(const DeltaArgs& a, const Place& p, const RowMemory& sh, float2* gates) {
@@ -228,7 +231,8 @@ __global__ __launch_bounds__(1024 / kGroups,
   let_next_start();
 
   uint32_t z = 0;
-  if (tid < l.value_dim) z = load_bits(a.in.z, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid);
+  if (tid < l.value_dim)
+    z = load_bits(a.in.z, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid);
   in.finish(a, whole, sh, &gates);
   const float gate = norm * exact_silu(from_bits(a.in.z.type, z));
   wait_copies<0>();
@@ -251,7 +255,8 @@ __global__ __launch_bounds__(1024 / kGroups,
   run_row(l, p, sh, state, v, {iq, ik, qk, gates}, column, at);
   __syncthreads();
   if (tid >= l.value_dim) return;
-  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid, sh.o[tid] * rms_scale(a, sh.o) * gate);
+  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid,
+           sh.o[tid] * rms_scale(a, sh.o) * gate);
 }
 
 // ---- many sequences ----
@@ -275,8 +280,8 @@ struct Raw {
   uint32_t bits[kWhole ? 2 : 4];
   __device__ void load(const Tensor& t, int64_t row, int64_t column) {
     if constexpr (kWhole) {
-      const uint2 v =
-          *reinterpret_cast<const uint2*>(static_cast<const __half*>(t.data) + row * t.stride + column);
+      const uint2 v = *reinterpret_cast<const uint2*>(static_cast<const __half*>(t.data) +
+                                                      row * t.stride + column);
       bits[0] = v.x, bits[1] = v.y;
     } else {
 #pragma unroll
@@ -302,9 +307,10 @@ struct KeyMemory {
   float scale[kPrepareWarps / 2][kRows];
 };
 template <int kRows>
-__device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first, const int (&row)[kRows],
-                           const int (&slot)[kRows], const int (&position)[kRows], int h, bool is_k,
-                           const float4 (&y)[kRows], KeyMemory<kRows>& sh) {
+__device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first,
+                           const int (&row)[kRows], const int (&slot)[kRows],
+                           const int (&position)[kRows], int h, bool is_k, const float4 (&y)[kRows],
+                           KeyMemory<kRows>& sh) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int pair = static_cast<int>(threadIdx.x) / 64;
   float scale[kRows];
@@ -313,7 +319,8 @@ __device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first
     const float squares = warp_sum(dot4(y[r], y[r], 0.0f));
     scale[r] = is_k ? inverse_norm(squares) : inverse_query_norm(squares, l.key_dim);
     if (row[r] < 0 || 4 * lane >= l.key_dim) continue;
-    float* out = rows.keys + ((static_cast<int64_t>(first + r) * l.key_heads + h) * 2 + is_k) * l.key_dim;
+    float* out =
+        rows.keys + ((static_cast<int64_t>(first + r) * l.key_heads + h) * 2 + is_k) * l.key_dim;
     const float by = scale[r];
     const float4 scaled = {y[r].x * by, y[r].y * by, y[r].z * by, y[r].w * by};
     store_four<true>(out + 4 * lane, scaled);
@@ -338,15 +345,15 @@ __device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first
   for (int r = 0; r < kRows; ++r) {
     const float qk = warp_sum(dot4(sh.q[pair][r][lane], y[r], 0.0f));
     if (lane == 0 && row[r] >= 0)
-      rows.qk[static_cast<int64_t>(first + r) * l.key_heads + h] = qk * sh.scale[pair][r] * scale[r];
+      rows.qk[static_cast<int64_t>(first + r) * l.key_heads + h] =
+          qk * sh.scale[pair][r] * scale[r];
   }
 }
 
 // A warp has q, k or v of a head of kRows sequences. q and k of a key head are in one block.
 template <int kRows, bool kWhole>
-__global__ __launch_bounds__(32 * kPrepareWarps,
-                             kRows == 1 ? 8 : 5) void prepare_rows(const __grid_constant__ DeltaArgs a,
-                                                                   const __grid_constant__ DecodeRows rows) {
+__global__ __launch_bounds__(32 * kPrepareWarps, kRows == 1 ? 8 : 5) void prepare_rows(
+    const __grid_constant__ DeltaArgs a, const __grid_constant__ DecodeRows rows) {
   __shared__ KeyMemory<kRows> sh;
   const DeltaView& l = a.layer;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -483,19 +490,23 @@ __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ De
   __syncthreads();
   if (tid >= l.value_dim) return;
   const float gate = norm * exact_silu(from_bits(a.in.z.type, z));
-  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid, sh.o[tid] * rms_scale(a, sh.o) * gate);
+  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid,
+           sh.o[tid] * rms_scale(a, sh.o) * gate);
 }
 
 template <int kVectors>
 void launch_rows(Context& context, const DeltaArgs& args, const DecodeRows& rows) {
-  const dim3 grid(static_cast<unsigned>(args.layer.value_heads), static_cast<unsigned>(args.batch.sequences));
-  launch_loads(context, decode_rows<kVectors>, grid, static_cast<unsigned>(2 * args.layer.value_dim),
-               RowMemory::bytes(args.layer), args, rows);
+  const dim3 grid(static_cast<unsigned>(args.layer.value_heads),
+                  static_cast<unsigned>(args.batch.sequences));
+  launch_loads(context, decode_rows<kVectors>, grid,
+               static_cast<unsigned>(2 * args.layer.value_dim), RowMemory::bytes(args.layer), args,
+               rows);
 }
 
 template <int kVectors>
 void launch_one_row(Context& context, const DeltaArgs& args) {
-  const dim3 grid(static_cast<unsigned>(args.layer.value_heads), static_cast<unsigned>(args.batch.sequences));
+  const dim3 grid(static_cast<unsigned>(args.layer.value_heads),
+                  static_cast<unsigned>(args.batch.sequences));
   const auto threads = static_cast<unsigned>(2 * args.layer.value_dim);
   const size_t shared = RowMemory::bytes(args.layer);
   if (grid.x * grid.y <= static_cast<unsigned>(context.processors))
@@ -506,9 +517,11 @@ void launch_one_row(Context& context, const DeltaArgs& args) {
 bool whole_shape(const DeltaArgs& args) {
   const DeltaView& l = args.layer;
   const Tensor& x = args.in.qkv;
-  const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
-  return l.key_dim == 128 && l.value_dim == 128 && l.taps == 4 && x.type == DType::f16 && x.stride % 4 == 0 &&
-         aligned(x.data, 8) && aligned(l.data, 16) && aligned(args.w.conv, 16);
+  const auto aligned = [](const void* p, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+  };
+  return l.key_dim == 128 && l.value_dim == 128 && l.taps == 4 && x.type == DType::f16 &&
+         x.stride % 4 == 0 && aligned(x.data, 8) && aligned(l.data, 16) && aligned(args.w.conv, 16);
 }
 
 }  // namespace

@@ -9,10 +9,10 @@
 // Needs bulk copies and 228 KB of shared memory: a state and two buffers, twice a multiprocessor.
 #include <algorithm>
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_nodes.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -75,7 +75,8 @@ struct FactorParts {
   __device__ static bool wanted(const TreePlace& p) {
     return node() < p.count && row() <= p.entries() + node();
   }
-  __device__ void ask(const TreePlace& p, const TreeSizes& z, const float* of_key, const float* of_value) {
+  __device__ void ask(const TreePlace& p, const TreeSizes& z, const float* of_key,
+                      const float* of_value) {
     if (!wanted(p)) return;
     decay = of_value[z.decays + row() * z.rounded + node()];
     x = of_key[z.product(0, row()) + node()];
@@ -85,7 +86,9 @@ struct FactorParts {
     if (!wanted(p)) return;
     const bool seen = decay != kUnseen;
     to.factors(0, node())[row()] = seen ? __fmul_rn(-decay, x) : 0.0f;
-    to.factors(1, node())[row()] = seen ? __fmul_rn(decay, y) : row() == p.entries() + node() ? y : 0.0f;
+    to.factors(1, node())[row()] = seen                            ? __fmul_rn(decay, y)
+                                   : row() == p.entries() + node() ? y
+                                                                   : 0.0f;
   }
 };
 
@@ -94,7 +97,8 @@ struct FewPlace {
   int h;
 };
 
-__device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t to, uint32_t barrier) {
+__device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t to,
+                              uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x >= 32 || !elected()) return;
   constexpr int kPieces = 4, kPiece = kStateBytes / kPieces;
@@ -102,7 +106,8 @@ __device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t t
   const uint64_t policy = cache_policy(true);
   arrive_expecting(barrier, kStateBytes);
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i) copy_bulk(to + i * kPiece, from + i * kPiece, kPiece, barrier, policy);
+  for (int i = 0; i < kPieces; ++i)
+    copy_bulk(to + i * kPiece, from + i * kPiece, kPiece, barrier, policy);
 #endif
 }
 
@@ -110,11 +115,13 @@ __device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t t
 __device__ void ask_for_entries(const DeltaView& l, const FewPlace& at, const Buffer& to) {
   const TreePlace& p = at.p;
   Entries entries = to.entries(p);
-  const int keys_end = min(entries.keys_end, max(p.fold_to, l.fold_position(p.context + p.count - 1)));
+  const int keys_end =
+      min(entries.keys_end, max(p.fold_to, l.fold_position(p.context + p.count - 1)));
   entries.ask(l, p.slot, at.h, l.key_head(at.h), p.folded, p.context, keys_end);
 }
 
-__device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buffer& to, FactorParts& parts) {
+__device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buffer& to,
+                             FactorParts& parts) {
   const TreeSizes& z = args.tree.sizes;
   const int count = at.p.count;
   const float* of_key = args.tree.of_key(at.p.s, args.tree.a.layer.key_head(at.h));
@@ -123,7 +130,8 @@ __device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buff
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) / 32; i < 4 * count; i += kThreads / 32) {
     const int n = i < 2 * count ? i : i < 3 * count ? i - 2 * count : i - 3 * count;
-    const float* from = (i < 2 * count ? of_key : of_value + (i < 3 * count ? z.values : z.gates)) + n * kDim;
+    const float* from =
+        (i < 2 * count ? of_key : of_value + (i < 3 * count ? z.values : z.gates)) + n * kDim;
     float* out = i < 2 * count ? to.query(0) + n * kDim : i < 3 * count ? to.v(n) : to.gate(n);
     copy_async(shared_address(out + 4 * lane), from + 4 * lane);
   }
@@ -134,8 +142,9 @@ __device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buff
   parts.ask(at.p, z, of_key, of_value);
 }
 
-__device__ void run_nodes(const DeltaView& l, const FewPlace& at, const Buffer& in, const Entries& entries,
-                          Column<kVectors> (&state)[kGroups], int first_column) {
+__device__ void run_nodes(const DeltaView& l, const FewPlace& at, const Buffer& in,
+                          const Entries& entries, Column<kVectors> (&state)[kGroups],
+                          int first_column) {
   const TreePlace& p = at.p;
   const int part = static_cast<int>(threadIdx.x) % 8;
   const OwnSum<kGroups, 1> own(part);
@@ -184,10 +193,12 @@ __device__ void write_few(const DeltaArgs& a, const FewPlace& at, const Buffer& 
   const float inverse = rms_scale(a, o);
 #pragma unroll
   for (int own = lane; own < kDim; own += 32)
-    store_at(a.o, at.p.first + in.record().row[n], at.h * kDim + own, o[own] * inverse * in.gate(n)[own]);
+    store_at(a.o, at.p.first + in.record().row[n], at.h * kDim + own,
+             o[own] * inverse * in.gate(n)[own]);
 }
 
-__global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_constant__ FewArgs args) {
+__global__ __launch_bounds__(kThreads,
+                             kBlocks) void few_kernel(const __grid_constant__ FewArgs args) {
   extern __shared__ float4 few_memory[];
   const DeltaArgs& a = args.tree.a;
   const DeltaView& l = a.layer;
@@ -219,7 +230,9 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
     while (i < heads && places[i].p.count == 0);
     return i;
   };
-  const auto buffer = [&](int turn) { return Buffer{memory + z.buffers + turn * z.buffer_bytes, z}; };
+  const auto buffer = [&](int turn) {
+    return Buffer{memory + z.buffers + turn * z.buffer_bytes, z};
+  };
   FactorParts parts;
   int own = next_of(-1);
   if (own < heads) {
@@ -256,7 +269,8 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
     const bool changes = at.p.fresh || at.p.fold_to > at.p.folded;
     if (changes) {
       if (at.p.fresh) clear_columns(state);
-      fold(l, entries, at.p.slot, at.h, l.key_head(at.h), at.p.folded, at.p.fold_to, column, part, state);
+      fold(l, entries, at.p.slot, at.h, l.key_head(at.h), at.p.folded, at.p.fold_to, column, part,
+           state);
       store_columns(state, l.state(at.p.slot, at.h) + column * kDim + 4 * part, kDim);
     }
     run_nodes(l, at, in, entries, state, column);

@@ -4,9 +4,9 @@
 // A block is a key head and its value heads, a warp a vector: k, q, and each v. A lane has four
 // channels of all nodes, so a warp's loads all run at once. Only the warps of k and q synchronize.
 // The functions are those of delta_nodes.cu, so the bytes are the same.
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_nodes.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -51,7 +51,8 @@ __device__ float4 numbers(uint2 x) {
   return {low.x, low.y, high.x, high.y};
 }
 __device__ uint2 four_of(const Tensor& t, int row, int column) {
-  return *reinterpret_cast<const uint2*>(static_cast<const Act*>(t.data) + int64_t{row} * t.stride + column);
+  return *reinterpret_cast<const uint2*>(static_cast<const Act*>(t.data) + int64_t{row} * t.stride +
+                                         column);
 }
 
 struct FourChannels {
@@ -59,7 +60,8 @@ struct FourChannels {
   float4 tap[4];
 
   // Loads inputs that no kernel of this step writes.
-  __device__ FourChannels(const DeltaArgs& a, const TreePlace& p, const WarpMemory& sh, int first_channel)
+  __device__ FourChannels(const DeltaArgs& a, const TreePlace& p, const WarpMemory& sh,
+                          int first_channel)
       : channel(first_channel + 4 * static_cast<int>(threadIdx.x % 32)) {
     const DeltaView& l = a.layer;
     float4 past[kPastInputs];
@@ -68,7 +70,8 @@ struct FourChannels {
     for (int j = 0; j < kPastInputs; ++j) {
       past[j] = {0, 0, 0, 0};
       if (p.context > j)
-        past[j] = *reinterpret_cast<const float4*>(ring + l.conv_place(p.context - 1 - j) * l.channels);
+        past[j] =
+            *reinterpret_cast<const float4*>(ring + l.conv_place(p.context - 1 - j) * l.channels);
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) tap[c] = load_taps<true>(a.w.conv, channel + c, l.taps);
@@ -92,11 +95,13 @@ struct FourChannels {
 #pragma unroll 1
     for (int n = 0; n < p.count; ++n) {
       const NodeInputs in = sh.inputs()[n];
-      const float4 x0 = sh.input(sh.place()[n].x), x1 = sh.input(in.past[0]), x2 = sh.input(in.past[1]),
-                   x3 = sh.input(in.past[2]);
+      const float4 x0 = sh.input(sh.place()[n].x), x1 = sh.input(in.past[0]),
+                   x2 = sh.input(in.past[1]), x3 = sh.input(in.past[2]);
       *reinterpret_cast<float4*>(ring + in.conv_row * l.channels) = x0;
-      put(n, float4{activate(tap[0], x0.x, x1.x, x2.x, x3.x), activate(tap[1], x0.y, x1.y, x2.y, x3.y),
-                    activate(tap[2], x0.z, x1.z, x2.z, x3.z), activate(tap[3], x0.w, x1.w, x2.w, x3.w)});
+      put(n,
+          float4{activate(tap[0], x0.x, x1.x, x2.x, x3.x), activate(tap[1], x0.y, x1.y, x2.y, x3.y),
+                 activate(tap[2], x0.z, x1.z, x2.z, x3.z),
+                 activate(tap[3], x0.w, x1.w, x2.w, x3.w)});
     }
   }
 };
@@ -117,8 +122,9 @@ __device__ void make_keys(const TreeArgs& args, const TreePlace& p, const WarpMe
   uint2 x[kFewNodes];
   channels.ask(a, p, x);
   float* to = (warp == 0 ? keys.key(p.entries()) : keys.query(0)) + 4 * lane;
-  channels.make(l, p, sh, x,
-                [&](int n, float4 y) { *reinterpret_cast<float4*>(to + n * KeysOfFew::kStride) = y; });
+  channels.make(l, p, sh, x, [&](int n, float4 y) {
+    *reinterpret_cast<float4*>(to + n * KeysOfFew::kStride) = y;
+  });
   wait_copies<0>();
   meet<32 * kKeyWarps>();
   float* made = args.of_key(p.s, key_head);
@@ -139,7 +145,9 @@ __device__ void write_decays(const TreePlace& p, const NodeMemory& sh, const flo
   float sum = is_node ? gates[n] : 0.0f;
 #pragma unroll 2
   for (int i = p.count - 1; i >= -entries; --i) {
-    const bool seen = i >= p.root ? (mask >> (i - p.root) & 1) != 0 : i >= 0 ? is_node && n > 0 : i >= oldest;
+    const bool seen = i >= p.root ? (mask >> (i - p.root) & 1) != 0
+                      : i >= 0    ? is_node && n > 0
+                                  : i >= oldest;
     decays[(entries + i) * stride] = seen ? expf(sum) : kUnseen;
     if (seen) sum = __fadd_rn(sum, gates[i]);
   }
@@ -182,10 +190,12 @@ __device__ void make_values(const TreeArgs& args, const TreePlace& p, const Warp
   }
   wait_copies<0>();
   __syncwarp();
-  if (lane < kTreeTile) write_decays(p, sh, gates, lane, out, made + sizes.decays + lane, sizes.rounded);
+  if (lane < kTreeTile)
+    write_decays(p, sh, gates, lane, out, made + sizes.decays + lane, sizes.rounded);
 }
 
-__global__ __launch_bounds__(32 * kMostWarps, 5) void few_nodes_kernel(const __grid_constant__ FewArgs args) {
+__global__ __launch_bounds__(32 * kMostWarps,
+                             5) void few_nodes_kernel(const __grid_constant__ FewArgs args) {
   extern __shared__ float4 node_memory[];
   const TreeArgs& tree = args.tree;
   const DeltaView& l = tree.a.layer;
@@ -209,7 +219,9 @@ __global__ __launch_bounds__(32 * kMostWarps, 5) void few_nodes_kernel(const __g
 }
 
 bool has_fours(const DeltaArgs& a) {
-  const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
+  const auto aligned = [](const void* p, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+  };
   const auto fours = [&](const Tensor& t) { return t.stride % 4 == 0 && aligned(t.data, 8); };
   return fours(a.in.qkv) && fours(a.in.z) && aligned(a.w.norm, 16) && a.layer.conv_at % 4 == 0;
 }
@@ -224,7 +236,8 @@ bool delta_few_nodes(Context& context, const TreeArgs& args) {
   if (args.sizes.nodes > kFewNodes || warps > kMostWarps || !has_fours(args.a)) return false;
   const FewArgs few{args, few_sizes(args.sizes, warps)};
   if (few.sizes.end > static_cast<int>(context.shared_bytes_per_block)) return false;
-  const dim3 grid(static_cast<unsigned>(l.key_heads), static_cast<unsigned>(args.a.batch.sequences));
+  const dim3 grid(static_cast<unsigned>(l.key_heads),
+                  static_cast<unsigned>(args.a.batch.sequences));
   launch_early(context, few_nodes_kernel, grid, static_cast<unsigned>(32 * warps),
                static_cast<size_t>(few.sizes.end), few);
   return true;

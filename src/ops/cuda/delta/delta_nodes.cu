@@ -8,7 +8,7 @@
 // In delta_tree the state takes the registers: too few warps would be left to hide the waits of
 // these steps. The functions are those of delta_decode.cu, so a row has the same bytes as alone.
 #include "ops/cuda/delta/delta_nodes.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -50,13 +50,14 @@ __device__ void normalise_keys(const DeltaView& l, const TreePlace& p, const Key
 }
 
 template <int kVectors, bool kWhole>
-__device__ void make_keys(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes, int key_head,
-                          int begin, int parent) {
+__device__ void make_keys(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes,
+                          int key_head, int begin, int parent) {
   constexpr int kKeyDim = 32 * kVectors;
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
   const KeyMemory<kKeyDim> sh{nodes, nodes.z.nodes_end};
-  ask_for_keys(l, p, sh, key_head, static_cast<int>(threadIdx.x) / 32, static_cast<int>(blockDim.x) / 32);
+  ask_for_keys(l, p, sh, key_head, static_cast<int>(threadIdx.x) / 32,
+               static_cast<int>(blockDim.x) / 32);
   commit_copies();
   find_nodes<Block>(a, p, sh, parent);
   wait_for_previous();
@@ -76,13 +77,16 @@ struct ValueMemory : NodeMemory {
   // Log decays of entries, then nodes.
   __device__ float* g() const { return at<float>(z.nodes_end); }
   // [entries + nodes][kTreeTile]: exponents for own nodes, kFar for invisible pairs.
-  __device__ float* exponent(int of_row) const { return g() + z.entries + z.rounded + of_row * kTreeTile; }
+  __device__ float* exponent(int of_row) const {
+    return g() + z.entries + z.rounded + of_row * kTreeTile;
+  }
   static int bytes(const TreeSizes& z) { return 4 * (1 + kTreeTile) * (z.entries + z.rounded); }
 };
 constexpr float kFar = 1e30f;
 
 // Summed newest to oldest; also the state's factor.
-__device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int own, const NodeRecord& out) {
+__device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int own,
+                          const NodeRecord& out) {
   const int entries = p.entries();
   const float* gates = sh.g() + entries;  // of nodes; preceded by entries
   float* at = sh.exponent(entries) + own;
@@ -103,8 +107,8 @@ __device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int 
 }
 
 template <bool kWhole>
-__device__ void convolve_values(const DeltaArgs& a, const TreePlace& p, const ValueMemory& sh, int h,
-                                int begin, int count, float* values, float* gates) {
+__device__ void convolve_values(const DeltaArgs& a, const TreePlace& p, const ValueMemory& sh,
+                                int h, int begin, int count, float* values, float* gates) {
   const int value_dim = kWhole ? 128 : a.layer.value_dim;
   const int pairs = value_dim / 2;
   const int own = 2 * (static_cast<int>(threadIdx.x) % pairs);
@@ -126,8 +130,8 @@ __device__ void convolve_values(const DeltaArgs& a, const TreePlace& p, const Va
 }
 
 template <bool kWhole>
-__device__ void make_values(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes, int h,
-                            int begin, int parent) {
+__device__ void make_values(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes,
+                            int h, int begin, int parent) {
   const DeltaArgs& a = args.a;
   const TreeSizes& z = args.sizes;
   const ValueMemory sh{nodes};
@@ -197,10 +201,10 @@ void launch_nodes(Context& context, const TreeArgs& args) {
   const unsigned threads = blocks <= 2 * context.processors   ? 512
                            : blocks <= 4 * context.processors ? 256
                                                               : 128;
-  launch_early(
-      context, nodes_kernel<kVectors, kWhole>, grid, threads,
-      static_cast<size_t>(z.nodes_end + std::max(KeyMemory<32 * kVectors>::bytes(z), ValueMemory::bytes(z))),
-      args);
+  launch_early(context, nodes_kernel<kVectors, kWhole>, grid, threads,
+               static_cast<size_t>(z.nodes_end + std::max(KeyMemory<32 * kVectors>::bytes(z),
+                                                          ValueMemory::bytes(z))),
+               args);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ struct NodeMemory : SharedBytes {
 };
 
 // `numbered`: nodes are numbered by sh.number(), else by row.
-__device__ inline void place_node(const DeltaView& l, const TreePlace& p, const NodeMemory& sh, int r,
-                                  bool numbered) {
+__device__ inline void place_node(const DeltaView& l, const TreePlace& p, const NodeMemory& sh,
+                                  int r, bool numbered) {
   const auto number_of = [&](int row) { return numbered ? sh.number()[row] : row; };
   NodeInputs in;
   unsigned long long mask = 0;
@@ -80,7 +80,8 @@ __device__ int own_parent(const DeltaArgs& a, const TreePlace& p) {
 
 // Ends with a barrier of the group.
 template <typename Group>
-__device__ void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int parent_of_own) {
+__device__ void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh,
+                           int parent_of_own) {
   const int i = Group::thread();
   const int stride = Group::threads();
 #pragma unroll 1
@@ -125,7 +126,8 @@ struct TwoInputs {
       bits.x = *reinterpret_cast<const uint32_t*>(static_cast<const Act*>(t.data) + at);
       wide = false;
     } else {
-      bits = {__float_as_uint(load_as(t.data, t.type, at)), __float_as_uint(load_as(t.data, t.type, at + 1))};
+      bits = {__float_as_uint(load_as(t.data, t.type, at)),
+              __float_as_uint(load_as(t.data, t.type, at + 1))};
     }
   }
   __device__ void load(const float* from) {
@@ -148,7 +150,8 @@ struct NodeChannels {
   TwoInputs<kWhole> x, past[kPastInputs];
   int channel, conv_row;
 
-  __device__ void ask(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int n, int of_row) {
+  __device__ void ask(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int n,
+                      int of_row) {
     const DeltaView& l = a.layer;
     const NodeInputs in = sh.inputs()[n];
     channel = of_row;
@@ -169,7 +172,8 @@ struct NodeChannels {
     const DeltaView& l = a.layer;
     const float4 tap[2] = {load_taps<kWhole>(a.w.conv, channel, l.taps),
                            load_taps<kWhole>(a.w.conv, channel + 1, l.taps)};
-    const float2 x0 = x.numbers(), x1 = past[0].numbers(), x2 = past[1].numbers(), x3 = past[2].numbers();
+    const float2 x0 = x.numbers(), x1 = past[0].numbers(), x2 = past[1].numbers(),
+                 x3 = past[2].numbers();
     if (owns) {
       float* ring = l.conv_row(p.slot, 0) + static_cast<int64_t>(conv_row) * l.channels + channel;
       if constexpr (kWhole) {
@@ -198,20 +202,23 @@ struct KeyMemory : NodeMemory {
 };
 
 template <int kKeyDim, int kOwn>
-__device__ void ask_for_keys(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim, kOwn>& sh,
-                             int key_head, int warp, int warps) {
+__device__ void ask_for_keys(const DeltaView& l, const TreePlace& p,
+                             const KeyMemory<kKeyDim, kOwn>& sh, int key_head, int warp,
+                             int warps) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
   for (int i = warp; i < p.entries(); i += warps) {
     if (4 * lane < kKeyDim)
-      copy_async(shared_address(sh.key(i) + 4 * lane), l.key(p.slot, p.fold_to + i, key_head) + 4 * lane);
+      copy_async(shared_address(sh.key(i) + 4 * lane),
+                 l.key(p.slot, p.fold_to + i, key_head) + 4 * lane);
   }
 }
 
 // One warp. From node `begin` on it stores the node for delta_tree, and its key in the ring.
 template <int kKeyDim, int kOwn>
-__device__ void normalise_node(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim, kOwn>& sh,
-                               int key_head, int n, int begin, float* made) {
+__device__ void normalise_node(const DeltaView& l, const TreePlace& p,
+                               const KeyMemory<kKeyDim, kOwn>& sh, int key_head, int n, int begin,
+                               float* made) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool wanted = 4 * lane < kKeyDim;
   float4* at = reinterpret_cast<float4*>(sh.key(p.entries() + n)) + lane;
@@ -233,7 +240,8 @@ __device__ void normalise_node(const DeltaView& l, const TreePlace& p, const Key
     out[0] = query;
     out[kKeyDim / 4] = key;
     const int64_t entry = sh.place()[n].y;
-    reinterpret_cast<float4*>(l.key(p.slot, 0, key_head) + entry * l.key_heads * kKeyDim)[lane] = key;
+    reinterpret_cast<float4*>(l.key(p.slot, 0, key_head) + entry * l.key_heads * kKeyDim)[lane] =
+        key;
   }
   if (lane == 0) sh.qk()[n - begin] = qk;
 }
@@ -250,8 +258,8 @@ struct HeldPart {
 
 // A warp takes four nodes, an octet each, and multiplies all earlier keys, also non-ancestors'.
 template <int kVectors, int kOwn>
-__device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors, kOwn>& sh, int begin,
-                              int end, int warp, int warps, float* made) {
+__device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors, kOwn>& sh,
+                              int begin, int end, int warp, int warps, float* made) {
   constexpr int kKeys = 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int part = lane % 8;
@@ -282,8 +290,8 @@ struct NodeGates {
       : alpha(load_at(a.in.alpha, p.first + sh.place()[n].x, h)),
         beta(load_at(a.in.beta, p.first + sh.place()[n].x, h)) {}
   // Returns the log decay; a node that the block `owns` goes to delta_tree and into the ring.
-  __device__ float put(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int h, int n, bool owns,
-                       const NodeRecord& out) const {
+  __device__ float put(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int h, int n,
+                       bool owns, const NodeRecord& out) const {
     const int2 place = sh.place()[n];
     const float g = log_decay(alpha, a.w.dt[h], a.w.a[h]);
     if (!owns) return g;

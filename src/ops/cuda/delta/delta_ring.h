@@ -15,7 +15,7 @@
 #include <climits>
 
 #include "ops/cuda/delta/delta_rows.h"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda {
 
@@ -38,8 +38,9 @@ struct OwnSum {
 };
 
 template <int kVectors, int kGroups, int kNodes>
-__device__ float state_sum(const Column<kVectors> (&state)[kGroups], const float4* const (&q)[kNodes],
-                           const float4* const (&k)[kNodes], int part) {
+__device__ float state_sum(const Column<kVectors> (&state)[kGroups],
+                           const float4* const (&q)[kNodes], const float4* const (&k)[kNodes],
+                           int part) {
   constexpr int kSums = 2 * kGroups * kNodes;
   float sums[kSums];
 #pragma unroll
@@ -84,8 +85,8 @@ struct LanePart {
 
 // (k_a . k) and (k_a . q) of kKeys entries, see OwnSum<1, kKeys>. q, k: a lane's part, or LanePart.
 template <int kVectors, int kKeys, typename Vector>
-__device__ float entry_products(const float4* const (&keys)[kKeys], const Vector& q, const Vector& k,
-                                int part, unsigned lanes) {
+__device__ float entry_products(const float4* const (&keys)[kKeys], const Vector& q,
+                                const Vector& k, int part, unsigned lanes) {
   float sums[2 * kKeys];
 #pragma unroll
   for (int i = 0; i < 2 * kKeys; ++i) sums[i] = 0;
@@ -108,8 +109,8 @@ __device__ inline float signed_factor(int chain, float exponent) {
 
 // `d`: of the first group's column; the others' follow at distance 4.
 template <int kVectors, int kGroups>
-__device__ void fold_entry(Column<kVectors> (&state)[kGroups], const float4* key, const float* d, float gate,
-                           int part) {
+__device__ void fold_entry(Column<kVectors> (&state)[kGroups], const float4* key, const float* d,
+                           float gate, int part) {
   const float e = expf(gate);
   float4 k[kVectors];
 #pragma unroll
@@ -144,7 +145,8 @@ struct Entries {
     for (int cell = first + static_cast<int>(threadIdx.x / 32); cell < end; cell += warps) {
       const int i = cell - end;
       if (4 * lane < l.key_dim && cell < keys_end)
-        copy_async(shared_address(keys + i * key_stride + 4 * lane), l.key(slot, cell, key_head) + 4 * lane);
+        copy_async(shared_address(keys + i * key_stride + 4 * lane),
+                   l.key(slot, cell, key_head) + 4 * lane);
       if (4 * lane < columns)
         copy_async(shared_address(deltas + i * columns + 4 * lane),
                    l.delta(slot, cell, h) + column0 + 4 * lane);
@@ -161,8 +163,8 @@ struct Entries {
 
 // From shared memory, or from the ring. `column`: the lane's first in the block.
 template <int kVectors, int kGroups>
-__device__ void fold(const DeltaView& l, const Entries& entries, int slot, int h, int key_head, int from,
-                     int to, int column, int part, Column<kVectors> (&state)[kGroups]) {
+__device__ void fold(const DeltaView& l, const Entries& entries, int slot, int h, int key_head,
+                     int from, int to, int column, int part, Column<kVectors> (&state)[kGroups]) {
 #pragma unroll 1
   for (int cell = from; cell < to; ++cell) {
     if (cell >= entries.first && cell < entries.keys_end) {

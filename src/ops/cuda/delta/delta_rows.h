@@ -33,7 +33,8 @@ __device__ inline float4 load_state(const float* at) {
   return v;
 }
 __device__ inline void store_state(float* at, float4 v) {
-  asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+  asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
                : "memory");
 }
 
@@ -92,7 +93,8 @@ __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int b
                          : l.v_channel(p.h) + p.column0 + own;
   ch.out = part * kTokens * kMaxDim + own;
   if (l.taps == 4) {
-    const float4 w = *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(ch.index) * 4);
+    const float4 w =
+        *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(ch.index) * 4);
     ch.tap[0] = w.w;
     ch.tap[1] = w.z;
     ch.tap[2] = w.y;
@@ -100,7 +102,8 @@ __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int b
   } else {
 #pragma unroll
     for (int j = 0; j < kMaxTaps; ++j) {
-      ch.tap[j] = j < l.taps ? a.w.conv[static_cast<int64_t>(ch.index) * l.taps + l.taps - 1 - j] : 0.0f;
+      ch.tap[j] =
+          j < l.taps ? a.w.conv[static_cast<int64_t>(ch.index) * l.taps + l.taps - 1 - j] : 0.0f;
     }
   }
 #pragma unroll
@@ -124,15 +127,16 @@ __device__ inline void load_rows(const Tensor& t, int64_t row, int64_t column, i
 
 __device__ inline void step_channel(Channel& ch, int i, float x, Shared& sh) {
   const float sum =
-      fmaf(ch.tap[0], x, fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
+      fmaf(ch.tap[0], x,
+           fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
   (&sh.q[0][0])[ch.out + i * kMaxDim] = exact_silu(sum);
   ch.past[2] = ch.past[1];
   ch.past[1] = ch.past[0];
   ch.past[0] = x;
 }
 // `x`: raw bits of `count` rows. Advances the channel past them.
-__device__ inline void run_channel(const DeltaArgs& a, int count, Channel& ch, const uint32_t (&x)[kTokens],
-                                   Shared& sh) {
+__device__ inline void run_channel(const DeltaArgs& a, int count, Channel& ch,
+                                   const uint32_t (&x)[kTokens], Shared& sh) {
   if (ch.index < 0) return;
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
@@ -140,8 +144,8 @@ __device__ inline void run_channel(const DeltaArgs& a, int count, Channel& ch, c
     step_channel(ch, i, from_bits(a.in.qkv.type, x[i]), sh);
   }
 }
-__device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin, int count, Channel& ch,
-                                   Shared& sh) {
+__device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin, int count,
+                                   Channel& ch, Shared& sh) {
   if (ch.index < 0) return;
   for (int i = 0; i < count; ++i) {
     const float x = from_bits(a.in.qkv.type, ch.x);
@@ -179,7 +183,8 @@ struct Inputs {
     for (int i = 0; i < 2; ++i)
       if (channel[i].index >= 0) load_rows(a.in.qkv, row, channel[i].index, count, x[i]);
     if (tid < p.columns)
-      load_rows(a.in.z, row, static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid, count, z);
+      load_rows(a.in.z, row, static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid, count,
+                z);
     if (gate() < count) {
       alpha = load_at(a.in.alpha, row + gate(), p.h);
       beta = load_at(a.in.beta, row + gate(), p.h);
@@ -295,8 +300,8 @@ __device__ inline void move_inputs(const DeltaArgs& a, const Place& p, int* coun
 
 // Rows add what the ring form adds, so a state has the same bytes whenever rows are folded.
 template <int kVectors, int kGroups>
-__device__ void run_tokens(const Place& p, int count, int warp_column, Column<kVectors> (&state)[kGroups],
-                           Shared& sh) {
+__device__ void run_tokens(const Place& p, int count, int warp_column,
+                           Column<kVectors> (&state)[kGroups], Shared& sh) {
   const int lane = threadIdx.x % 32;
   const int part = lane % 8;
   for (int i = 0; i < count; ++i) {
@@ -327,7 +332,8 @@ __device__ void run_tokens(const Place& p, int count, int warp_column, Column<kV
     for (int g = 0; g < kGroups; ++g) {
       const int column = warp_column + 4 * g + lane / 8;
       const float d = delta_of(sh.beta[i], fmaf(-e, sums[2 * g], sh.v[i][column]));
-      if (part == 0) sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, fmaf(e, sums[2 * g + 1], 0.0f));
+      if (part == 0)
+        sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, fmaf(e, sums[2 * g + 1], 0.0f));
       add_entry(state[g], k, d, e);
     }
   }
@@ -339,7 +345,8 @@ __device__ inline float rms_scale(const DeltaArgs& a, const float* o) {
     const float4 x = *reinterpret_cast<const float4*>(&o[c]);
     sum = dot4(x, x, sum);
   }
-  return rsqrtf(__fadd_rn(__fdividef(warp_sum(sum), static_cast<float>(a.layer.value_dim)), a.w.eps));
+  return rsqrtf(
+      __fadd_rn(__fdividef(warp_sum(sum), static_cast<float>(a.layer.value_dim)), a.w.eps));
 }
 
 __device__ inline void write_outputs(const DeltaArgs& a, const Place& p, int begin, int count,

@@ -71,31 +71,34 @@ __global__ void move_entries(const __grid_constant__ EntryMoves a) {
     }
   } else if (own < pieces + l.value_heads) {
     const int h = own - pieces;
-    for (int i = first; i < end; ++i) l.gate(slot, a.move[i].to)[h] = l.gate(slot, a.move[i].from)[h];
+    for (int i = first; i < end; ++i)
+      l.gate(slot, a.move[i].to)[h] = l.gate(slot, a.move[i].from)[h];
   }
 }
 
 }  // namespace
 }  // namespace cuda
 
-void CudaOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                         const Batch& batch) {
+void CudaOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
+                         const DeltaLayer& layer, const Batch& batch) {
   check_delta(o, in, layer, batch);
   BRAID_CHECK(batch.most_uncertain <= std::min(layer.ring.uncertain, kMaxNodes));
   if (batch.tokens == 0 || batch.sequences == 0) return;
   const DeltaArgs args{o, in, w, view_of(layer), batch};
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
-  const int32_t most_certain = batch.most_certain > 0 ? std::min(batch.most_certain, most_rows) : most_rows;
+  const int32_t most_certain =
+      batch.most_certain > 0 ? std::min(batch.most_certain, most_rows) : most_rows;
   const SequenceWorkspace& work = sequence_work_;
   if (most_certain > 1) {
     BRAID_CHECK(int64_t{batch.sequences} * layer.shape.key_heads <= work.counter_count);
     // Chunks use other arithmetic, which depends on where a run begins and ends.
-    const bool chunks = chunk_form_fits(layer.shape) && most_certain > kStepRows && work.chunk_q != nullptr &&
-                        !context_.deterministic;
+    const bool chunks = chunk_form_fits(layer.shape) && most_certain > kStepRows &&
+                        work.chunk_q != nullptr && !context_.deterministic;
     delta_step(context_, args, work.counters, chunks ? kStepRows : INT32_MAX);
     if (chunks) delta_chunks(context_, work, args);
   }
-  if (batch.most_uncertain > 0) return delta_tree(context_, args, {work.tree_rows, work.tree_row_count});
+  if (batch.most_uncertain > 0)
+    return delta_tree(context_, args, {work.tree_rows, work.tree_row_count});
   // Two launches if one block a head would take more than three rounds of two a processor.
   if (one_launch_fits(args.layer) &&
       int64_t{batch.sequences} * layer.shape.value_heads <= 6 * context_.processors)
@@ -111,7 +114,8 @@ void CudaOps::delta_move(std::span<const DeltaLayer> layers, std::span<const Cel
     const int64_t distance = layers.size() > 1 ? layers[1].data - first.data : 0;
     size_t alike = 1;
     while (alike < layers.size() && layers[alike].data - layers[alike - 1].data == distance &&
-           layers[alike].ring == first.ring && layers[alike].slot_elements() == first.slot_elements() &&
+           layers[alike].ring == first.ring &&
+           layers[alike].slot_elements() == first.slot_elements() &&
            layers[alike].shape.key_width() == first.shape.key_width() &&
            layers[alike].shape.value_heads == first.shape.value_heads) {
       ++alike;
@@ -126,8 +130,8 @@ void CudaOps::delta_move(std::span<const DeltaLayer> layers, std::span<const Cel
         args.move[i] = moves[done + static_cast<size_t>(i)];
         BRAID_CHECK(args.move[i].from > args.move[i].to);
       }
-      const dim3 grid(static_cast<unsigned>(div_up<int64_t>(threads, 256)), static_cast<unsigned>(args.count),
-                      static_cast<unsigned>(alike));
+      const dim3 grid(static_cast<unsigned>(div_up<int64_t>(threads, 256)),
+                      static_cast<unsigned>(args.count), static_cast<unsigned>(alike));
       move_entries<<<grid, 256, 0, context_.stream>>>(args);
       context_.launched("delta_move");
     }

@@ -23,15 +23,15 @@
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
 
 // kGroups * 4 columns a warp; kSlices blocks a head, as a cluster. 2 Dv threads. Skips other runs.
 template <int kVectors, int kGroups, int kSlices>
-__global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ DeltaArgs a, int* counters,
-                                                      int most_rows) {
+__global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ DeltaArgs a,
+                                                      int* counters, int most_rows) {
   __shared__ Shared sh;
   static_assert(kGroups * kSlices == 4);
   const DeltaView& l = a.layer;
@@ -53,7 +53,8 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
   const int lane = threadIdx.x % 32;
   const int warp_column = threadIdx.x / 32 * 4 * kGroups;  // within the block's columns
   const int column = warp_column + lane / 8;               // of group 0, among the block's
-  float* rows = l.state(p.slot, p.h) + static_cast<int64_t>(p.column0 + column) * l.key_dim + 4 * (lane % 8);
+  float* rows =
+      l.state(p.slot, p.h) + static_cast<int64_t>(p.column0 + column) * l.key_dim + 4 * (lane % 8);
   Column<kVectors> state[kGroups];
   load_columns(state, rows, l.key_dim);
   const bool fresh = p.position == 0;
@@ -132,11 +133,11 @@ void launch_step(Context& context, const DeltaArgs& args, int* counters, int mos
   // Without clusters (below 9.0) the whole head is one block, with the same bytes.
   if (context.has_clusters && args.layer.value_dim >= 64 &&
       heads * sequences * 4 <= 2 * static_cast<unsigned>(context.processors)) {
-    return launch_clusters(context, 4, step_kernel<kVectors, 1, 4>, dim3(heads * 4, sequences), threads, 0,
-                           args, counters, most_rows);
+    return launch_clusters(context, 4, step_kernel<kVectors, 1, 4>, dim3(heads * 4, sequences),
+                           threads, 0, args, counters, most_rows);
   }
-  launch_loads(context, step_kernel<kVectors, 4, 1>, dim3(heads, sequences), threads, 0, args, counters,
-               most_rows);
+  launch_loads(context, step_kernel<kVectors, 4, 1>, dim3(heads, sequences), threads, 0, args,
+               counters, most_rows);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"
 #include "ops/cuda/delta/delta_tree.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -52,7 +52,9 @@ struct TreeMemory : SharedBytes {
 
   __device__ int columns() const { return Shape::kWhole ? 128 / Shape::kSlices : z.columns; }
   __device__ int value_dim() const { return columns() * Shape::kSlices; }
-  __device__ int column0() const { return Shape::kSlices > 1 ? static_cast<int>(blockIdx.x) * columns() : 0; }
+  __device__ int column0() const {
+    return Shape::kSlices > 1 ? static_cast<int>(blockIdx.x) * columns() : 0;
+  }
   // The first slice does a head's shared work.
   __device__ static bool leads() { return Shape::kSlices == 1 || blockIdx.x == 0; }
   __device__ static int head() { return static_cast<int>(blockIdx.y); }
@@ -60,7 +62,7 @@ struct TreeMemory : SharedBytes {
   __device__ float* d() const { return at<float>(z.d) + z.held * columns(); }
   __device__ float* k() const { return at<float>(z.k) + z.held * Shape::kStride; }
   __device__ float* q() const { return at<float>(z.q); }
-  __device__ float* o() const { return at<float>(z.o); }        // [value_dim]; all columns at the end
+  __device__ float* o() const { return at<float>(z.o); }  // [value_dim]; all columns at the end
   __device__ float* gate() const { return at<float>(z.gate); }  // [columns]
   // [2][entries + nodes][pass] of chain 0 (S k) or 1 (S q); nodes follow the entries.
   __device__ float* factor(int chain, int of_row) const {
@@ -68,7 +70,9 @@ struct TreeMemory : SharedBytes {
   }
 
   __device__ TreeMemory(void* memory, const TreeSizes& sizes)
-      : SharedBytes{static_cast<char*>(memory)}, z(sizes), nodes(at<float>(sizes.record), sizes.rounded) {
+      : SharedBytes{static_cast<char*>(memory)},
+        z(sizes),
+        nodes(at<float>(sizes.record), sizes.rounded) {
     entries.capacity = z.held;
     entries.key_stride = Shape::kStride;
     entries.columns = columns();
@@ -87,8 +91,8 @@ struct TreeMemory : SharedBytes {
 
 // A warp a vector.
 template <typename Shape>
-__device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key, const float* of_value,
-                              int begin, int count) {
+__device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key,
+                              const float* of_value, int begin, int count) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   // Four warps a node, if there are enough; else a warp takes several parts.
@@ -101,7 +105,10 @@ __device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key, 
     const int to_step = of_head ? width : Shape::kStride;
     const float* from = part < 2 ? of_key + part * Shape::kKeyDim
                                  : of_value + (part == 2 ? sh.z.values : sh.z.gates) + sh.column0();
-    float* to = part == 0 ? sh.q() : part == 1 ? sh.k() : part == 2 ? sh.d() + begin * to_step : sh.gate();
+    float* to = part == 0   ? sh.q()
+                : part == 1 ? sh.k()
+                : part == 2 ? sh.d() + begin * to_step
+                            : sh.gate();
     if (4 * lane >= width) continue;
     from += begin * from_step + 4 * lane;
     const uint32_t at = shared_address(to + 4 * lane);
@@ -132,7 +139,8 @@ __device__ void weigh_nodes(const TreePlace& p, const TreeMemory<Shape>& sh, con
     const int n = begin + t;
     const int end = entries + (n / kTreeTile + 1) * kTreeTile;  // of the rows with decays
 #pragma unroll 1
-    for (int first = static_cast<int>(threadIdx.x) / kTreeTile; first < rows; first += kAtOnce * step) {
+    for (int first = static_cast<int>(threadIdx.x) / kTreeTile; first < rows;
+         first += kAtOnce * step) {
       float decay[kAtOnce], x[kAtOnce], y[kAtOnce];
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
@@ -171,7 +179,8 @@ __device__ void read_state(const DeltaView& l, const TreePlace& p, const TreeMem
   for (int t = 0; t < count;) {
     const int seen = sh.nodes.seen[begin + t];
     if (p.fold_to + seen > *folded) {
-      fold(l, entries, p.slot, h, l.key_head(h), *folded, p.fold_to + seen, first_column, part, state);
+      fold(l, entries, p.slot, h, l.key_head(h), *folded, p.fold_to + seen, first_column, part,
+           state);
       *folded = p.fold_to + seen;
     }
     int same = 1;
@@ -208,15 +217,16 @@ __device__ void add_four(float (&x)[4], const float* factors, float d) {
 }
 
 template <typename Shape>
-__device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
-                          int count) {
+__device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh,
+                          int begin, int count) {
   const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x) % columns;
   constexpr int kAtOnce = 8 / Shape::kGroups;
   const int entries = p.entries();
   const int outside = max(entries - sh.z.held, 0);
 #pragma unroll 1
-  for (int item = static_cast<int>(threadIdx.x) / columns; item < 2 * div_up(count, 4); item += kAtOnce) {
+  for (int item = static_cast<int>(threadIdx.x) / columns; item < 2 * div_up(count, 4);
+       item += kAtOnce) {
     const int chain = item % 2;
     const int t = item / 2 * 4;
     float* x_at = chain == 0 ? sh.d() + (begin + t) * columns + column
@@ -240,7 +250,8 @@ __device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemo
 
 // d of the pass's nodes; a thread owns a column.
 template <typename Shape>
-__device__ void solve_triangles(const TreePlace& p, const TreeMemory<Shape>& sh, int begin, int count) {
+__device__ void solve_triangles(const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
+                                int count) {
   const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x);
   if (column >= columns) return;
@@ -274,8 +285,8 @@ __device__ void solve_triangles(const TreePlace& p, const TreeMemory<Shape>& sh,
 }
 
 template <typename Shape>
-__device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
-                           int count) {
+__device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh,
+                           int begin, int count) {
   const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x) % columns;
   const int group = static_cast<int>(threadIdx.x) / columns;
@@ -289,7 +300,8 @@ __device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMem
     const int end = min(begin + t + 4, p.count);
     const float* factors = sh.factor(1, p.entries()) + t;
 #pragma unroll 4
-    for (int n = begin; n < end; ++n) add_four(x, factors + n * sh.z.pass, sh.d()[n * columns + column]);
+    for (int n = begin; n < end; ++n)
+      add_four(x, factors + n * sh.z.pass, sh.d()[n * columns + column]);
 #pragma unroll
     for (int u = 0; u < 4; ++u) x_at[u * sh.value_dim()] = x[u];
 #if BRAID_CLUSTERS
@@ -309,8 +321,8 @@ __device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMem
 
 // A warp a node.
 template <typename Shape>
-__device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
-                            int count) {
+__device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory<Shape>& sh,
+                            int begin, int count) {
   const int value_dim = sh.value_dim();
 #pragma unroll 1
   for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += Shape::threads() / 32) {
@@ -329,12 +341,14 @@ __device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMe
 template <typename Shape>
 __device__ void ask_for_next(const TreeArgs& args) {
   const DeltaView& l = args.a.layer;
-  const int next = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y) + args.resident / Shape::kSlices;
+  const int next =
+      static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y) + args.resident / Shape::kSlices;
   const int s = next / l.value_heads, h = next - s * l.value_heads;
   if (s >= static_cast<int>(gridDim.z)) return;
   constexpr int kLine = 128;
   const int bytes = 4 * Shape::kKeyDim * l.value_dim / Shape::kSlices;
-  const auto* at = reinterpret_cast<const char*>(l.state(args.a.batch.slot[s], h)) + blockIdx.x * bytes;
+  const auto* at =
+      reinterpret_cast<const char*>(l.state(args.a.batch.slot[s], h)) + blockIdx.x * bytes;
   for (int i = kLine * static_cast<int>(threadIdx.x); i < bytes; i += kLine * Shape::threads())
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
 }
@@ -361,9 +375,8 @@ __device__ void meet_head() {
 }
 
 template <typename Shape>
-__global__ __launch_bounds__(Shape::kMostThreads,
-                             Shape::kGroups > 2 ? 2
-                                                : 1) void tree_kernel(const __grid_constant__ TreeArgs args) {
+__global__ __launch_bounds__(Shape::kMostThreads, Shape::kGroups > 2 ? 2 : 1) void tree_kernel(
+    const __grid_constant__ TreeArgs args) {
   constexpr int kGroups = Shape::kGroups, kVectors = Shape::kVectors, kSlices = Shape::kSlices;
   extern __shared__ float4 tree_memory[];
   const DeltaArgs& a = args.a;
@@ -380,7 +393,8 @@ __global__ __launch_bounds__(Shape::kMostThreads,
   const int column = static_cast<int>(threadIdx.x) / 32 * 4 * kGroups + lane / 8;  // of group 0
   const int h = sh.head();
   const auto columns = [&] {
-    return l.state(p.slot, h) + static_cast<int64_t>(sh.column0() + column) * Shape::kKeyDim + 4 * part;
+    return l.state(p.slot, h) + static_cast<int64_t>(sh.column0() + column) * Shape::kKeyDim +
+           4 * part;
   };
   Column<kVectors> state[kGroups];
   load_columns(state, columns(), Shape::kKeyDim);
@@ -481,13 +495,16 @@ void launch_tree(Context& context, const DeltaArgs& args, float* made) {
 }  // namespace
 
 int64_t delta_tree_floats(const DeltaShape& shape, int64_t sequences, int32_t most_uncertain) {
-  const TreeSizes z = node_sizes(shape.key_dim, shape.value_dim, kFoldEvery + most_uncertain, most_uncertain);
-  return sequences * (int64_t{shape.key_heads} * z.of_key + int64_t{shape.value_heads} * z.of_value);
+  const TreeSizes z =
+      node_sizes(shape.key_dim, shape.value_dim, kFoldEvery + most_uncertain, most_uncertain);
+  return sequences *
+         (int64_t{shape.key_heads} * z.of_key + int64_t{shape.value_heads} * z.of_value);
 }
 
 void delta_tree(Context& context, const DeltaArgs& args, const TreeRows& rows) {
   const DeltaView& l = args.layer;
-  const TreeSizes z = node_sizes(l.key_dim, l.value_dim, l.every + l.lag, args.batch.most_uncertain);
+  const TreeSizes z =
+      node_sizes(l.key_dim, l.value_dim, l.every + l.lag, args.batch.most_uncertain);
   BRAID_CHECK(args.batch.sequences *
                   (int64_t{l.key_heads} * z.of_key + int64_t{l.value_heads} * z.of_value) <=
               rows.count);
@@ -495,7 +512,8 @@ void delta_tree(Context& context, const DeltaArgs& args, const TreeRows& rows) {
     const int heads = l.value_heads * args.batch.sequences;
     if (context.has_clusters && 2 * heads <= context.processors)
       return launch_tree<TreeShape<4, 2, 2, true>>(context, args, rows.data);
-    if (heads <= context.processors) return launch_tree<TreeShape<4, 2, 1, true>>(context, args, rows.data);
+    if (heads <= context.processors)
+      return launch_tree<TreeShape<4, 2, 1, true>>(context, args, rows.data);
     if (z.nodes <= kFewNodes && delta_few(context, args, rows.data)) return;
     return launch_tree<TreeShape<4, 4, 1, true>>(context, args, rows.data);
   }

@@ -141,13 +141,15 @@ struct TreePlace {
 
 inline bool whole_nodes(const DeltaArgs& args) {
   const DeltaView& l = args.layer;
-  const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
+  const auto aligned = [](const void* p, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+  };
   const auto pairs = [&](const Tensor& t) {
     return t.type == kActType && t.stride % 2 == 0 && aligned(t.data, 4);
   };
   return l.key_dim == 128 && l.value_dim == 128 && l.taps == kMaxTaps && pairs(args.in.qkv) &&
-         pairs(args.in.z) && aligned(l.data, 16) && l.slot_elements % 4 == 0 && l.conv_at % 2 == 0 &&
-         aligned(args.w.conv, 16);
+         pairs(args.in.z) && aligned(l.data, 16) && l.slot_elements % 4 == 0 &&
+         l.conv_at % 2 == 0 && aligned(args.w.conv, 16);
 }
 
 }  // namespace braid::cuda

@@ -6,8 +6,8 @@
 #include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/gemm/gemm_router.h"
+#include "ops/cuda/gemm/gemm_wide_plan.h"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/gemm/wide/gemm_wide_plan.h"
 #include "ops/cuda/norm.h"
 
 namespace braid {
@@ -17,7 +17,8 @@ using namespace cuda;
 namespace cuda {
 
 // 16-byte aligned rows for cp.async, zeros after the end.
-__global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride, int cols) {
+__global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride,
+                         int cols) {
   let_next_start();  // short, see launch.h
   wait_for_previous();
   const int64_t row = blockIdx.x;
@@ -157,8 +158,9 @@ int64_t model_elements(const Device::WorkspaceNeeds& needs, int64_t rows) {
 
 // The largest copies of x: dense rows, or one expert's rows at a time, in whole tiles.
 int64_t copied_elements(const Device::WorkspaceNeeds& needs) {
-  const int64_t dense = div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width) +
-                        model_elements(needs, needs.max_tokens);
+  const int64_t dense =
+      div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width) +
+      model_elements(needs, needs.max_tokens);
   if (needs.experts == 0) return dense;
   const int64_t pairs = int64_t{needs.max_tokens} * (needs.experts_used + 1);
   const int64_t columns = rows_per_expert_tile(pairs, needs.experts);
@@ -218,7 +220,8 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
   call.counters = counters_;
   call.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   call.list = list;
-  const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
+  const bool readable =
+      reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   BRAID_CHECK(columns.wgmma || ordered_.to == nullptr);
   if (columns.wgmma) {
     const bool listed = list.tiles != nullptr;
@@ -226,18 +229,19 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
     const int64_t rows = listed ? tiles * columns.count : x.rows;
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
-    const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
+    const dim3 blocks(static_cast<unsigned>(rows),
+                      static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
     if (ordered_.to == nullptr)
-      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, call.x,
-                   x.stride, call.k, list.tiles, list.tile_count, list.x_row);
+      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count,
+                   call.x, x.stride, call.k, list.tiles, list.tile_count, list.x_row);
     BRAID_CHECK(ordered_.to == nullptr || ordered_.columns == columns.count);
     call.x = ordered_.to != nullptr ? static_cast<const Act*>(ordered_.to) : padded_;
     ordered_ = {};
   } else if (!readable) {
     const int64_t stride = (x.cols + 7) / 8 * 8;
     BRAID_CHECK(x.rows * stride <= padded_elements_);
-    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride, call.x,
-                 x.stride, call.k);
+    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride,
+                 call.x, x.stride, call.k);
     call.x = padded_;
     call.x_stride = stride;
     call.k = static_cast<int>(stride);
@@ -278,8 +282,8 @@ bool Gemm::same_form(const Weight& a, const Weight& b) {
   return packed(a).pack == packed(b).pack && packed(a).units == packed(b).units;
 }
 
-void Gemm::launch(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> parts,
-                  bool beside) {
+void Gemm::launch(const Weight& like, Columns columns, GemmLaunch call,
+                  std::span<const GemmPart> parts, bool beside) {
   call.units = packed(like).units;
   call.x_units = packed(like).x_units;
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
@@ -287,7 +291,8 @@ void Gemm::launch(const Weight& like, Columns columns, GemmLaunch call, std::spa
     call.blocks = 0;
     call.beside_previous = beside || first > 0;
     if (first > 0) call.norm.writes = false;
-    for (const GemmPart& part : parts.subspan(first, std::min<size_t>(parts.size() - first, kMostParts)))
+    for (const GemmPart& part :
+         parts.subspan(first, std::min<size_t>(parts.size() - first, kMostParts)))
       add_part(call, part);
     call.once = call.list.tiles == nullptr && call.tokens <= columns.count;
     with_format(packed(like).pack,
@@ -305,8 +310,9 @@ bool Gemm::mix(const Weight& a, const Weight& b) {
 }
 
 // False: nothing was launched. In wgmma kernels an empty part completes the first format's tile.
-bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
-                        std::span<const GemmPart> second, Pack second_pack, bool beside) {
+bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call,
+                        std::span<const GemmPart> q6k, std::span<const GemmPart> second,
+                        Pack second_pack, bool beside) {
   call.units = packed(like).units;
   call.x_units = packed(like).x_units;
   call.beside_previous = beside;
@@ -345,8 +351,8 @@ bool Gemm::wide(std::span<const LinearPart> parts, int64_t rows) const {
   WideBlocks q6k{0, half_bytes(Pack::q6k) + shared_bytes(Pack::q6k), 1};
   for (const LinearPart& p : parts) {
     const PackedWeight& w = packed(*p.w);
-    if ((p.tail == Tail::silu_mul) != gated || (gated && !same_form(*p.w, *p.up)) || w.units != units ||
-        (w.pack != Pack::q4k && w.pack != Pack::q6k))
+    if ((p.tail == Tail::silu_mul) != gated || (gated && !same_form(*p.w, *p.up)) ||
+        w.units != units || (w.pack != Pack::q4k && w.pack != Pack::q6k))
       return false;
     (w.pack == Pack::q4k ? q4k : q6k).count += static_cast<int>(w.blocks) * (gated ? 2 : 1);
   }
@@ -414,13 +420,13 @@ bool Gemm::norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor resi
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const Columns columns = columns_for(context_, h.rows);
   const bool few = h.rows <= kMostNormRows || small(parts, h.rows);
-  return columns.count == 8 && !columns.wgmma && few && h.cols <= kMostNormWidth && h.cols % 8 == 0 &&
-         h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType && aligned(h.data) &&
-         aligned(residual.data) && aligned(weight);
+  return columns.count == 8 && !columns.wgmma && few && h.cols <= kMostNormWidth &&
+         h.cols % 8 == 0 && h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType &&
+         aligned(h.data) && aligned(residual.data) && aligned(weight);
 }
 
-void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                    float eps) {
+void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                    const float* weight, float eps) {
   OrderedRows ordered;
   Columns columns = columns_for(context_, h.rows);
   narrow(columns, parts, h.rows);
@@ -492,7 +498,8 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
           same.push_back(e.part);
         } else if (goes && !(columns.wgmma && gated) &&
                    (columns.wgmma || columns.wide || columns.count == 8) && mix(*e.w, like) &&
-                   list->size() < kMostParts && (other_like == nullptr || same_form(*e.w, *other_like))) {
+                   list->size() < kMostParts &&
+                   (other_like == nullptr || same_form(*e.w, *other_like))) {
           other.push_back(e.part);
           other_like = e.w;
         } else {
@@ -525,11 +532,12 @@ void CudaOps::linear(std::span<const LinearPart> parts, Tensor x) {
 
 void CudaOps::announce_product(std::span<const LinearPart> parts, Tensor x) {
   BRAID_CHECK(gemm_work_ != nullptr && !announced_.written);
-  announced_ = x.rows == 0 ? AnnouncedProduct{} : Gemm(context_, needs_, gemm_work_).announce(parts, x);
+  announced_ =
+      x.rows == 0 ? AnnouncedProduct{} : Gemm(context_, needs_, gemm_work_).announce(parts, x);
 }
 
-void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                          float eps) {
+void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                          const float* weight, float eps) {
   BRAID_CHECK(gemm_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
   BRAID_CHECK(residual.type == DType::f32);
   Gemm gemm(context_, needs_, gemm_work_, &announced_);

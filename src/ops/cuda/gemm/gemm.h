@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ops/cuda/gemm/gemm_kernels.h"
-#include "ops/cuda/primitives/ordered_rows.h"
+#include "ops/cuda/ordered_rows.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
@@ -13,7 +13,12 @@ namespace braid::cuda {
 
 constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
   const int64_t mean = pairs / (experts > 0 ? experts : 1);
-  return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 26 ? 32 : mean <= 52 ? 64 : mean <= 76 ? 96 : 128;
+  return mean <= 6    ? 8
+         : mean <= 12 ? 16
+         : mean <= 26 ? 32
+         : mean <= 52 ? 64
+         : mean <= 76 ? 96
+                      : 128;
 }
 constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows) {
   return pairs / rows + (experts < pairs ? experts : pairs) + 1;
@@ -33,9 +38,11 @@ class Gemm {
 
   // norm: x still has to be normed, and written. Only if norms_inside().
   void linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm = {});
-  bool norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight) const;
+  bool norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                    const float* weight) const;
   // h = norm(residual) * weight, and the copy of h that linear() would make.
-  void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight, float eps);
+  void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                float eps);
 
   // Copies x if the kernel reads another form. The next call overwrites the copy.
   GemmLaunch launch_for(Tensor x, Columns columns, const ExpertList& list);
@@ -55,8 +62,9 @@ class Gemm {
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm);
   void order_y(GemmPart& part, Tensor y, int64_t x_cols);
-  bool launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
-                    std::span<const GemmPart> second, Pack second_pack, bool beside);
+  bool launch_mixed(const Weight& like, Columns columns, GemmLaunch call,
+                    std::span<const GemmPart> q6k, std::span<const GemmPart> second,
+                    Pack second_pack, bool beside);
 
   Context& context_;
   const Device::WorkspaceNeeds& needs_;

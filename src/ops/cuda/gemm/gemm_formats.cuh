@@ -13,7 +13,9 @@
 
 namespace braid::cuda {
 
-__device__ inline __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ inline __half2 as_half2(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
 __device__ inline uint32_t as_bits(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
 __device__ inline __half2 twice(__half h) { return __half2half2(h); }
 __device__ inline uint32_t word_of(const uint4& v, int i) {
@@ -47,7 +49,8 @@ __device__ inline Fragments scaled(Fragments f, __half2 low, __half2 high, __hal
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
       f.a[p][half] = as_bits(__hfma2(as_half2(f.a[p][half]), of_row(low, half), of_row(c, half)));
-      f.a[p][2 + half] = as_bits(__hfma2(as_half2(f.a[p][2 + half]), of_row(high, half), of_row(c, half)));
+      f.a[p][2 + half] =
+          as_bits(__hfma2(as_half2(f.a[p][2 + half]), of_row(high, half), of_row(c, half)));
     }
   return f;
 }
@@ -107,7 +110,8 @@ struct FormatQ8 : FormatWarps {
 #pragma unroll
       for (int i = 0; i < 2; ++i) codes.v[half][i] = at[(half * 2 + i) * 32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     out.s = *reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4);
     out.c = __hmul2(out.s, __float2half2_rn(-0x1p-17f));  // -128 * 2^-24
   }
@@ -131,8 +135,10 @@ struct FormatQ8 : FormatWarps {
     return f;
   }
   static constexpr float kOffset = -0x1p-17f;  // 128 * 2^-24
-  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
-    const float2 s = __half22float2(*reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4));
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
+    const float2 s =
+        __half22float2(*reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4));
     return {{s}, {}};
   }
 };
@@ -151,7 +157,8 @@ struct FormatQ4K : FormatWarps {
     codes.v[0] = at[0];
     codes.v[1] = at[32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     __half2 min;
     fields(out.s, min, part, rest, lane, r16);
     out.s16 = __hmul2(out.s, __float2half2_rn(0.0625f));
@@ -179,15 +186,16 @@ struct FormatQ4K : FormatWarps {
     }
     return f;
   }
-  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
     __half2 scale, min;
     fields(scale, min, part, rest, lane, r16);
     return {{__half22float2(scale)}, __half22float2(min)};
   }
 
  private:
-  __device__ static void fields(__half2& s, __half2& m, const uint8_t* part, const uint8_t* rest, int lane,
-                                int r16) {
+  __device__ static void fields(__half2& s, __half2& m, const uint8_t* part, const uint8_t* rest,
+                                int lane, int r16) {
     const uint32_t word = reinterpret_cast<const uint32_t*>(part + 2048)[lane];
     const uint32_t bytes = reinterpret_cast<const unsigned short*>(part + 2176)[lane];
     // [min @10][scale @4] in both halves. After a branch, loads of other rows would wait.
@@ -217,7 +225,8 @@ struct FormatQ6K : FormatWarps {
     codes.v[1] = at[32];
     codes.high = reinterpret_cast<const uint4*>(part + 2048)[r16 * 32 + lane];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     fields(out.s, part, rest, lane, r16);
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -248,15 +257,16 @@ struct FormatQ6K : FormatWarps {
     }
     return f;
   }
-  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
     __half2 s[2];
     fields(s, part, rest, lane, r16);
     return {{__half22float2(s[0]), __half22float2(s[1])}, {}};
   }
 
  private:
-  __device__ static void fields(__half2 (&out)[2], const uint8_t* part, const uint8_t* rest, int lane,
-                                int r16) {
+  __device__ static void fields(__half2 (&out)[2], const uint8_t* part, const uint8_t* rest,
+                                int lane, int r16) {
     const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
     const __half2 d = *reinterpret_cast<const __half2*>(rest + (lane / 4) * 8 + r16 * 4);
     const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
@@ -286,7 +296,8 @@ struct FormatQ5 : FormatWarps {
   __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
     return reinterpret_cast<const uint2*>(part + 2560)[r16 * 32 + lane];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
     out.s = as_half2(__byte_perm(pairs.x, pairs.y, 0x5410));
     out.s32 = __hmul2(out.s, __float2half2_rn(0.03125f));
@@ -314,13 +325,15 @@ struct FormatQ5 : FormatWarps {
       if (i < 3) {
         f.a[1][half] = h >> 5 * i & 0x001f001fu;
       } else {
-        f.a[1][half] = (v.x >> 15 & 0x00010001u) | (v.y >> 14 & 0x00020002u) | (v.z >> 13 & 0x00040004u) |
-                       (v.w >> 12 & 0x00080008u) | (h >> 11 & 0x00100010u);
+        f.a[1][half] = (v.x >> 15 & 0x00010001u) | (v.y >> 14 & 0x00020002u) |
+                       (v.z >> 13 & 0x00040004u) | (v.w >> 12 & 0x00080008u) |
+                       (h >> 11 & 0x00100010u);
       }
     }
     return f;
   }
-  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
     return {{__half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)))},
             __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)))};
@@ -338,7 +351,8 @@ struct TwoScales {
     s[0] = as_half2(__byte_perm(pairs.x, pairs.y, 0x5410));
     s[1] = as_half2(__byte_perm(pairs.x, pairs.y, 0x7632));
   }
-  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane, int r16) {
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane,
+                                            int r16) {
     __half2 s[2];
     both_scales(s, part, lane, r16);
     return {{__half22float2(s[0]), __half22float2(s[1])}, {}};
@@ -360,7 +374,8 @@ struct FormatT4 : FormatWarps, TwoScales {
     codes.v[1] = at[32];
     codes.levels = *reinterpret_cast<const uint4*>(part + 2560);
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     both_scales(out.s, part, lane, r16);
     const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
     for (int s = 0; s < 2; ++s) out.c[s] = __hmul2(out.s[s], back);
@@ -408,7 +423,8 @@ struct FormatFp4 : FormatWarps, TwoScales {
     codes.v[0] = at[0];
     codes.v[1] = at[32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t*, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t*, int lane,
+                                int r16) {
     both_scales(out.s, part, lane, r16);
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {

@@ -48,7 +48,8 @@ struct GroupedRun {
   int piece_count;  // of each block
 
   // Waits for the list of experts unless it is complete. `pieces`: of a block.
-  __device__ GroupedRun(const GroupedArgs& a, const GroupedPlan& p, int warp, int warps_log2, int pieces)
+  __device__ GroupedRun(const GroupedArgs& a, const GroupedPlan& p, int warp, int warps_log2,
+                        int pieces)
       : along(1 << p.along_log2) {
     if (!a.list.early) wait_for_previous();
     const unsigned items = static_cast<unsigned>(a.blocks * *a.list.tile_count) >> p.pair_log2;
@@ -60,8 +61,9 @@ struct GroupedRun {
     const int turn_log2 = p.direct ? p.pair_log2 : 0;
     turn = 1 << turn_log2;
     const int turns = own_blocks >> turn_log2;
-    block_count =
-        group < turns ? (turns - group + groups - 1) >> (warps_log2 - p.along_log2) << turn_log2 : 0;
+    block_count = group < turns
+                      ? (turns - group + groups - 1) >> (warps_log2 - p.along_log2) << turn_log2
+                      : 0;
     piece_count = k_warp < pieces ? (pieces - k_warp + along - 1) >> p.along_log2 : 0;
   }
   __device__ int block_of(int n) const {
@@ -150,7 +152,8 @@ struct GroupedCta {
       const int k = from * 128 + lane % 4 * 32;
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        b[h][j] = k + j * 8 < a.k ? *reinterpret_cast<const uint4*>(x + k + j * 8) : make_uint4(0, 0, 0, 0);
+        b[h][j] = k + j * 8 < a.k ? *reinterpret_cast<const uint4*>(x + k + j * 8)
+                                  : make_uint4(0, 0, 0, 0);
     }
   }
 
@@ -173,7 +176,8 @@ struct GroupedCta {
         const uint8_t* piece = ring.memory + place.stage * Shape::kPiece;
 #pragma unroll
         for (int h = 0; h < kHalves; ++h)
-          multiply_skinny<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h], acc, lane);
+          multiply_skinny<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h],
+                                  acc, lane);
         __syncwarp();
         ring.load(place.stage);
         place.advance(ring.stages);
@@ -216,7 +220,8 @@ struct GroupedCta {
       }
   }
   __device__ void leave(int block, const float (&sums)[2][4]) const {
-    float* to = exchange + (((block - run.begin) << p.along_log2) + run.k_warp) * p.rows * 32 + lane / 4;
+    float* to =
+        exchange + (((block - run.begin) << p.along_log2) + run.k_warp) * p.rows * 32 + lane / 4;
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
@@ -227,7 +232,8 @@ struct GroupedCta {
       }
   }
 
-  __device__ void find(int item, ExpertTile& tile, RowTarget& target, float (&old)[kSkinnyRows]) const {
+  __device__ void find(int item, ExpertTile& tile, RowTarget& target,
+                       float (&old)[kSkinnyRows]) const {
     const int block = run.begin + (item << p.pair_log2);
     tile = tile_of(block);
     target = target_of(a, parts, tile.expert, within(block), lane);
@@ -266,7 +272,8 @@ struct GroupedCta {
 
 template <class Format>
 __global__ void __launch_bounds__(GroupedShape<Format>::kThreads, 2)
-    gemm_grouped_kernel(const __grid_constant__ GroupedArgs a, const __grid_constant__ GroupedPlan p) {
+    gemm_grouped_kernel(const __grid_constant__ GroupedArgs a,
+                        const __grid_constant__ GroupedPlan p) {
   using Shape = GroupedShape<Format>;
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[Shape::kWarps * kGroupedStages];
@@ -314,10 +321,11 @@ struct GroupedWork {
     const int64_t own = div_up<int64_t>(items, grid(cut)) * pair;
     const int64_t turn = direct(cut) ? pair : 1;
     const int64_t rounds = div_up<int64_t>(own / turn, warps / cut.along) * turn;
-    const auto all = static_cast<double>(div_up<int64_t>(cut.density * items, grid(cut)) * pair * pieces);
+    const auto all =
+        static_cast<double>(div_up<int64_t>(cut.density * items, grid(cut)) * pair * pieces);
     const auto chain = static_cast<double>(rounds * div_up<int64_t>(pieces, cut.along) * halves);
-    const double steady =
-        std::max({all * piece_bytes / 18.5, all * halves * (cut.density == 1 ? 150 : 95), chain * 1300});
+    const double steady = std::max(
+        {all * piece_bytes / 18.5, all * halves * (cut.density == 1 ? 150 : 95), chain * 1300});
     return steady * (cut.density == 1 ? 1.15 : 1) + (direct(cut) ? 0 : 12000);
   }
 };
@@ -349,7 +357,8 @@ bool launch_gemm_grouped(Context& context, const GemmLaunch& launch) {
   for (int along = 1; along <= (context.deterministic ? 1 : Shape::kWarps); along *= 2)
     for (int density = 1; density <= 2; ++density) {
       const GroupedCut cut{along, density};
-      if (work.exchange_bytes(cut) > (density == 1 ? whole : half_of_all) - 2 * kStageBytes) continue;
+      if (work.exchange_bytes(cut) > (density == 1 ? whole : half_of_all) - 2 * kStageBytes)
+        continue;
       if (best.along == 0 || work.clocks(cut) < work.clocks(best)) best = cut;
     }
   if (best.along == 0) return false;
@@ -363,7 +372,8 @@ bool launch_gemm_grouped(Context& context, const GemmLaunch& launch) {
   if (stages < 2) stages = (whole - beside) / kStageBytes;
   plan.stages = static_cast<int>(std::min<int64_t>(stages, kGroupedStages));
   launch_early(context, gemm_grouped_kernel<Format>, dim3(static_cast<unsigned>(work.grid(best))),
-               Shape::kThreads, static_cast<size_t>(plan.stages * kStageBytes + beside), args, plan);
+               Shape::kThreads, static_cast<size_t>(plan.stages * kStageBytes + beside), args,
+               plan);
   return true;
 }
 

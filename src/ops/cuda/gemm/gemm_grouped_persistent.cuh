@@ -49,7 +49,8 @@ struct PersistentShape {
   static constexpr int kRoundAtoms = kRoundChunks / kAtomChunks;
   static constexpr int kStretches = kPersistentWarps / kStretch;  // per round
   static constexpr int kExchange = 2 * kPersistentWarps * kSumFloats * 4;
-  static_assert(kPersistentWarps % kAtomUnits == 0 && kAtomUnits % kStretch == 0 && kStretches >= 1);
+  static_assert(kPersistentWarps % kAtomUnits == 0 && kAtomUnits % kStretch == 0 &&
+                kStretches >= 1);
   static_assert(!kGated || kUnits % kChunkUnits == 0);
 };
 
@@ -102,7 +103,8 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
     }
     PersistentRound& told = rounds[round % kPersistentRounds];
     if (at >= end) {
-      if (kWarpArrivals > 1 && lane > 0) arrive(barriers.described + 8 * (round % kPersistentRounds));
+      if (kWarpArrivals > 1 && lane > 0)
+        arrive(barriers.described + 8 * (round % kPersistentRounds));
       if (lane == 0) {
         told.atoms = 0;
         arrive(barriers.described + 8 * (round % kPersistentRounds));
@@ -121,7 +123,8 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
       if (a.list.x_row != nullptr) x_row = a.list.x_row[x_row];
     }
     const bool shared = known.expert == a.shared_expert;
-    const int block = (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
+    const int block =
+        (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
     const auto describe = [&] {
       if (lane < kSkinnyRows) told.x_row[lane] = x_row;
       if (lane == 0) {
@@ -134,13 +137,14 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
                  first * (Shape::kAtomStretches * kUnitRows);
       }
       __syncwarp();
-      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.described + 8 * (round % kPersistentRounds));
+      if (lane == 0 || kWarpArrivals > 1)
+        arrive(barriers.described + 8 * (round % kPersistentRounds));
     };
     // The first chunks do not wait for the rows of x.
     if (round > 0) describe();
     if (lane == 0) {
-      const uint8_t* units =
-          (shared ? part.shared_units : part.units) + static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
+      const uint8_t* units = (shared ? part.shared_units : part.units) +
+                             static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
       const uint8_t* up_units = (shared ? part.shared_up_units : part.up_units) +
                                 static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
       for (int chunk = 0; chunk < atoms * Shape::kAtomChunks; ++chunk) {
@@ -200,25 +204,28 @@ struct PersistentSum {
       for (int s = 0; s < kUnits; ++s) sum += from[s * kSumFloats + i * kStep * kSumStride];
       if (kGated) {
 #pragma unroll
-        for (int s = 0; s < kUnits; ++s) up_sum += from[(kUnits + s) * kSumFloats + i * kStep * kSumStride];
+        for (int s = 0; s < kUnits; ++s)
+          up_sum += from[(kUnits + s) * kSumFloats + i * kStep * kSumStride];
       }
       const float value = sum * scale;
-      store(y + i * kStep * a.parts[0].y_stride, kGated ? silu(value) * (up_sum * up_scale) : value);
+      store(y + i * kStep * a.parts[0].y_stride,
+            kGated ? silu(value) * (up_sum * up_scale) : value);
     }
   }
 };
 
 __device__ inline void mma_first(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, "
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%10, "
       "%10, %10, %10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 // sums[r16] of a unit: 32 rows x 256 k.
 template <class Format>
-__device__ inline void multiply_unit(const uint8_t* unit, const uint4 (&b)[2][4], float (&sums)[2][4],
-                                     int lane) {
+__device__ inline void multiply_unit(const uint8_t* unit, const uint4 (&b)[2][4],
+                                     float (&sums)[2][4], int lane) {
   constexpr int kPart = half_bytes(Format::kPack);
   float acc[2][2][4];
 #pragma unroll
@@ -319,7 +326,8 @@ __device__ inline void multiply_experts(const PersistentArgs& a, const Persisten
     }
     if (round > 0) {
       wait_barrier(barriers.summed, (round - 1) & 1);
-      sum.add(a, rounds[(round - 1) % kPersistentRounds], round - 1, exchange + next % 2 * kHalfExchange);
+      sum.add(a, rounds[(round - 1) % kPersistentRounds], round - 1,
+              exchange + next % 2 * kHalfExchange);
     }
     // All warps had read the overwritten sums before the barrier above.
     if (own_chunk < chunks) {
@@ -351,7 +359,8 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   __shared__ __align__(8) uint64_t barriers[2 * kPersistentStages + kPersistentRounds + 1];
   __shared__ __align__(16) PersistentRound rounds[kPersistentRounds];
   float* exchange = reinterpret_cast<float*>(dynamic + stages * Shape::kChunk);
-  const PersistentBarriers at{shared_address(barriers), shared_address(barriers + kPersistentStages),
+  const PersistentBarriers at{shared_address(barriers),
+                              shared_address(barriers + kPersistentStages),
                               shared_address(barriers + 2 * kPersistentStages),
                               shared_address(barriers + 2 * kPersistentStages + kPersistentRounds)};
   if (threadIdx.x == 0) {
@@ -384,7 +393,8 @@ bool launch_grouped_persistent_kernel(Context& context, const GemmLaunch& launch
   using Shape = PersistentShape<Format, kGated, kUnits>;
   const PersistentArgs args{{launch, launch.list}, launch.claims};
   if (args.blocks * kUnits % Shape::kAtomUnits != 0) return false;
-  const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 4 * 1024 - Shape::kExchange;
+  const auto room =
+      static_cast<int64_t>(context.shared_bytes_per_block) - 4 * 1024 - Shape::kExchange;
   const int stages = static_cast<int>(std::min<int64_t>(room / Shape::kChunk, kPersistentStages));
   if (stages < kRoundChunks) return false;
   launch_early(context, gemm_grouped_persistent_kernel<Format, kGated, kUnits>,

@@ -4,8 +4,8 @@
 // in parallel. A launcher that returns false has no form for the product and launched nothing.
 #pragma once
 
+#include "ops/cuda/context.h"
 #include "ops/cuda/gemm/gemm_args.h"
-#include "ops/cuda/primitives/context.h"
 
 namespace braid::cuda {
 

@@ -36,7 +36,8 @@ struct MmaStages {
 // `kHalved`: half of the warps, for cards whose shared memory lacks room for two stages of all.
 template <class Format, int kGroups, bool kHalved = false>
 struct MmaShape {
-  static constexpr int kWarps = (kGroups <= 2 ? Format::kNarrowWarps : Format::kWarps) / (kHalved ? 2 : 1);
+  static constexpr int kWarps =
+      (kGroups <= 2 ? Format::kNarrowWarps : Format::kWarps) / (kHalved ? 2 : 1);
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMostSplit = kGroups <= 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
@@ -47,7 +48,8 @@ struct MmaShape {
   static constexpr int kOut = 8 * (kThreads + 4 * kMostSplit) * 4;
   static constexpr int kMostStages = 6;
   static constexpr int kTileFloats = kGroups * 8 * kThreads;
-  static_assert(kCopies * 16 * kThreads == kX && kThreads % 32 == 0 && kTileFloats <= kMostTileFloats);
+  static_assert(kCopies * 16 * kThreads == kX && kThreads % 32 == 0 &&
+                kTileFloats <= kMostTileFloats);
 
   // Stages that fit. At least two of x, which is loaded while products read it.
   static constexpr MmaStages stages_in(size_t shared_bytes) {
@@ -61,7 +63,8 @@ struct MmaShape {
 // Fewer than four warps would leave tensor cores idle.
 template <class Format, int kGroups>
 inline constexpr bool kCanHalve = MmaShape<Format, kGroups>::kWarps >= 8 &&
-                                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights < 2;
+                                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights <
+                                      2;
 
 // CTAs take whole tiles in waves; the rest, less than two waves, is cut into equal runs of steps. A
 // wave is few rows of tiles by up to kTogether columns, so that weights and x mostly come from L2.
@@ -100,8 +103,8 @@ struct MmaCut {
     const int columns = min(kTogether, token_tiles - first);
     const int within = index - first * row_tiles;
     const int column = first + within % columns;
-    return {within / columns, 0, column * tile_tokens, min(tile_tokens, a.tokens - column * tile_tokens),
-            column};
+    return {within / columns, 0, column * tile_tokens,
+            min(tile_tokens, a.tokens - column * tile_tokens), column};
   }
   __device__ Sharing sharing(int tile) const {
     if (tile >= whole_tiles()) return sharing_of(tile - whole_tiles(), steps, total, grid);
@@ -167,7 +170,9 @@ struct MmaMemory {
         full_x(shared_address(barriers)),
         empty_x(full_x + 8 * kMostXStages),
         full_weights(empty_x + 8 * kMostXStages + threadIdx.x / 32 * 8 * Shape::kMostStages) {}
-  __device__ int weights(int stage, int warp) const { return stage * Shape::kWeights + warp * Shape::kHalf; }
+  __device__ int weights(int stage, int warp) const {
+    return stage * Shape::kWeights + warp * Shape::kHalf;
+  }
   __device__ int x(int stage) const { return first_x + stage * Shape::kX; }
   __device__ float* out() const { return reinterpret_cast<float*>(bytes + x(stages.x)); }
 
@@ -233,7 +238,8 @@ struct XLoader {
       if (Shape::kMostSplit > 1 && part >= cut.split) continue;
       const bool last = Shape::kMostSplit > 1 && part == Shape::kMostSplit - 1;
       const uint8_t* source = last ? from[Shape::kMostSplit - 1] : from[0];
-      copy_async_or_zero(to + i * Shape::kThreads * 16, source + static_cast<uint64_t>(rows[i]) * row_bytes,
+      copy_async_or_zero(to + i * Shape::kThreads * 16,
+                         source + static_cast<uint64_t>(rows[i]) * row_bytes,
                          last ? wanted[Shape::kMostSplit - 1] : wanted[0]);
     }
     arrive_after_copies(memory.full_x + 8 * place.stage);
@@ -264,8 +270,8 @@ struct WeightLoader {
   StagePlace place;
   const uint8_t* units = nullptr;
 
-  __device__ WeightLoader(const MmaArgs& args, const MmaCut& launch_cut, const MmaMemory<Shape>& own,
-                          const MmaRun& whole)
+  __device__ WeightLoader(const MmaArgs& args, const MmaCut& launch_cut,
+                          const MmaMemory<Shape>& own, const MmaRun& whole)
       : a(args),
         cut(launch_cut),
         memory(own),
@@ -330,11 +336,13 @@ struct WeightHalf {
   }
   // 8 of each lane's 32 k, in an order without dependent consecutive products.
   template <int kGroups>
-  __device__ void multiply(int quarter, const uint8_t* x, float (&acc)[2][kGroups][4], int lane) const {
+  __device__ void multiply(int quarter, const uint8_t* x, float (&acc)[2][kGroups][4],
+                           int lane) const {
     uint4 b[kGroups];
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)
-      b[j] = *reinterpret_cast<const uint4*>(x + x_offset(8 * j + lane / 4, lane % 4 * 4 + quarter));
+      b[j] =
+          *reinterpret_cast<const uint4*>(x + x_offset(8 * j + lane / 4, lane % 4 * 4 + quarter));
     const Fragments f[2] = {Format::fragments(codes[0], scales[0], quarter),
                             Format::fragments(codes[1], scales[1], quarter)};
 #pragma unroll
@@ -373,11 +381,13 @@ struct MmaSums {
         row(static_cast<int>(threadIdx.x) & (rows - 1)),
         together(Shape::kThreads / rows),
         partials(a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats),
-        target(target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32, row % 32)) {
+        target(target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32,
+                         row % 32)) {
     if (target.part != nullptr) part = *target.part;
   }
 
-  __device__ void put(const float (&first16)[4], const float (&last16)[4], int sub, int own_block) const {
+  __device__ void put(const float (&first16)[4], const float (&last16)[4], int sub,
+                      int own_block) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int stride = rows + 4;
 #pragma unroll
@@ -414,7 +424,8 @@ struct MmaSums {
     }
   }
   // `run_ends`: the CTA has no more work. Unrolled code would be fetched again at every tile.
-  __device__ void leave(const float (&acc)[2][kGroups][4], int sub, int own_block, bool run_ends) const {
+  __device__ void leave(const float (&acc)[2][kGroups][4], int sub, int own_block,
+                        bool run_ends) const {
 #pragma unroll 1
     for (int j = 0; 8 * j < tile.count; ++j) {
 #pragma unroll
@@ -490,14 +501,16 @@ void launch_gemm_mma_kernel(Context& context, const GemmLaunch& launch) {
   MmaArgs args{{launch, launch.list, launch.partials, launch.counters}};
   // The largest tiles that still give every CTA one; lists of experts are many small products.
   args.split = args.list.tiles != nullptr ? Shape::kMostSplit : 1;
-  while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
+  while (args.split < Shape::kMostSplit &&
+         args.blocks < context.processors * (Shape::kWarps / args.split))
     args.split *= 2;
   args.split = std::min(args.split, 2 * args.units);
   const MmaStages stages = Shape::stages_in(context.shared_bytes_per_block);
-  launch_early(context, gemm_mma_kernel<Format, kGroups, kHalved>,
-               dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
-               static_cast<size_t>(stages.weights * Shape::kWeights + stages.x * Shape::kX + Shape::kOut),
-               args, stages);
+  launch_early(
+      context, gemm_mma_kernel<Format, kGroups, kHalved>,
+      dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
+      static_cast<size_t>(stages.weights * Shape::kWeights + stages.x * Shape::kX + Shape::kOut),
+      args, stages);
 }
 
 // Needs two stages, so that loads overlap products.

@@ -10,7 +10,7 @@
 #include "ops/cuda/gemm/gemm_router.h"
 
 #include "ops/cuda/gemm/gemm_common.cuh"
-#include "ops/cuda/primitives/norm_math.cuh"
+#include "ops/cuda/norm_math.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -61,8 +61,8 @@ struct RouterTokens {
 
 // f32 weights are the sum of two units.
 template <int kChunks>
-__device__ inline void load_router(EightColumns (&w)[kChunks][kRouterRows], const SkinnyArgs& a, int block,
-                                   int r16, int g) {
+__device__ inline void load_router(EightColumns (&w)[kChunks][kRouterRows], const SkinnyArgs& a,
+                                   int block, int r16, int g) {
   const int lane = 4 * g + static_cast<int>(threadIdx.x) % 16 / 4;
   const int part = static_cast<int>(threadIdx.x) % 4;
   const uint8_t* units = units_of<unit_bytes(Pack::f16)>(a, a.parts, 0, block) + r16 * kPieceBytes;
@@ -100,7 +100,8 @@ __device__ inline void norm_router_rows(EightColumns (&x)[kTokens][kChunks], con
       const auto* from = reinterpret_cast<const float4*>(
           a.norm.residual + (tokens.first + t) * a.norm.residual_stride + column_of(chunk));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) held[t][chunk][i] = inside ? __ldcg(from + i) : make_float4(0, 0, 0, 0);
+      for (int i = 0; i < 2; ++i)
+        held[t][chunk][i] = inside ? __ldcg(from + i) : make_float4(0, 0, 0, 0);
     }
   float chains[2 * kTokens] = {};
 #pragma unroll
@@ -157,7 +158,8 @@ __global__ void __launch_bounds__(kRouterThreads, 2)
   load_router(w, a, block, r16, g);
   const int token = thread / kRouterRows;
   RowTarget target;
-  if (token < tokens.count) target = target_of(a, a.parts, 0, block, r16 * 16 + g + thread % kRouterRows * 8);
+  if (token < tokens.count)
+    target = target_of(a, a.parts, 0, block, r16 * 16 + g + thread % kRouterRows * 8);
   wait_for_previous();
   let_next_start();
 
@@ -170,8 +172,8 @@ __global__ void __launch_bounds__(kRouterThreads, 2)
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
         if (t < tokens.count && column_of(chunk) < a.k)
-          x[t][chunk].set(__ldcg(
-              reinterpret_cast<const uint4*>(a.x + (tokens.first + t) * a.x_stride + column_of(chunk))));
+          x[t][chunk].set(__ldcg(reinterpret_cast<const uint4*>(
+              a.x + (tokens.first + t) * a.x_stride + column_of(chunk))));
   }
   float dots[kTokens * kRouterRows] = {};
 #pragma unroll

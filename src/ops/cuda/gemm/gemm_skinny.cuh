@@ -30,7 +30,7 @@
 #include "ops/cuda/gemm/gemm_skinny_pair.cuh"
 #include "ops/cuda/gemm/gemm_skinny_plan.h"
 #include "ops/cuda/gemm/gemm_skinny_x.cuh"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda {
 
@@ -48,7 +48,9 @@ __device__ inline void meet_cluster_wait() {
 __device__ inline uint32_t address_in(const float* at, int rank) {
   uint32_t address = 0;
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(at)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n"
+               : "=r"(address)
+               : "r"(shared_address(at)), "r"(rank));
 #endif
   return address;
 }
@@ -59,7 +61,8 @@ __device__ inline void store_remote(uint32_t address, float x) {
 }
 
 __device__ inline void copy_word_async(float* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(to)), "l"(from) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
 }
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
@@ -75,8 +78,8 @@ struct SkinnyShape {
 };
 
 template <class Format>
-__device__ inline void multiply_skinny(const uint8_t* part, const uint8_t* rest, const uint4 (&b)[4],
-                                       float (&acc)[2][2][4], int lane) {
+__device__ inline void multiply_skinny(const uint8_t* part, const uint8_t* rest,
+                                       const uint4 (&b)[4], float (&acc)[2][2][4], int lane) {
   typename Format::Codes codes[2];
   typename Format::Scales scales[2];
 #pragma unroll
@@ -100,7 +103,8 @@ struct SkinnyRuns {
   int halves;  // of a block
   int total;
 
-  __device__ SkinnyRuns(int blocks, int block_halves) : halves(block_halves), total(blocks * block_halves) {}
+  __device__ SkinnyRuns(int blocks, int block_halves)
+      : halves(block_halves), total(blocks * block_halves) {}
   __device__ int start(int warp) const { return total * warp >> kWarpsLog2; }
 };
 
@@ -183,8 +187,8 @@ struct SkinnyCta {
   int own_blocks;  // of the cluster
   Runs runs;
 
-  __device__ SkinnyCta(const SkinnyArgs& args, const SkinnyPlan& plan, const SkinnyShare& own, int cluster,
-                       const GemmPart* all_parts, uint8_t* x_memory)
+  __device__ SkinnyCta(const SkinnyArgs& args, const SkinnyPlan& plan, const SkinnyShare& own,
+                       int cluster, const GemmPart* all_parts, uint8_t* x_memory)
       : a(args),
         p(plan),
         share(own),
@@ -223,12 +227,13 @@ struct SkinnyCta {
         wait_barrier(ring.full + 8 * place.stage, place.parity);
         const uint8_t* part = ring.memory + place.stage * Shape::kPiece;
         if constexpr (kPair) {
-          multiply_pair<Format>(part, part + Shape::kPart, holds_x, x_at, exchanged, sums_at, pair_b, acc[0],
-                                lane);
+          multiply_pair<Format>(part, part + Shape::kPart, holds_x, x_at, exchanged, sums_at,
+                                pair_b, acc[0], lane);
         } else {
           uint4 b[4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
+          for (int j = 0; j < 4; ++j)
+            b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
           multiply_skinny<Format>(part, part + Shape::kPart, b, acc, lane);
         }
         x_at += x_half;
@@ -290,7 +295,8 @@ struct SkinnyCta {
   __device__ void prepare() const {
     const int thread = static_cast<int>(threadIdx.x);
     for (int i = thread * 16; i < share.sums_bytes; i += Shape::kThreads * 16)
-      *reinterpret_cast<float4*>(reinterpret_cast<uint8_t*>(exchange) + i) = make_float4(0, 0, 0, 0);
+      *reinterpret_cast<float4*>(reinterpret_cast<uint8_t*>(exchange) + i) =
+          make_float4(0, 0, 0, 0);
     for (int i = thread; i < stored(); i += Shape::kThreads) {
       const int block = begin + (((i << p.slices_log2) + rank) << p.pair_log2);
       int part = 0;
@@ -338,7 +344,8 @@ struct SkinnyCta {
     float old[kAhead] = {};
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
-      if (warp + i * Shape::kWarps < tasks) old[i] = old_of(task_of(warp + i * Shape::kWarps), lane);
+      if (warp + i * Shape::kWarps < tasks)
+        old[i] = old_of(task_of(warp + i * Shape::kWarps), lane);
     if (slices > 1) {
       __syncwarp();
       meet_cluster_arrive();
@@ -355,7 +362,10 @@ struct SkinnyCta {
       const float up_sum = p.pair_log2 > 0 ? sum_of(task, 1, lane) : 0.0f;
       const RowTarget row{&part, target.row + lane, target.scale, target.up_scale};
       if (row.row < part.rows)
-        store_sum(row, task.token, sum, up_sum, i == 0 ? old[0] : i == 1 ? old[1] : old_of(task, lane));
+        store_sum(row, task.token, sum, up_sum,
+                  i == 0   ? old[0]
+                  : i == 1 ? old[1]
+                           : old_of(task, lane));
     }
   }
 };
@@ -368,8 +378,9 @@ struct SkinnyMemory {
 };
 
 template <class Format, SkinnyForm kForm, int kWarps>
-__device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p, const SkinnyShare& share,
-                                  int cluster, SkinnyMemory<kWarps>& memory, uint8_t* dynamic) {
+__device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p,
+                                  const SkinnyShare& share, int cluster,
+                                  SkinnyMemory<kWarps>& memory, uint8_t* dynamic) {
   using Shape = SkinnyShape<Format>;
   static_assert(Shape::kWarps == kWarps);
   const auto* parts = reinterpret_cast<const GemmPart*>(memory.part_words);
@@ -398,7 +409,8 @@ __device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p, cons
   if (cta.slices > 1) meet_cluster_arrive();
 
   SkinnyX<Format, SkinnyCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
-      a, p.rows, xs, const_cast<float*>(cta.x_sums()), SkinnySlice{first_half, runs.halves, 2 * a.x_units});
+      a, p.rows, xs, const_cast<float*>(cta.x_sums()),
+      SkinnySlice{first_half, runs.halves, 2 * a.x_units});
   x_fill.begin();
   if (!p.beside_previous) {
     wait_for_previous();
@@ -426,17 +438,19 @@ __global__ void __launch_bounds__(SkinnyShape<Format>::kThreads, 2)
   const int cluster = static_cast<int>(blockIdx.x) >> p.slices_log2;
   if constexpr (!std::is_same_v<Format, Other>) {
     if (cluster >= p.shares[0].clusters)
-      return run_skinny<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory, dynamic);
+      return run_skinny<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory,
+                                      dynamic);
   }
   run_skinny<Format, kForm>(a, p, p.shares[0], cluster, memory, dynamic);
 }
 
 // Clusters that run at the same time.
 template <class Kernel>
-int64_t skinny_clusters(Context& context, const SkinnyCut& cut, Kernel* kernel, int threads, int64_t shared) {
+int64_t skinny_clusters(Context& context, const SkinnyCut& cut, Kernel* kernel, int threads,
+                        int64_t shared) {
   if (cut.slices == 1) return int64_t{context.processors} * cut.density;
-  return most_clusters(context, static_cast<unsigned>(cut.slices), kernel, static_cast<unsigned>(threads),
-                       static_cast<size_t>(shared));
+  return most_clusters(context, static_cast<unsigned>(cut.slices), kernel,
+                       static_cast<unsigned>(threads), static_cast<size_t>(shared));
 }
 
 template <class Format, SkinnyForm kForm>
@@ -471,7 +485,8 @@ bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
   for (int slices = 1; slices <= most_slices; slices *= 2)
     for (int density = 1; density <= 2; ++density) {
       SkinnyChoice choice{{slices, density}};
-      const int64_t at_once = skinny_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
+      const int64_t at_once =
+          skinny_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
       if (at_once == 0 || !share_out(work, choice, at_once, room_of(choice.cut))) continue;
       choice.clocks = skinny_clocks(context, work, choice, at_once);
       if (!best.found() || choice.clocks < best.clocks) best = choice;
@@ -481,9 +496,10 @@ bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
   plan.rows = args.tokens;
   plan.beside_previous = launch.beside_previous;
   const int64_t shared = fill_plan(plan, work, best, second_block, room_of(best.cut));
-  launch_clusters(context, static_cast<unsigned>(best.cut.slices), kernel,
-                  dim3(static_cast<unsigned>((best.clusters[0] + best.clusters[1]) * best.cut.slices)),
-                  kThreads, static_cast<size_t>(shared), args, plan);
+  launch_clusters(
+      context, static_cast<unsigned>(best.cut.slices), kernel,
+      dim3(static_cast<unsigned>((best.clusters[0] + best.clusters[1]) * best.cut.slices)),
+      kThreads, static_cast<size_t>(shared), args, plan);
   return true;
 }
 
@@ -493,7 +509,8 @@ bool launch_gemm_skinny(Context& context, const GemmLaunch& launch) {
   for (int i = 1; i < launch.part_count; ++i)
     if ((launch.parts[i].store == Store::gated) != gated) return false;
   if constexpr (First::kSubBlocks > 0)
-    if (launch.tokens <= 2) return launch_gemm_skinny_form<First, Second, SkinnyForm::pair>(context, launch);
+    if (launch.tokens <= 2)
+      return launch_gemm_skinny_form<First, Second, SkinnyForm::pair>(context, launch);
   return launch_gemm_skinny_form<First, Second, SkinnyForm::eight>(context, launch);
 }
 

@@ -9,16 +9,16 @@
 // x per scale, times Format::kOffset: [half][c][sub-block][row].
 #pragma once
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/gemm/gemm_formats.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
 
 namespace braid::cuda {
 
 // acc[r16]: row g of x rows 0 and 1, then row g + 8. x: this lane's 32 k. Other lanes keep b zero.
 template <class Format>
-__device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, bool holds_x, const uint8_t* x,
-                                     int exchanged, const float* sums, uint4 (&b)[2], float (&acc)[2][4],
-                                     int lane) {
+__device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, bool holds_x,
+                                     const uint8_t* x, int exchanged, const float* sums,
+                                     uint4 (&b)[2], float (&acc)[2][4], int lane) {
   constexpr int kSub = Format::kSubBlocks;
   constexpr bool kMin = Format::kMin;
   constexpr bool kShifted = Format::kOffset != 0.0f;
@@ -52,8 +52,8 @@ __device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, b
       for (int s = 0; s < kSub; ++s)
         acc[r16][q] = fmaf(q < 2 ? scales.s[s].x : scales.s[s].y, d[s][q], acc[r16][q]);
       if (kMin)
-        acc[r16][q] =
-            fmaf(q < 2 ? scales.min.x : scales.min.y, q % 2 == 0 ? x_sums[0].x : x_sums[0].y, acc[r16][q]);
+        acc[r16][q] = fmaf(q < 2 ? scales.min.x : scales.min.y,
+                           q % 2 == 0 ? x_sums[0].x : x_sums[0].y, acc[r16][q]);
     }
   }
 }
@@ -84,7 +84,8 @@ __device__ inline uint4 prepare_pair(uint4 v, float* sums, int piece, int row, u
   }
   sum += __shfl_xor_sync(lanes, sum, kApart);
   if (kSub == 1) sum += __shfl_xor_sync(lanes, sum, 2 * kApart);
-  if (sums != nullptr && piece % (4 / kSub) == 0) sums[piece / (4 / kSub) * 2 + row] = sum * Format::kOffset;
+  if (sums != nullptr && piece % (4 / kSub) == 0)
+    sums[piece / (4 / kSub) * 2 + row] = sum * Format::kOffset;
   if (Format::kHighFactor != 1.0f) {
     const __half2 high = __float2half2_rn(Format::kHighFactor);
     v.y = as_bits(__hmul2(as_half2(v.y), high));

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "ops/cuda/context.h"
 #include "ops/cuda/gemm/gemm_args.h"
-#include "ops/cuda/primitives/context.h"
 
 namespace braid::cuda {
 
@@ -73,10 +73,12 @@ struct SkinnyWork {
     return stored(cut, clusters) * pair * cut.slices * sources(clusters) * rows * 128;
   }
   int64_t exchange_bytes(const SkinnyCut& cut, int64_t clusters) const {
-    return sums_bytes_of(cut, clusters) + stored(cut, clusters) * static_cast<int64_t>(sizeof(SkinnyTarget));
+    return sums_bytes_of(cut, clusters) +
+           stored(cut, clusters) * static_cast<int64_t>(sizeof(SkinnyTarget));
   }
   int64_t most_halves(const SkinnyCut& cut, int64_t clusters) const {
-    return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices), warps);
+    return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices),
+                           warps);
   }
   int64_t stage_bytes() const { return int64_t{warps} * piece_bytes; }
   bool fits(const SkinnyCut& cut, int64_t clusters, int64_t room) const {
@@ -93,12 +95,12 @@ struct SkinnyChoice {
   bool found() const { return clusters[0] > 0; }
 };
 
-double skinny_clocks(const Context& context, const SkinnyWork (&work)[2], const SkinnyChoice& choice,
-                     int64_t at_once);
+double skinny_clocks(const Context& context, const SkinnyWork (&work)[2],
+                     const SkinnyChoice& choice, int64_t at_once);
 // Divides clusters between formats to minimize the largest load. False: there is no room.
 bool share_out(const SkinnyWork (&work)[2], SkinnyChoice& choice, int64_t at_once, int64_t room);
 // Fills in all but rows and beside_previous. Returns bytes of shared memory.
-int64_t fill_plan(SkinnyPlan& plan, SkinnyWork (&work)[2], const SkinnyChoice& best, int second_block,
-                  int64_t room);
+int64_t fill_plan(SkinnyPlan& plan, SkinnyWork (&work)[2], const SkinnyChoice& best,
+                  int second_block, int64_t room);
 
 }  // namespace braid::cuda

@@ -5,10 +5,10 @@
 // those of norm.cu.
 #pragma once
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/gemm/gemm_formats.cuh"
 #include "ops/cuda/gemm/gemm_skinny_pair.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/norm_math.cuh"
+#include "ops/cuda/norm_math.cuh"
 
 namespace braid::cuda {
 
@@ -28,7 +28,8 @@ class SkinnyX {
   static constexpr bool kNorms = kPair || Format::kSubBlocks == 0;
 
   // sums: [half][kSums] (pair); writes: also write this CTA's slice of normed rows to a.x.
-  __device__ SkinnyX(const SkinnyArgs& a, int rows, uint8_t* xs, float* sums, const SkinnySlice& slice)
+  __device__ SkinnyX(const SkinnyArgs& a, int rows, uint8_t* xs, float* sums,
+                     const SkinnySlice& slice)
       : a_(a), rows_(rows), xs_(xs), sums_(sums), slice_(slice) {}
 
   // Before wait_for_previous(): starts loads.
@@ -65,11 +66,13 @@ class SkinnyX {
 
   __device__ void copy() const {
     const int piece = static_cast<int>(threadIdx.x) % 16;
-    for (int half = static_cast<int>(threadIdx.x) / 16; half < slice_.count; half += kThreads / 16) {
+    for (int half = static_cast<int>(threadIdx.x) / 16; half < slice_.count;
+         half += kThreads / 16) {
       const int k = k_of(half, piece);
       const Act* x = a_.x + (k < a_.k ? k : 0);
       for (int row = 0; row < rows_; ++row)
-        copy_async_or_zero(shared_address(place(half, row, piece)), x + row * a_.x_stride, k < a_.k);
+        copy_async_or_zero(shared_address(place(half, row, piece)), x + row * a_.x_stride,
+                           k < a_.k);
     }
   }
 
@@ -91,8 +94,8 @@ class SkinnyX {
         for (int i = 0; i < kLoads; ++i) {
           const int half = first + i * (kThreads / 16);
           if (half >= slice_.count) break;
-          *reinterpret_cast<uint4*>(place(half, row, piece)) =
-              prepare_pair<Format, 1>(v[i], sums_ + half * kSums, piece, row, 0xffffu << (threadIdx.x & 16));
+          *reinterpret_cast<uint4*>(place(half, row, piece)) = prepare_pair<Format, 1>(
+              v[i], sums_ + half * kSums, piece, row, 0xffffu << (threadIdx.x & 16));
         }
       }
     }
@@ -100,7 +103,9 @@ class SkinnyX {
 
   // Normed: chunk i of a warp is the 128 k = half (warp + i * warps) of a row, a float4 a lane.
 
-  __device__ static int column_of(int i) { return 4 * (static_cast<int>(threadIdx.x) + i * kThreads); }
+  __device__ static int column_of(int i) {
+    return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
+  }
   // Uniform over threads: skipped code is not fetched.
   __device__ bool outside(int i) const { return i * 4 * kThreads >= slice_.x_halves * 128; }
 
@@ -141,7 +146,8 @@ class SkinnyX {
       uint2 odd_half = make_uint2(0, 0);
       if (i + 1 < kHeld) odd_half = acts_of(normed(held[i + 1], inverse, weight_[i + 1]));
       const uint2 give = odd ? even_half : odd_half;
-      const uint2 got = {__shfl_xor_sync(kFullWarp, give.x, 1), __shfl_xor_sync(kFullWarp, give.y, 1)};
+      const uint2 got = {__shfl_xor_sync(kFullWarp, give.x, 1),
+                         __shfl_xor_sync(kFullWarp, give.y, 1)};
       const uint4 v = odd ? make_uint4(got.x, got.y, odd_half.x, odd_half.y)
                           : make_uint4(even_half.x, even_half.y, got.x, got.y);
       const int from = (column_of(i) + odd * 4 * kThreads) / 128;

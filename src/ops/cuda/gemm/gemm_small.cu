@@ -15,12 +15,13 @@ constexpr int kSmallWarps = 8;
 constexpr int kSmallThreads = kSmallWarps * 32;
 constexpr int kSmallRows = 16;  // of x
 constexpr int kSmallStages = 2;
-constexpr int kSmallStride = 36;              // 32 rows of y of a token, padded against bank conflicts
+constexpr int kSmallStride = 36;  // 32 rows of y of a token, padded against bank conflicts
 constexpr int kSmallSums = 8 * kSmallStride;  // of a warp, for one CTA
 constexpr int kSmallShared =
     kSmallWarps * kSmallStages * half_bytes(Pack::f16) + 2 * kSmallWarps * kSmallSums * 4;
 
-__global__ void __launch_bounds__(kSmallThreads, 1) gemm_small_kernel(const __grid_constant__ GemmArgs a) {
+__global__ void __launch_bounds__(kSmallThreads, 1)
+    gemm_small_kernel(const __grid_constant__ GemmArgs a) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kHalf = half_bytes(Pack::f16);
   extern __shared__ __align__(128) uint8_t dynamic[];
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1) gemm_small_kernel(const __gr
       const Act* x = a.x + min(first_token + 8 * t + g, a.tokens - 1) * a.x_stride + k;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        b[t][i] = k + 8 * i < a.k ? *reinterpret_cast<const uint4*>(x + 8 * i) : make_uint4(0, 0, 0, 0);
+        b[t][i] =
+            k + 8 * i < a.k ? *reinterpret_cast<const uint4*>(x + 8 * i) : make_uint4(0, 0, 0, 0);
     }
     wait_barrier(full + 8 * (n % kSmallStages), n / kSmallStages & 1);
 #pragma unroll
@@ -97,7 +99,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1) gemm_small_kernel(const __gr
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
       for (int q = 0; q < 4; ++q)
-        store_remote(address_in(to + q % 2 * kSmallStride + r16 * 16 + q / 2 * 8, t), acc[t][r16][q]);
+        store_remote(address_in(to + q % 2 * kSmallStride + r16 * 16 + q / 2 * 8, t),
+                     acc[t][r16][q]);
   __syncwarp();
   meet_cluster_arrive();
   meet_cluster_wait();

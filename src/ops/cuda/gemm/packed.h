@@ -45,8 +45,8 @@
 
 #include <cstdint>
 
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_math.h"
 #include "ops/device.h"
 
 namespace braid::cuda {
@@ -117,6 +117,8 @@ __host__ __device__ constexpr int half_bytes(Pack pack) {
   }
   return 0;
 }
-__host__ __device__ constexpr int shared_bytes(Pack pack) { return unit_bytes(pack) - 2 * half_bytes(pack); }
+__host__ __device__ constexpr int shared_bytes(Pack pack) {
+  return unit_bytes(pack) - 2 * half_bytes(pack);
+}
 
 }  // namespace braid::cuda
