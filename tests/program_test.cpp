@@ -209,7 +209,7 @@ TEST_F(InspectCommand, RendersAConversation) {
   EXPECT_EQ(outcome.out, "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n");
 }
 
-// Perplexity figures: docs/benchmarks.md says where they come from.
+// Perplexity figures: docs/design/numerics.md.
 double perplexity(const std::vector<std::string>& more) {
   std::vector<std::string> all = {"ppl", "-f", kRoot + "/tests/goldens/corpus-heldout.txt", "-c", "2048"};
   all.insert(all.end(), more.begin(), more.end());

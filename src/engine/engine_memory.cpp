@@ -62,7 +62,7 @@ ModelConfig trunk_of(ModelConfig config) {
 }  // namespace
 
 // What the cache takes by itself, the widest first. Fewer bits are for people to ask for: of those that are
-// fast on a CPU, c4 has been measured with no real model yet (docs/kv-cache.md).
+// fast on a CPU, c4 has been measured with no real model yet (docs/design/kv-cache.md).
 constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
 
 Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& device) {

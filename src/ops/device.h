@@ -52,7 +52,7 @@ class Buffer {
 };
 
 // How quantized weights meet activations on a CPU. f32 is exact up to f32 rounding; i8 and i16 round
-// activations per 32 values (docs/numerics.md has the measured errors). Float weights always use f32
+// activations per 32 values (docs/design/numerics.md has the measured errors). Float weights always use f32
 // activations.
 enum class Activations : uint8_t { i8, i16, f32 };
 
@@ -62,7 +62,7 @@ struct DeviceOptions {
   int32_t max_tokens = 512;  // largest batch the workspaces are sized for
   int gpu = 0;               // which one, as the driver counts
   // A row's bytes depend on its sequence alone: not on how many rows a step has, nor on how a prompt was cut
-  // into steps. The CPU and the reference always keep that; a GPU is slower by it (docs/numerics.md).
+  // into steps. The CPU and the reference always keep that; a GPU is slower by it (docs/design/numerics.md).
   bool deterministic = false;
 };
 

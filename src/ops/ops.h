@@ -9,7 +9,7 @@
 //           the number of other rows or threads.
 // Errors    a wrong shape is a bug and stops the program. Nothing here allocates.
 // Closed    a new op needs a reason in ARCHITECTURE.md.
-// Each op has its scalar reference in ref/, which is the specification. Formulas: docs/model-math.md.
+// Each op has its scalar reference in ref/, which is the specification. Formulas: docs/design/model-math.md.
 #pragma once
 
 #include <cstdint>

@@ -124,7 +124,7 @@ void prepare_rows(const cpu::DeltaPrepare& args) {
 
 // old + k d. On Zen 2 and 3 a 256-bit store takes a register port that the third operand of an FMA needs:
 // with FMAs alone a row of the tile takes 8.6 cycles, with a product and a sum here 6.2 (sums have units of
-// their own). BRAID_FUSED_DELTA: fused, with the bytes of the other targets (docs/numerics.md).
+// their own). BRAID_FUSED_DELTA: fused, with the bytes of the other targets (docs/design/numerics.md).
 HWY_INLINE Floats update(Floats k, Floats d, Floats old) {
 #if HWY_TARGET == HWY_AVX2 && !defined(BRAID_FUSED_DELTA)
   return hn::Add(hn::Mul(k, d), old);
