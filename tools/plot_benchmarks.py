@@ -137,8 +137,8 @@ def ratios_plot(table, machine):
     scale = (width - left - right) / most
     body = [text(16, 46, f"bar: braid, times {machine['peers'][first]}", MUTED)]
     if others:
-        body.append(f'<rect x="245" y="36" width="3" height="13" fill="{PEER2}"/>')
-        body.append(text(254, 46, machine["peers"][others[0]], MUTED))
+        body.append(f'<rect x="262" y="36" width="3" height="13" fill="{PEER2}"/>')
+        body.append(text(271, 46, machine["peers"][others[0]], MUTED))
     bottom = top + step * len(rows)
     for times in range(most + 1):
         x = left + times * scale
@@ -172,7 +172,7 @@ def lines_plot(table, machine):
             points = [(row["x"], row["peers"][name], shown(row["peers"][name])) for row in of if name in row.get("peers", {})]
             if points:
                 series.append((f"{group}, {name}", colour, ' stroke-dasharray="5 4"', points))
-    left, right, top, bottom, width, height = 76, 130, 56, 44, 760, 400
+    left, right, top, bottom, width, height = 76, 150, 56, 44, 760, 400
     xs = sorted({x for *_, points in series for x, _, _ in points})
     values = [value for *_, points in series for _, value, _ in points]
     steps = [step * 10**power for power in range(9) for step in (1, 2, 5)]
