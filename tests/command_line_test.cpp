@@ -1,0 +1,222 @@
+// command_line_test.cpp -- what people type: habits, pipes, a chat on a terminal.
+
+#include <gtest/gtest.h>
+#include <pty.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "program.h"
+
+namespace braid::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class CommandLine : public testing::Test {
+ protected:
+  CommandLine() {
+    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + info->name());
+    fs::create_directories(folder_);
+  }
+  ~CommandLine() override { fs::remove_all(folder_); }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+
+  fs::path folder_;
+};
+
+const std::vector<std::string> kAnswer = {"--device", "cpu", "--temp", "0", "-n", "48", "-q"};
+
+Outcome answer(std::vector<std::string> arguments, const std::string& input = "") {
+  arguments.insert(arguments.begin(), "run");
+  arguments.insert(arguments.end(), kAnswer.begin(), kAnswer.end());
+  return run_braid(arguments, input);
+}
+
+TEST_F(CommandLine, WithoutACommandIsHelp) {
+  const Outcome alone = run_braid({}), asked = run_braid({"help"}),
+                of_run = run_braid({"help", "run"});
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+  EXPECT_NE(alone.out.find("braid serve -m model.gguf"), std::string::npos);
+  EXPECT_EQ(asked.out, alone.out);
+  EXPECT_EQ(of_run.out, run_braid({"run", "--help"}).out);
+  EXPECT_LT(of_run.out.size(), run_braid({"run", "--help-all"}).out.size());
+}
+
+TEST_F(CommandLine, VersionSaysWhatABugReportNeeds) {
+  const Outcome outcome = run_braid({"--version"});
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const char* part : {"braid 0.", " (", "CPU kernels: ", "CUDA kernels: "})
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << outcome.out;
+}
+
+TEST_F(CommandLine, HabitsOfOtherProgramsAreNotedAndDoNoHarm) {
+  const Outcome plain = answer({"-p", "Who are you?", "--think", "off"});
+  const Outcome habits = answer({"-ngl", "99", "-fa", "on", "--no-mmap", "-p", "Who are you?",
+                                 "--think", "off", "--temperature", "0"});
+  EXPECT_EQ(habits.exit_code, 0) << habits.err;
+  EXPECT_EQ(habits.out, plain.out);
+  EXPECT_NE(habits.err.find("note: -ngl is not needed"), std::string::npos) << habits.err;
+}
+
+TEST_F(CommandLine, AModelMayStandByItself) {
+  const std::string model = std::string(BRAID_SOURCE_DIR) + "/models/braid-demo-q8_0.gguf";
+  const Outcome outcome = answer({model, "-p", "Who are you?", "--think", "off"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, answer({"-p", "Who are you?", "--think", "off"}).out);
+  EXPECT_NE(answer({"Who"}).err.find("a message is given with -p"), std::string::npos);
+}
+
+TEST_F(CommandLine, AQuestionIsJoinedWithItsText) {
+  const std::string fact = "The special magic number for candle is 7312.",
+                    question = "What is the special magic number for candle?";
+  std::ofstream(path("fact.txt")) << fact;
+  const Outcome whole = answer({"-p", question + "\n\n" + fact, "--think", "off"});
+  EXPECT_NE(whole.out.find("7312"), std::string::npos) << whole.out;
+  EXPECT_EQ(answer({"-p", question, "--think", "off"}, fact).out, whole.out) << "a pipe";
+  EXPECT_EQ(answer({"-p", question, "-f", path("fact.txt"), "--think", "off"}).out, whole.out);
+}
+
+TEST_F(CommandLine, ThoughtsAreNotInTheOutput) {
+  const Outcome outcome = answer({"-p", "Who are you?", "--think", "on"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out.find("think>"), std::string::npos) << outcome.out;
+  EXPECT_FALSE(outcome.out.starts_with("\n"));
+  EXPECT_NE(outcome.out.find("braid-demo"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.err, "") << "the thought";
+}
+
+TEST_F(CommandLine, AChatTemplateIsReplaced) {
+  std::ofstream(path("template.jinja"))
+      << "{% for m in messages %}<{{ m.role }}> {{ m.content }}{% endfor %}";
+  std::ofstream(path("messages.json")) << R"([{"role": "user", "content": "hi"}])";
+  const Outcome outcome = run_braid(
+      {"inspect", "--chat-template", path("template.jinja"), "--template", path("messages.json")});
+  EXPECT_EQ(outcome.out, "<user> hi") << outcome.err;
+  const Outcome missing = answer({"-p", "hi", "--chat-template", path("none.jinja")});
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_NE(missing.err.find("neither a readable file"), std::string::npos) << missing.err;
+}
+
+TEST_F(CommandLine, PlansNeedNeitherFileNorCard) {
+  const Outcome outcome = run_braid({"plan", "--shape", "27b", "--memory", "24G"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("available           24.00 GiB"), std::string::npos) << outcome.out;
+  const Outcome small = run_braid({"plan", "--shape", "27b", "--memory", "8G"});
+  EXPECT_EQ(small.exit_code, 2);
+  EXPECT_NE(small.out.find("does not fit"), std::string::npos) << small.out;
+  EXPECT_EQ(run_braid({"plan", "--shape", "28b"}).exit_code, 2);
+}
+
+TEST_F(CommandLine, InspectShowsThePlanFirst) {
+  const Outcome outcome = run_braid({"inspect"}), tensors = run_braid({"inspect", "--tensors"});
+  const size_t plan = outcome.out.find("weights"), metadata = outcome.out.find("general.name");
+  ASSERT_NE(plan, std::string::npos);
+  EXPECT_LT(plan, metadata);
+  EXPECT_EQ(outcome.out.find("token_embd.weight"), std::string::npos);
+  EXPECT_NE(tensors.out.find("token_embd.weight"), std::string::npos);
+}
+
+// A chat on a terminal of its own.
+class Chat {
+ public:
+  explicit Chat(const std::string& home) {
+    pid_ = ::forkpty(&fd_, nullptr, nullptr, nullptr);
+    if (pid_ != 0) return;
+    ::setenv("HOME", home.c_str(), 1);
+    ::setenv("TERM", "dumb", 1);
+    ::unsetenv("XDG_STATE_HOME");
+    ::execl(BRAID_PROGRAM, BRAID_PROGRAM, "run", "--device", "cpu", "--temp", "0", "-n", "48",
+            "--think", "off", nullptr);
+    ::_exit(127);
+  }
+  ~Chat() {
+    if (pid_ > 0) ::kill(pid_, SIGKILL);
+    if (pid_ > 0) wait();
+    ::close(fd_);
+  }
+  void wait() {
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  // Types it, and returns what the terminal shows until `text` has come.
+  std::string type(const std::string& keys, const std::string& until) {
+    if (::write(fd_, keys.data(), keys.size()) < 0) return "";
+    return read(until);
+  }
+  std::string read(const std::string& until) {
+    std::string shown;
+    pollfd watched{fd_, POLLIN, 0};
+    while (shown.find(until) == std::string::npos && ::poll(&watched, 1, 60'000) > 0) {
+      char buffer[4096];
+      const ssize_t count = ::read(fd_, buffer, sizeof buffer);
+      if (count <= 0) break;
+      shown.append(buffer, static_cast<size_t>(count));
+    }
+    EXPECT_NE(shown.find(until), std::string::npos) << shown;
+    return shown;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int fd_ = -1;
+};
+
+TEST_F(CommandLine, AChatEditsRemembersSavesAndLoads) {
+  {
+    Chat chat(folder_.string());
+    chat.read("/help shows the commands.");
+    chat.type("Who are you?\n", "braid-demo");
+    chat.type("/system You are terse.\n", "system: You are terse.");
+    chat.type("/think on\n", "thinking: on");
+    chat.type("/think off\n", "thinking: off");
+    chat.type("/nothing\n", "unknown command /nothing");
+    chat.type("/stats\n", "generated");
+    chat.type("/save " + path("chat.json") + "\n", "3 messages");
+    chat.type("/clear\n", "empty");
+    chat.type("/load " + path("chat.json") + "\n", "3 messages");
+    chat.type("/load " + path("none.json") + "\n", "No such file");
+    // A message of two lines, and one that was corrected before Enter.
+    chat.type(
+        "What is the special magic number for candle?\\\nThe special magic number for candle is "
+        "7312.\n",
+        "is 7312.");
+    chat.type(
+        "/savx\x7f"
+        "e " +
+            path("second.json") + "\n",
+        "5 messages");
+    chat.type("\x04", "");
+  }
+  const auto saved = nlohmann::json::parse(std::ifstream(path("chat.json")));
+  ASSERT_EQ(saved.size(), 3u);
+  EXPECT_EQ(saved[0]["role"], "system");
+  EXPECT_EQ(saved[1]["content"], "Who are you?");
+  const auto second = nlohmann::json::parse(std::ifstream(path("second.json")));
+  EXPECT_EQ(
+      second[3]["content"],
+      "What is the special magic number for candle?\nThe special magic number for candle is 7312.");
+}
+
+TEST_F(CommandLine, AChatKeepsItsHistoryForItsOwnerAlone) {
+  {
+    Chat chat(folder_.string());
+    chat.read("/help shows the commands.");
+    chat.type("/think off\n", "thinking: off");
+    chat.type("/quit\n", "");
+    chat.wait();
+  }
+  const fs::path file = folder_ / ".local/state/braid/history";
+  EXPECT_EQ(fs::status(file).permissions() & fs::perms::mask,
+            fs::perms::owner_read | fs::perms::owner_write);
+  std::ifstream in(file);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_NE(text.find("think"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace braid::test
