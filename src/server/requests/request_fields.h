@@ -2,7 +2,7 @@
 //
 // The table (request_fields.cpp) is the one place that says so, per endpoint:
 //   read      a reader asks for it (read_*.cpp), also to refuse some of its values
-//   ignored   the answer is the same without it; docs/serving.md lists these
+//   ignored   the answer is the same without it; docs/reference/api.md lists these
 //   refused   passing over it would answer 200 with something else than what was asked for. It is refused by
 //             name, unless its value says that nothing is asked for (null, false, 0, "", an empty list, a
 //             sampler's neutral value), which clients send with the rest of their settings

@@ -2,7 +2,7 @@
 //
 // What schemas say together (allOf, $ref and members beside it, anyOf, a property of several of them) is
 // gathered as a set of literals (schema_nodes.h); each set becomes one shape, once. Sets with alternatives
-// are a choice of sets without. What is held is listed in docs/serving.md; other keywords are refused by name
+// are a choice of sets without. What is held is listed in docs/reference/schemas.md; other keywords are refused by name
 // if the client asked for strictness, and ignored otherwise.
 #pragma once
 

@@ -114,7 +114,7 @@ Counts counts_of(const Json& row) {
           row["not compiled"].get<int>()};
 }
 
-// What is not held, and why: docs/serving.md. Counts may only become better, and the file with them.
+// What is not held, and why: docs/reference/schemas.md. Counts may only become better, and the file with them.
 TEST(SchemaSuite, FormsTakeWhatIsValid) {
   const fs::path suite = "/usr/share/json-schema-test-suite/tests";
   if (!fs::exists(suite)) GTEST_SKIP() << "the package json-schema-test-suite is not installed";
