@@ -1,6 +1,6 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both install what is missing (tools/setup.sh), then build in
 # build/ with the preset "release" of CMakePresets.json what they need: the program, or all.
-.PHONY: demo test test-debug test-tsan build setup setup-test setup-dev fuzz coverage lint format format-check docs docs-check clean help
+.PHONY: demo test test-debug test-tsan build install setup setup-test setup-dev fuzz coverage lint format format-check docs docs-check clean help
 
 # Two gigabytes of memory per compile job are enough; all cores otherwise.
 JOBS ?= $(shell nproc)
@@ -16,6 +16,7 @@ help:
 	@echo "make demo          build braid and let the built-in model show what it can do"
 	@echo "make test          build and run all tests"
 	@echo "make build         build only: build/braid"
+	@echo "make install       build, and install below PREFIX (default /usr/local) in DESTDIR: program, library, pages"
 	@echo "make test-debug    unit tests under address and undefined-behaviour sanitizers"
 	@echo "make test-tsan     tests of what uses threads under ThreadSanitizer; THREAD_TESTS=\"engine_test\" for others"
 	@echo "make fuzz          fuzz the parsers in the same build, FUZZ_SECONDS (default 20) per target"
@@ -36,6 +37,11 @@ setup-dev:
 build: setup
 	$(configure) -DBRAID_TESTS=OFF >/dev/null
 	@cmake --build --preset release -j $(JOBS)
+
+# Program, library, headers, pages and service: below PREFIX alone. Packages set DESTDIR.
+PREFIX ?= /usr/local
+install: build
+	@DESTDIR="$(DESTDIR)" cmake --install build --prefix "$(PREFIX)"
 
 demo: build
 	@tools/demo.sh build/braid

@@ -1,10 +1,6 @@
-// attention_bench.cpp -- attention of one row and of a chunk on the CPU, by KV format and context, and what
-// sealing takes.
-//
-//   attention_bench [formats] [cells] [heads/kv_heads/width] [threads]   lists separated by commas; defaults
-//   below
-// Layers follow each other as in a model, so many that no cache holds the cells of all. Each figure is the best
-// of many passes: us of a layer.
+// attention_bench.cpp -- times CPU attention of one row and of a chunk, and block sealing.
+//   attention_bench [formats] [cells] [heads/kv_heads/width] [threads]   lists, with commas
+// Enough layers alternate that no cache holds their cells. Figures: best pass, us per layer.
 
 #include <fmt/format.h>
 
@@ -35,13 +31,14 @@ struct Heads {
   int32_t heads = 8, kv_heads = 2, width = 256;
 };
 
-// A sequence of `cells` whose last `rows` are in the batch, certain.
+// A sequence of `cells` cells; its last `rows` are the certain rows of the batch.
 struct Sequence {
   std::vector<int32_t> position, sequence, parent, blocks;
   int32_t first = 0, rows, context, slot = 0;
   Batch batch;
 
-  Sequence(int32_t rows, int32_t cells) : sequence(rows, 0), parent(rows, -1), rows(rows), context(cells) {
+  Sequence(int32_t rows, int32_t cells)
+      : sequence(rows, 0), parent(rows, -1), rows(rows), context(cells) {
     for (int32_t t = 0; t < rows; ++t) position.push_back(cells - rows + t);
     blocks.resize(static_cast<size_t>(cells / kBlockTokens + 1));
     std::iota(blocks.begin(), blocks.end(), 0);
@@ -61,7 +58,8 @@ struct Sequence {
 
 class Layers {
  public:
-  Layers(Device& device, const Heads& heads, const KvCodec& codec, int32_t cells) : device_(device) {
+  Layers(Device& device, const Heads& heads, const KvCodec& codec, int32_t cells)
+      : device_(device) {
     KvLayer kv;
     kv.shape = {heads.kv_heads, heads.width, KvFormat::f16, KvFormat::f16};
     kv.blocks = cells / kBlockTokens + 1;
@@ -88,7 +86,7 @@ class Layers {
     }
   }
   const std::vector<KvLayer>& all() const { return layers_; }
-  double seal_us() const { return seal_us_; }  // of a block
+  double seal_us() const { return seal_us_; }  // per block
 
  private:
   std::byte* take(int64_t size_bytes) {
@@ -97,7 +95,6 @@ class Layers {
     memory_.push_back(std::move(*made));
     return static_cast<std::byte*>(memory_.back().data());
   }
-  // f16 numbers between -2 and 2, small and large ones.
   std::byte* halves(int64_t size_bytes) {
     std::byte* at = take(size_bytes);
     uint32_t x = 1;
@@ -115,8 +112,9 @@ class Layers {
   double seal_us_ = 1e9;
 };
 
-// us of a layer: of each the best pass.
-double measure(Device& device, const Layers& layers, const Heads& heads, int32_t rows, int32_t cells) {
+// us per layer, best pass.
+double measure(Device& device, const Layers& layers, const Heads& heads, int32_t rows,
+               int32_t cells) {
   const Sequence sequence(rows, cells);
   const int64_t width = int64_t{heads.heads} * heads.width;
   std::vector<float> q(static_cast<size_t>(rows * width)), o(q.size());
@@ -130,10 +128,10 @@ double measure(Device& device, const Layers& layers, const Heads& heads, int32_t
     for (size_t i = 0; i < best.size(); ++i) {
       const double start = now_s();
       device.ops().attention({o.data(), DType::f32, rows, width, width},
-                             {q.data(), DType::f32, rows, width, width}, {}, params, layers.all()[i],
-                             sequence.batch);
+                             {q.data(), DType::f32, rows, width, width}, {}, params,
+                             layers.all()[i], sequence.batch);
       best[i] = std::min(best[i], now_s() - start);
-      if (rows > 1 && i == 1) break;  // bound by arithmetic: some layers tell as much as all
+      if (rows > 1 && i == 1) break;  // bound by arithmetic: a few layers suffice
     }
   }
   const auto end = rows > 1 ? best.begin() + std::min<int64_t>(2, std::ssize(best)) : best.end();
@@ -160,8 +158,8 @@ void run(const std::string& format, int32_t cells, const Heads& heads, int threa
   const Layers layers(**device, heads, **codec, cells);
   const double one = measure(**device, layers, heads, 1, cells);
   const double many = measure(**device, layers, heads, kChunk, cells);
-  fmt::print("{:8} {} threads  {:6} cells  1 row {:8.1f} us  {} rows {:9.1f} us", format, threads, cells, one,
-             kChunk, many);
+  fmt::print("{:8} {} threads  {:6} cells  1 row {:8.1f} us  {} rows {:9.1f} us", format, threads,
+             cells, one, kChunk, many);
   if (format != "f16") fmt::print("  sealing a block {:6.1f} us", layers.seal_us());
   fmt::print("\n");
   std::fflush(stdout);
@@ -170,10 +168,13 @@ void run(const std::string& format, int32_t cells, const Heads& heads, int threa
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto argument = [&](int i, const char* preset) { return split(argc > i ? argv[i] : preset); };
+  const auto argument = [&](int i, const char* preset) {
+    return split(argc > i ? argv[i] : preset);
+  };
   for (const std::string& shape : argument(3, "8/2/256")) {
     Heads heads;
-    if (std::sscanf(shape.c_str(), "%d/%d/%d", &heads.heads, &heads.kv_heads, &heads.width) != 3) return 2;
+    if (std::sscanf(shape.c_str(), "%d/%d/%d", &heads.heads, &heads.kv_heads, &heads.width) != 3)
+      return 2;
     fmt::print("{} heads, {} KV heads of {}\n", heads.heads, heads.kv_heads, heads.width);
     for (const std::string& threads : argument(4, "1,2")) {
       for (const std::string& cells : argument(2, "4096,32768")) {

@@ -1,4 +1,4 @@
-// bench_tools.h -- what the small benches of kernels share: lists of the command line, a clock.
+// bench_tools.h -- helpers of the kernel benchmarks: list arguments and a clock.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,6 @@
 
 namespace braid::bench {
 
-// "a,b,c" in its parts.
 inline std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> out(1);
   for (const char c : list) {
@@ -20,7 +19,6 @@ inline std::vector<std::string> split(const std::string& list) {
   return out;
 }
 
-// Seconds of a steady clock.
 inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

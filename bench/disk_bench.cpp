@@ -1,15 +1,13 @@
-// disk_bench.cpp -- what the disk tier of the prefix cache costs in a large directory.
+// disk_bench.cpp -- cost of the prefix cache's disk tier in a large directory.
 //
-//   disk_bench DIR [FILES] [BLOCKS]     default 50000 files of 40 blocks each; DIR is made anew and removed
+//   disk_bench DIR [FILES] [BLOCKS]     default 50000 files of 40 blocks; DIR is recreated, removed
 //
-// Blocks are of 64 bytes, so the directory is small and its files are many. Every second file hangs on the
-// one before it. Prints
-//   start       the first, which opens every file, and the one after it; memory of the index a block
-//   close       with nothing queued
-//   find        of a prefix that is there, and of one that is not
-//   store       new prefixes of 40 blocks with room, and at the limit: the engine's thread (begin_store and
-//               the call after its step), all that the writer does, and the longest load_state(), which the
-//               engine's thread asks while the writer works
+// Blocks have 64 bytes. Every second file extends the prefix of the one before it. Prints:
+//   start   first start, which opens every file; second start; index memory per block.
+//   close   with an empty queue.
+//   find    a stored prefix and a missing one.
+//   store   prefixes of 40 blocks, below and at the limit: time of the engine's thread, time
+//           of the writer, longest load_state() while the writer works.
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -26,7 +24,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 
 namespace {
 
@@ -49,8 +47,9 @@ struct Prefix {
     tokens.resize(static_cast<size_t>(blocks) * kBlockTokens);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 200000);
     for (int32_t b = 0; b < blocks; ++b)
-      hashes.push_back(chain_hash(hashes.empty() ? seed : hashes.back(),
-                                  std::span(tokens).subspan(size_t{kBlockTokens} * b, kBlockTokens)));
+      hashes.push_back(
+          chain_hash(hashes.empty() ? seed : hashes.back(),
+                     std::span(tokens).subspan(size_t{kBlockTokens} * b, kBlockTokens)));
   }
   PrefixKey key() const { return {seed, hashes, tokens}; }
   PrefixHash seed;
@@ -58,8 +57,8 @@ struct Prefix {
   std::vector<PrefixHash> hashes;
 };
 
-// A file as the tier writes it, without its fsync: `blocks` blocks of `p` from `first` on.
-void make_file(const std::string& directory, int number, const Prefix& p, int32_t first, int32_t blocks) {
+void make_file(const std::string& directory, int number, const Prefix& p, int32_t first,
+               int32_t blocks) {
   DiskHeader header;
   header.flags = kDiskHasState;
   header.fingerprint = kind().fingerprint;
@@ -69,19 +68,22 @@ void make_file(const std::string& directory, int number, const Prefix& p, int32_
   header.first_block = static_cast<uint32_t>(first);
   header.block_count = static_cast<uint32_t>(blocks);
   const std::vector<char> images(static_cast<size_t>(blocks) * kBlock + kState);
-  const std::vector<uint64_t> checksums(static_cast<size_t>(blocks), disk_checksum(images.data(), kBlock));
+  const std::vector<uint64_t> checksums(static_cast<size_t>(blocks),
+                                        disk_checksum(images.data(), kBlock));
   header.state_checksum = disk_checksum(images.data(), kState);
-  const auto tokens = std::span(p.tokens).subspan(size_t{kBlockTokens} * static_cast<size_t>(first),
-                                                  size_t{kBlockTokens} * static_cast<size_t>(blocks));
+  const auto tokens =
+      std::span(p.tokens).subspan(size_t{kBlockTokens} * static_cast<size_t>(first),
+                                  size_t{kBlockTokens} * static_cast<size_t>(blocks));
   const std::vector<std::byte> table = make_disk_table(header, tokens, checksums);
   std::ofstream out(fmt::format("{}/{:032x}{}", directory, number, kDiskSuffix), std::ios::binary);
   out.write(reinterpret_cast<const char*>(&header), sizeof header);
-  out.write(reinterpret_cast<const char*>(table.data()), static_cast<std::streamsize>(table.size()));
+  out.write(reinterpret_cast<const char*>(table.data()),
+            static_cast<std::streamsize>(table.size()));
   out.write(images.data(), static_cast<std::streamsize>(images.size()));
 }
 
 struct Tier {
-  // Without the staging's memory, which is no part of a start.
+  // Leaves out the staging memory, which is not part of a start.
   Tier(const std::string& directory, uint64_t limit) {
     DiskOptions options;
     options.directory = directory;
@@ -108,15 +110,17 @@ void stores(Tier& t, const char* what, int count, uint32_t salt) {
   for (int i = 0; i < count; ++i) {
     const Prefix p(salt + static_cast<uint32_t>(i), kStoredBlocks);
     const auto begin = Clock::now();
-    const auto room = t.tier->begin_store(p.key(), kStoredBlocks * kBlockTokens, {t.image.data(), 0});
+    const auto room =
+        t.tier->begin_store(p.key(), kStoredBlocks * kBlockTokens, {t.image.data(), 0});
     if (room) t.tier->end_store(0);
     t.tier->submit(0);
     const double ms = ms_since(begin);
     if (!room) fmt::print("not stored\n");
     const auto written = Clock::now();
     std::thread waiting([&] { t.tier->drain(); });
-    // As an engine that takes steps of 0.2 ms.
-    while (t.tier->stats().stored + t.tier->stats().dropped < before + static_cast<uint64_t>(i) + 1) {
+    // Polls as an engine with steps of 0.2 ms would.
+    while (t.tier->stats().stored + t.tier->stats().dropped <
+           before + static_cast<uint64_t>(i) + 1) {
       const auto ask = Clock::now();
       t.tier->load_state();
       asked_most = std::max(asked_most, ms_since(ask));
@@ -146,7 +150,8 @@ void finds(Tier& t, const char* what, int files, int32_t blocks, uint32_t salt) 
     sum += ms;
     most = std::max(most, ms);
   }
-  fmt::print("{:<16} {:8.4f} ms (most {:8.4f}), {} of {} found\n", what, sum / kCount, most, found, kCount);
+  fmt::print("{:<16} {:8.4f} ms (most {:8.4f}), {} of {} found\n", what, sum / kCount, most, found,
+             kCount);
 }
 
 }  // namespace
@@ -167,7 +172,8 @@ int main(int argc, char** argv) {
     make_file(directory, i + 1, p, blocks, blocks);
   }
   uint64_t total = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) total += entry.file_size();
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    total += entry.file_size();
   fmt::print("{} files, {} blocks, {} MB\n", files, int64_t{files} * blocks, total >> 20);
   for (const char* what : {"first start", "next start"}) {
     ::malloc_trim(0);
@@ -178,7 +184,8 @@ int main(int argc, char** argv) {
     const double start = ms_since(begin);
     const double start_cpu = 1000.0 * static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
     const size_t after = ::mallinfo2().uordblks + ::mallinfo2().hblkhd;
-    fmt::print("{:<16} {:8.1f} ms ({:.1f} ms of CPU), {:.1f} bytes a block\n", what, start, start_cpu,
+    fmt::print("{:<16} {:8.1f} ms ({:.1f} ms of CPU), {:.1f} bytes a block\n", what, start,
+               start_cpu,
                static_cast<double>(after - before) / static_cast<double>(files) / blocks);
     t.use();
     begin = Clock::now();
@@ -194,7 +201,8 @@ int main(int argc, char** argv) {
     stores(t, "store", kStores, kNew);
   }
   total = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) total += entry.file_size();
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    total += entry.file_size();
   {
     Tier t(directory, total + 1);
     t.use();

@@ -1,14 +1,11 @@
-// gpu_bench.cpp -- products, experts and top-k on the GPU at the shapes of real models: time, GB/s, TFLOP/s;
-// and how long pinned memory takes.
+// gpu_bench.cpp -- times GPU products, experts, top-k and pinned memory at real shapes.
 //
-// Method: each row is a recorded step of several calls, replayed and timed as a whole; weights rotate over
-// copies that together are at least 256 MB, so that they come from memory and not from the L2 cache; codes
-// and inputs are random. Best of five. GB/s counts the packed weights that a call must read, once; the share
-// is of a copy by a kernel measured in the same run. TFLOP/s counts 2 n k for each row of x.
+//   gpu_bench [filter [rows]]     only names with the filter; only this number of rows of x.
+//   gpu_bench --rows [filter]     us of the products of a decoding step of 27B and 35B-A3B by rows.
 //
-//   gpu_bench [filter [rows]]     only what has the filter in its name; only that many rows of x
-//   gpu_bench --rows [filter]     us of every product of a decoding step of 27B and 35B-A3B by rows of x,
-//                                 with the norms that go with them, and what a step of each adds up to
+// Best of five replays of a recorded step of several calls. Weights rotate over copies of at least
+// 256 MB, so they do not come from the L2 cache. GB/s counts packed weights, once; the share is of
+// a copy kernel. TFLOP/s counts 2 n k for each row.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "gguf/formats/encode.h"
-#include "gguf/formats/half.h"
+#include "gguf/encode.h"
+#include "gguf/half.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
@@ -69,7 +66,8 @@ class Bench {
 
   void run() {
     start();
-    fmt::print("{:<34} {:>5} {:>10} {:>8} {:>6} {:>8}\n", "product", "rows", "us", "GB/s", "copy", "TFLOP/s");
+    fmt::print("{:<34} {:>5} {:>10} {:>8} {:>6} {:>8}\n", "product", "rows", "us", "GB/s", "copy",
+               "TFLOP/s");
     const std::vector<int64_t> few = {1, 4, 8, 16, 32, 64, 128};
     const std::vector<int64_t> all = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048};
     using enum GgmlType;
@@ -96,7 +94,6 @@ class Bench {
     if (!health.ok()) fmt::print("{}\n", health.error().message);
   }
 
-  // Products of a step by rows: `count` of them in a step.
   void rows_table() {
     start();
     using enum GgmlType;
@@ -105,20 +102,24 @@ class Bench {
     fmt::print("\n");
     step_product("27b in q6_K+q4_K", {{Q6_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120,
                  Kind::normed, 24);
-    step_product("27b in q4_K", {{Q4_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120, Kind::normed,
-                 24);
-    step_product("27b q k v q4_K+q6_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q6_K, 1024}}, 5120, Kind::normed, 8);
-    step_product("27b q k v q4_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q4_K, 1024}}, 5120, Kind::normed, 8);
+    step_product("27b in q4_K", {{Q4_K, 10240}, {Q4_K, 6144}, {Q4_K, 48}, {Q4_K, 48}}, 5120,
+                 Kind::normed, 24);
+    step_product("27b q k v q4_K+q6_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q6_K, 1024}}, 5120,
+                 Kind::normed, 8);
+    step_product("27b q k v q4_K", {{Q4_K, 12288}, {Q4_K, 1024}, {Q4_K, 1024}}, 5120, Kind::normed,
+                 8);
     step_product("27b out q4_K", {{Q4_K, 5120}}, 6144, Kind::added, 64);
     step_product("27b gate+up q4_K", {{Q4_K, 17408}}, 5120, Kind::gated, 64);
     step_product("27b down q6_K", {{Q6_K, 5120}}, 17408, Kind::added, 32);
     step_product("27b down q4_K", {{Q4_K, 5120}}, 17408, Kind::added, 32);
     step_product("27b output matrix q6_K", {{Q6_K, 248320}}, 5120, Kind::plain, 1);
     show_sums("27b all products");
-    step_product("35b in q6_K+q4_K", {{Q6_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048, Kind::normed,
-                 14);
-    step_product("35b in q4_K", {{Q4_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048, Kind::normed, 16);
-    step_product("35b q k v q4_K+q6_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q6_K, 512}}, 2048, Kind::normed, 6);
+    step_product("35b in q6_K+q4_K", {{Q6_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048,
+                 Kind::normed, 14);
+    step_product("35b in q4_K", {{Q4_K, 8192}, {Q4_K, 4096}, {Q4_K, 32}, {Q4_K, 32}}, 2048,
+                 Kind::normed, 16);
+    step_product("35b q k v q4_K+q6_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q6_K, 512}}, 2048,
+                 Kind::normed, 6);
     step_product("35b q k v q4_K", {{Q4_K, 8192}, {Q4_K, 512}, {Q4_K, 512}}, 2048, Kind::normed, 4);
     step_product("35b out q4_K", {{Q4_K, 2048}}, 4096, Kind::added, 40);
     step_product("35b router f32", {{F32, 256}}, 2048, Kind::normed, 40);
@@ -134,7 +135,7 @@ class Bench {
  private:
   static constexpr std::array<int64_t, 15> kRowCounts = {1,  2,  4,  8,  9,   12,  16, 17,
                                                          24, 32, 48, 64, 112, 128, 256};
-  enum class Kind : uint8_t { plain, added, normed, gated };  // gated: behind a norm, too
+  enum class Kind : uint8_t { plain, added, normed, gated };  // gated: also normed
 
   void step_product(const std::string& name, const std::vector<std::pair<GgmlType, int64_t>>& parts,
                     int64_t k, Kind kind, int count) {
@@ -159,7 +160,8 @@ class Bench {
       std::vector<Tensor> ys;
       for (const auto& [type, n] : parts)
         ys.push_back(tensor(
-            rows, n, kind == Kind::plain || kind == Kind::added ? DType::f32 : device_->activation_type(),
+            rows, n,
+            kind == Kind::plain || kind == Kind::added ? DType::f32 : device_->activation_type(),
             true));
       us.push_back(time_us(std::max(copies, 12), [&] {
         for (int i = 0; i < std::max(copies, 12); ++i) {
@@ -207,7 +209,8 @@ class Bench {
     std::vector<double> us;
     for (const int64_t rows : kRowCounts) {
       std::vector<Tensor> logits;
-      for (int set = 0; set < kSets; ++set) logits.push_back(tensor(rows, kExperts, DType::f32, true));
+      for (int set = 0; set < kSets; ++set)
+        logits.push_back(tensor(rows, kExperts, DType::f32, true));
       const Tensor x = tensor(rows, kWidth, device_->activation_type(), true);
       const Tensor y = tensor(rows, kWidth, DType::f32, true);
       const Tensor ids = tensor(rows, kUsed, DType::i32, false);
@@ -248,7 +251,8 @@ class Bench {
     if (random) {
       std::vector<uint8_t> values(bytes);
       for (int64_t i = 0; i < rows * cols; ++i) {
-        const float x = static_cast<float>(static_cast<double>(next_random() >> 11) * 0x1p-52 - 1.0);
+        const float x =
+            static_cast<float>(static_cast<double>(next_random() >> 11) * 0x1p-52 - 1.0);
         const uint16_t half = f32_to_f16(x);
         if (type == DType::f32) std::memcpy(&values[4 * i], &x, 4);
         if (type == DType::f16) std::memcpy(&values[2 * i], &half, 2);
@@ -313,10 +317,9 @@ class Bench {
     load_us_ += now_us() - start;
   }
 
-  // Time of one of `calls` calls that `record` makes.
   template <typename F>
   double time_us(int calls, F&& record) {
-    record();  // once by itself: first launches are slow
+    record();  // warm-up: first launches are slow
     device_->synchronize();
     const bool recording = device_->begin_record();
     record();
@@ -349,8 +352,8 @@ class Bench {
   void measure_copy() {
     const DevicePeaks peaks = must(device_->measure_peaks());
     copy_rate_ = peaks.copy_bytes_s * 1e-9;
-    fmt::print("copy by a kernel {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n", copy_rate_,
-               peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
+    fmt::print("copy by a kernel {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n",
+               copy_rate_, peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
   }
 
   void product(const std::string& name, GgmlType type, int64_t n, int64_t k, bool gated,
@@ -371,11 +374,13 @@ class Bench {
       const double us = time_us(calls, [&] {
         for (int i = 0; i < calls; ++i) {
           const Weight* w = &weights[static_cast<size_t>(i % copies * pieces)];
-          const LinearPart part{w, gated ? w + 1 : nullptr, y, gated ? Tail::silu_mul : Tail::store};
+          const LinearPart part{w, gated ? w + 1 : nullptr, y,
+                                gated ? Tail::silu_mul : Tail::store};
           device_->ops().linear({&part, 1}, x);
         }
       });
-      show(name, rows, us, static_cast<double>(each), 2.0 * static_cast<double>(n * k * rows) * pieces);
+      show(name, rows, us, static_cast<double>(each),
+           2.0 * static_cast<double>(n * k * rows) * pieces);
       buffers_.clear();
     }
     files_.clear();
@@ -394,7 +399,8 @@ class Bench {
     const MoeWeights w{&weights[0], &weights[1], &weights[2], &weights[3],
                        &weights[4], &weights[5], scale.f32()};
     const double expert_bytes =
-        static_cast<double>(weights[0].device_bytes + weights[1].device_bytes + weights[2].device_bytes) /
+        static_cast<double>(weights[0].device_bytes + weights[1].device_bytes +
+                            weights[2].device_bytes) /
         kExperts;
     for (int64_t rows : row_counts) {
       if (!wanted(rows)) continue;
@@ -446,10 +452,10 @@ class Bench {
       show("top_k 64 of 248320", rows, us, static_cast<double>(rows * kVocabulary * 4), 0);
       buffers_.clear();
     }
-    fmt::print("loading: {:.2f} GB at {:.2f} GB/s\n", loaded_bytes_ * 1e-9, loaded_bytes_ / load_us_ * 1e-3);
+    fmt::print("loading: {:.2f} GB at {:.2f} GB/s\n", loaded_bytes_ * 1e-9,
+               loaded_bytes_ / load_us_ * 1e-3);
   }
 
-  // As checkpoints and swap take it when an engine starts; and both ways of a copy.
   void host_memory() {
     if (!wanted("host memory")) return;
     constexpr size_t kBytes = size_t{16} << 30, kCopied = size_t{1} << 30;
@@ -472,7 +478,8 @@ class Bench {
       const double freeing = now_us();
       host = {};
       fmt::print(
-          "host memory: {} GiB pinned in {:.2f} s, to the GPU {:.1f} GB/s, back {:.1f}, freed in {:.2f} s\n",
+          "host memory: {} GiB pinned in {:.2f} s, to the GPU {:.1f} GB/s, back {:.1f}, freed in "
+          "{:.2f} s\n",
           kBytes >> 30, taken_us * 1e-6, up, down, (now_us() - freeing) * 1e-6);
     }
   }

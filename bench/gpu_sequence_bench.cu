@@ -1,12 +1,9 @@
-// gpu_sequence_bench.cu -- times the GPU ops on what sequences own: delta, attention, norms, at published
-// shapes.
-//
-// Each row is the median of graph replays. A graph holds one call per layer, over as many layers as it takes
-// to leave the L2 cache (at least 320 MB of state or cells), so that a call finds its memory cold, as in a
-// step. Inputs are random. Bytes and flops are counted, not measured; `copy` is a device-to-device copy of
-// this GPU, bytes read and written, and 790 TFLOP/s its measured bf16 product.
-//
+// gpu_sequence_bench.cu -- times the GPU ops on per-sequence data (delta, attention, norms).
 //   gpu_sequence_bench [part of a row's name]
+// Median of graph replays. A graph has one call per layer, over at least 320 MB of state or cells,
+// so each call misses the L2 cache, as in a step.
+// Bytes and flops are counted, not measured. `copy` counts bytes read and written. 790 TFLOP/s is
+// the measured bf16 product rate.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -47,12 +44,12 @@ template <typename T>
 __global__ void fill_kernel(T* data, int64_t count, float scale, uint64_t seed) {
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
-    const uint32_t a = mix(i * 0x9E3779B97F4A7C15u + seed), b = mix(i * 0x9E3779B97F4A7C15u + seed + 77);
+    const uint32_t a = mix(i * 0x9E3779B97F4A7C15u + seed),
+                   b = mix(i * 0x9E3779B97F4A7C15u + seed + 77);
     data[i] = static_cast<T>(scale * ((a >> 8) * 0x1p-23f - 1.0f + (b >> 8) * 0x1p-23f - 1.0f));
   }
 }
 
-// Device memory of one row of the table.
 class Arena {
  public:
   ~Arena() {
@@ -89,7 +86,7 @@ class Arena {
   uint64_t seed_ = 0;
 };
 
-// Seconds per call: the median replay of a graph of calls 0 .. calls-1, divided by their number.
+// Seconds per call: the median replay of a graph of calls 0 .. calls-1, divided by `calls`.
 double seconds_per_call(Context& context, int calls, const std::function<void(int)>& call) {
   call(0);
   check(cudaStreamSynchronize(context.stream), "warm up");
@@ -146,11 +143,11 @@ const ModelShape kShapes[] = {
     {"35B-A3B", {16, 32, 128, 128, 4}, 16, 2, 256, 2048},
 };
 
-// Parents of uncertain rows, -1 for roots: a chain of up to eight, whose members get siblings behind them.
+// Parents of uncertain rows, -1 for roots: a chain of up to eight, then siblings of its members.
 int32_t parent_of(int32_t node) { return node < 8 ? node - 1 : node - 9; }
 
-// Sequences that hold `past` positions and bring `certain` certain and, but for all after the first `drafting`,
-// `nodes` uncertain rows each.
+// Rows of sequences at position `past`: `certain` certain rows each, and `nodes` uncertain rows for
+// the first `drafting` sequences.
 struct Rows {
   Batch batch;
   int32_t blocks = 0;
@@ -194,13 +191,13 @@ struct Rows {
   }
 };
 
-// The GPU, ops on a stream of its own that times them, and the device that gives their workspace.
 struct Gpu {
   Context context;
   std::unique_ptr<Device> device;
 };
 
-Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t sequences, int32_t drafts = 1) {
+Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t sequences,
+                                int32_t drafts = 1) {
   Device::WorkspaceNeeds needs;
   needs.max_drafts = drafts;
   needs.max_tokens = tokens;
@@ -212,9 +209,11 @@ Device::WorkspaceNeeds needs_of(const ModelShape& m, int32_t tokens, int32_t seq
   return needs;
 }
 
-CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences, int32_t drafts = 1) {
+CudaOps ops_of(Gpu& gpu, const ModelShape& m, int32_t tokens, int32_t sequences,
+               int32_t drafts = 1) {
   CudaOps ops(gpu.context);
-  if (const auto bytes = ops.reserve(*gpu.device, needs_of(m, tokens, sequences, drafts)); !bytes.ok()) {
+  if (const auto bytes = ops.reserve(*gpu.device, needs_of(m, tokens, sequences, drafts));
+      !bytes.ok()) {
     std::fprintf(stderr, "%s\n", bytes.error().message.c_str());
     std::exit(1);
   }
@@ -228,8 +227,7 @@ __global__ void stand_at(cuda::DeltaView layer, int64_t layer_elements, int fold
   layer.folded(blockIdx.x)[threadIdx.x] = folded;
 }
 
-// One layer's rule, on average over a whole cycle of folds: eight steps of each of its layers, at positions
-// that follow each other, the states set back before each replay. `uncertain`: what the ring is made for.
+// Averages one layer over a cycle of folds; replays restore states. The ring fits `uncertain` rows.
 void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain, int32_t nodes,
                int32_t uncertain) {
   const bool run = certain > 1;
@@ -250,7 +248,8 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   for (int i = 0; i < steps; ++i)
     rows.push_back(std::make_unique<Rows>(arena, sequences, kPast + i, certain, nodes));
   const int64_t slot_bytes = d.slot_elements(ring) * 4;
-  const int layers = static_cast<int>(std::clamp<int64_t>(320'000'000 / (slot_bytes * sequences) + 1, 2, 48));
+  const int layers =
+      static_cast<int>(std::clamp<int64_t>(320'000'000 / (slot_bytes * sequences) + 1, 2, 48));
   const int64_t layer_elements = sequences * d.slot_elements(ring);
   float* states = arena.random<float>(layers * layer_elements, 0.2f);
   const auto layer = [&](int i) {
@@ -264,27 +263,30 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   const DeltaInputs in{arena.act(t, d.channels()), arena.act(t, d.value_width()),
                        arena.wide(t, d.value_heads), arena.wide(t, d.value_heads)};
   const DeltaWeights w{arena.random<float>(d.channels() * d.conv_width, 0.5f), a_device,
-                       arena.random<float>(d.value_heads, 1.0f), arena.random<float>(d.value_dim, 1.0f),
-                       1e-6f};
+                       arena.random<float>(d.value_heads, 1.0f),
+                       arena.random<float>(d.value_dim, 1.0f), 1e-6f};
   const Tensor o = arena.act(t, d.value_width());
   const int32_t drafts = std::max({uncertain, nodes, 1});
   CudaOps ops = ops_of(gpu, m, static_cast<int32_t>(t), sequences, drafts);
   const Device::WorkspaceNeeds needs = needs_of(m, static_cast<int32_t>(t), sequences, drafts);
-  const auto work = cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_bytes(needs)), needs);
+  const auto work =
+      cuda::place_sequence_workspace(arena.take<char>(cuda::sequence_bytes(needs)), needs);
   const int32_t stood = run ? kPast : ring.fold_position(kPast - 1);
-  const auto timed = [&](const std::function<void(const cuda::DeltaArgs&, const DeltaLayer&)>& call) {
-    return seconds_per_call(context, layers * steps, [&](int i) {
-      if (i == 0) {
-        const dim3 grid(static_cast<unsigned>(sequences), static_cast<unsigned>(layers));
-        stand_at<<<grid, 128, 0, context.stream>>>(cuda::view_of(layer(0)), layer_elements, stood);
-      }
-      const DeltaLayer own = layer(i);
-      call({o, in, w, cuda::view_of(own), rows[static_cast<size_t>(i / layers)]->batch}, own);
-    });
-  };
-  const double seconds = timed(
-      [&](const cuda::DeltaArgs& args, const DeltaLayer& own) { ops.delta_rule(o, in, w, own, args.batch); });
-  // What has to move, on average.
+  const auto timed =
+      [&](const std::function<void(const cuda::DeltaArgs&, const DeltaLayer&)>& call) {
+        return seconds_per_call(context, layers * steps, [&](int i) {
+          if (i == 0) {
+            const dim3 grid(static_cast<unsigned>(sequences), static_cast<unsigned>(layers));
+            stand_at<<<grid, 128, 0, context.stream>>>(cuda::view_of(layer(0)), layer_elements,
+                                                       stood);
+          }
+          const DeltaLayer own = layer(i);
+          call({o, in, w, cuda::view_of(own), rows[static_cast<size_t>(i / layers)]->batch}, own);
+        });
+      };
+  const double seconds = timed([&](const cuda::DeltaArgs& args, const DeltaLayer& own) {
+    ops.delta_rule(o, in, w, own, args.batch);
+  });
   double entries = 0, folds = run ? 1 : 0;
   for (int32_t i = 0, folded = stood; i < steps && !run; ++i) {
     const int32_t due = std::max(folded, ring.fold_position(kPast + i));
@@ -324,7 +326,6 @@ void delta_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t certain
   print_row(name, seconds, moved, certain >= 64 ? 14.2e9 * d.value_heads / 48 * t / 2048 : 0);
 }
 
-// What a decoding step's attention has of its rows before they are stored.
 struct FreshRows {
   Tensor k, v, table;
   AttentionWeights w;
@@ -367,11 +368,11 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
     layer.v = layer.k + pool;
     ops.attention(o, q, qg, params, layer, rows.batch);
   });
-  double seen = 0;  // (row, cell) pairs of a sequence
+  double seen = 0;  // (row, cell) pairs per sequence
   for (int32_t i = 0; i < certain + nodes; ++i) seen += past + i + 1;
   const double flops = 4.0 * m.head_dim * m.heads * seen * sequences;
-  const double bytes =
-      4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences + 8.0 * t * m.heads * m.head_dim;
+  const double bytes = 4.0 * m.head_dim * m.kv_heads * (past + certain + nodes) * sequences +
+                       8.0 * t * m.heads * m.head_dim;
   print_row(name, seconds, bytes, certain + nodes > 1 ? flops : 0);
   if (certain != 1) return;
   const FreshRows fresh(arena, m, t);
@@ -379,13 +380,13 @@ void attention_row(Gpu& gpu, const ModelShape& m, int32_t sequences, int32_t pas
     KvLayer layer = kv;
     layer.k = reinterpret_cast<std::byte*>(cells + int64_t{i} * pool);
     layer.v = layer.k + pool;
-    ops.store_attend(o, q, qg, fresh.k, fresh.v, qg, fresh.table, fresh.w, params, layer, rows.batch);
+    ops.store_attend(o, q, qg, fresh.k, fresh.v, qg, fresh.table, fresh.w, params, layer,
+                     rows.batch);
   });
   print_row(name + " with store", whole, bytes, 0);
 }
 
-// Attention over a layer that seals its blocks, K and V alike, and sealing all of them. Beside the f16 rows of
-// attention_row this says what a format costs; bytes are those of units.
+// Attention over sealed blocks (K and V of one format), and sealing. Bytes are of sealed units.
 void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t sequences, int32_t past,
                 int32_t certain, int32_t nodes, int32_t drafting = 1 << 30) {
   const std::string name =
@@ -426,7 +427,8 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
   }
   std::vector<KvSeal> blocks;
   for (int32_t b = 0; b < rows.blocks; ++b) blocks.push_back({b, b});
-  const double unit_bytes = static_cast<double>(units * (kv.cold.k_unit_bytes + kv.cold.v_unit_bytes));
+  const double unit_bytes =
+      static_cast<double>(units * (kv.cold.k_unit_bytes + kv.cold.v_unit_bytes));
   const double seal = seconds_per_call(context, 1, [&](int) { ops.kv_seal(kv, blocks); });
   print_row(name + ": seal all", seal, unit_bytes + 2.0 * static_cast<double>(pool), 0);
   const Tensor q = arena.act(t, int64_t{m.heads} * m.head_dim);
@@ -435,8 +437,9 @@ void sealed_row(Gpu& gpu, const ModelShape& m, const char* format, int32_t seque
   const AttentionParams params{m.heads, 1.0f / 16, 0, kJointSigmoid};
   const double seconds =
       seconds_per_call(context, 2, [&](int) { ops.attention(o, q, qg, params, kv, rows.batch); });
-  const double seen = certain * (past + (certain + 1) / 2.0);  // (row, cell) pairs of a sequence
-  print_row(name, seconds, unit_bytes, certain > 1 ? 4.0 * m.head_dim * m.heads * seen * sequences : 0);
+  const double seen = certain * (past + (certain + 1) / 2.0);  // (row, cell) pairs per sequence
+  print_row(name, seconds, unit_bytes,
+            certain > 1 ? 4.0 * m.head_dim * m.heads * seen * sequences : 0);
   if (certain != 1) return;
   const FreshRows fresh(arena, m, t);
   const double whole = seconds_per_call(context, 2, [&](int) {
@@ -471,16 +474,17 @@ void small_rows(Gpu& gpu, const ModelShape& m, int32_t tokens) {
     const Tensor k = arena.act(tokens, int64_t{m.kv_heads} * m.head_dim),
                  v = arena.act(tokens, int64_t{m.kv_heads} * m.head_dim);
     const Tensor table = arena.wide(tokens, 64);
-    const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f), arena.random<float>(m.head_dim, 1.0f),
-                             1e-6f};
+    const AttentionWeights w{arena.random<float>(m.head_dim, 1.0f),
+                             arena.random<float>(m.head_dim, 1.0f), 1e-6f};
     const AttentionParams params{m.heads, 1.0f / 16, 0, kJointSigmoid};
-    const double seconds = seconds_per_call(
-        context, 32, [&](int) { ops.qk_norm_rope_store(q, qg, k, v, table, w, params, kv, rows.batch); });
-    print_row("store " + suffix, seconds, tokens * (4.0 * width + 8.0 * m.kv_heads * m.head_dim), 0);
+    const double seconds = seconds_per_call(context, 32, [&](int) {
+      ops.qk_norm_rope_store(q, qg, k, v, table, w, params, kv, rows.batch);
+    });
+    print_row("store " + suffix, seconds, tokens * (4.0 * width + 8.0 * m.kv_heads * m.head_dim),
+              0);
   }
 }
 
-// The peaks: what plain kernels move.
 void measure_peaks(Device& device) {
   const auto peaks = device.measure_peaks();
   if (!peaks.ok()) {
@@ -488,7 +492,8 @@ void measure_peaks(Device& device) {
     std::exit(1);
   }
   copy_rate = peaks->copy_bytes_s;
-  std::printf("copy by a kernel %.0f GB/s, reads %.0f GB/s\n", copy_rate * 1e-9, peaks->read_bytes_s * 1e-9);
+  std::printf("copy by a kernel %.0f GB/s, reads %.0f GB/s\n", copy_rate * 1e-9,
+              peaks->read_bytes_s * 1e-9);
 }
 
 int run(int argc, char** argv) {

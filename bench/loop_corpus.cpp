@@ -1,15 +1,13 @@
-// loop_corpus.cpp -- how often the loop guard would end a legal text, and where it ends one that loops.
+// loop_corpus.cpp -- measures the loop guard: false alarms on legal texts, delay on loops.
 //
 //   loop_corpus [--rule thought|answer] [--covered N] [--plain N] [--copies N] [--period N]
 //               [--documents N] [PATH...]
 //
-// Legal texts: every text file below the PATHs is a section of its own, and so is each of N made documents
-// (default 400 of each kind, seeded): zeros, rules, base64, hex dumps, CSV, JSON, tables, logs, code, lists,
-// songs, headers. Prints bytes, tokens, sections and alarms by origin, each alarm with its place. Behind an
-// alarm the section begins anew, as a text goes on behind a quotation.
-// Loops: made ones of every kind; prints the token at which each is found, counted from where it begins.
-// Last: what looking costs, in CPU time. Tokens are those of the built-in model. Exit code 1: a legal text was ended, or a
-// loop was missed.
+// - Legal texts: text files below the PATHs, and N generated documents per kind (default 400).
+//   Prints bytes, tokens, sections and alarms by origin. A new section begins after an alarm.
+// - Loops: generated. Prints how many tokens after its start each loop is found.
+// - Cost: CPU time of the checks.
+// Tokens are those of the built-in model. Exit code 1: a legal text was ended, or a loop missed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,7 +23,7 @@
 #include <vector>
 
 #include "gguf/gguf.h"
-#include "text/answer/loop_detector.h"
+#include "text/loop_detector.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -45,9 +43,10 @@ std::string repeated(const std::string& text, size_t times) {
 
 std::string sentence(Random& random) {
   static const std::vector<std::string> kWords = {
-      "the",   "buffer", "then",  "a",     "request", "parses", "checks", "because", "length", "of",
-      "index", "writes", "reads", "value", "and",     "should", "first",  "loop",    "maybe",  "not",
-      "token", "table",  "user",  "wants", "so",      "we",     "need",   "column",  "row",    "each"};
+      "the",    "buffer", "then",  "a",      "request", "parses", "checks", "because",
+      "length", "of",     "index", "writes", "reads",   "value",  "and",    "should",
+      "first",  "loop",   "maybe", "not",    "token",   "table",  "user",   "wants",
+      "so",     "we",     "need",  "column", "row",     "each"};
   std::string out;
   for (size_t i = 0, n = up_to(random, 6, 16); i < n; ++i)
     out += (i > 0 ? " " : "") + kWords[random() % kWords.size()];
@@ -57,7 +56,8 @@ std::string sentence(Random& random) {
 
 std::string paragraph(Random& random) {
   std::string out;
-  for (size_t i = 0, n = up_to(random, 3, 7); i < n; ++i) out += (i > 0 ? " " : "") + sentence(random);
+  for (size_t i = 0, n = up_to(random, 3, 7); i < n; ++i)
+    out += (i > 0 ? " " : "") + sentence(random);
   return out + "\n\n";
 }
 
@@ -72,9 +72,8 @@ std::string base64(Random& random, size_t bytes, bool zeros) {
   return out + "==\n";
 }
 
-// ---- Legal documents -----------------------------------------------------------------------------------
-
-std::string lines(Random& random, size_t low, size_t high, const std::function<std::string(size_t)>& line) {
+std::string lines(Random& random, size_t low, size_t high,
+                  const std::function<std::string(size_t)>& line) {
   std::string out;
   for (size_t i = 0, n = up_to(random, low, high); i < n; ++i) out += line(i) + "\n";
   return out;
@@ -136,8 +135,8 @@ std::string json(Random& random) {
          lines(random, 10, same ? 40 : 200,
                [&](size_t i) {
                  return same ? std::string(R"(  {"x": 0, "y": 0, "label": null},)")
-                             : fmt::format(R"(  {{"id": {}, "ok": true, "items": [], "n": {}}},)", i,
-                                           random() % 9);
+                             : fmt::format(R"(  {{"id": {}, "ok": true, "items": [], "n": {}}},)",
+                                           i, random() % 9);
                }) +
          "]\n";
 }
@@ -173,16 +172,19 @@ std::string unrolled(Random& random) {
 }
 
 std::string numbered(Random& random) {
-  return lines(random, 20, 300, [&](size_t i) { return fmt::format("{}. The same entry again.", i + 1); });
+  return lines(random, 20, 300,
+               [&](size_t i) { return fmt::format("{}. The same entry again.", i + 1); });
 }
 
 std::string results(Random& random) {
-  return lines(random, 10, 120,
-               [&](size_t i) { return i % 3 == 0 ? repeated(".", 72) : fmt::format("ok {} - parses", i); });
+  return lines(random, 10, 120, [&](size_t i) {
+    return i % 3 == 0 ? repeated(".", 72) : fmt::format("ok {} - parses", i);
+  });
 }
 
 std::string song(Random& random) {
-  const std::string refrain = sentence(random) + "\n" + sentence(random) + "\n" + sentence(random) + "\n\n";
+  const std::string refrain =
+      sentence(random) + "\n" + sentence(random) + "\n" + sentence(random) + "\n\n";
   std::string out;
   for (size_t verse = 0, n = up_to(random, 3, 9); verse < n; ++verse) {
     if (random() % 3 != 0) out += sentence(random) + "\n" + sentence(random) + "\n\n";
@@ -193,7 +195,8 @@ std::string song(Random& random) {
 
 std::string headers(Random& random) {
   const std::string header =
-      "// Licensed under the Apache License, Version 2.0 (the \"License\"); you may not use this file "
+      "// Licensed under the Apache License, Version 2.0 (the \"License\"); you may not use this "
+      "file "
       "except\n"
       "// in compliance with the License. You may obtain a copy of the License at\n"
       "//     http://www.apache.org/licenses/LICENSE-2.0\n";
@@ -227,9 +230,6 @@ const std::vector<std::pair<const char*, Maker>> kLegal = {
     {"blank lines", [](Random& r) { return repeated("\n", up_to(r, 10, 300)); }},
 };
 
-// ---- Loops ---------------------------------------------------------------------------------------------
-
-// The pattern that a text repeats until it is stopped.
 const std::vector<std::pair<const char*, Maker>> kLoops = {
     {"one token", [](Random&) { return std::string("!"); }},
     {"271 stray closes", [](Random&) { return std::string("</think>"); }},
@@ -246,8 +246,9 @@ const std::vector<std::pair<const char*, Maker>> kLoops = {
      }},
     {"20 lines of code",
      [](Random& r) {
-       return lines(r, 20, 20,
-                    [&](size_t i) { return fmt::format("  if (x{} > {}) return {};", i, i * i, i); });
+       return lines(r, 20, 20, [&](size_t i) {
+         return fmt::format("  if (x{} > {}) return {};", i, i * i, i);
+       });
      }},
     {"a block of 92 lines",
      [](Random& r) {
@@ -255,15 +256,14 @@ const std::vector<std::pair<const char*, Maker>> kLoops = {
      }},
 };
 
-// ---- The two measurements ------------------------------------------------------------------------------
-
 struct Origin {
   size_t bytes = 0, tokens = 0, sections = 0, alarms = 0;
 };
 
 class Corpus {
  public:
-  Corpus(const Tokenizer& tokenizer, const LoopRule& rule) : tokenizer_(tokenizer), detector_(rule) {}
+  Corpus(const Tokenizer& tokenizer, const LoopRule& rule)
+      : tokenizer_(tokenizer), detector_(rule) {}
 
   std::vector<int32_t> ids(const std::string& text) const {
     auto out = tokenizer_.encode(text, {.add_special = false, .parse_special = true});
@@ -287,8 +287,8 @@ class Corpus {
       std::string shown =
           tokenizer_.decode({pattern.begin(), pattern.end()}, SpecialText::show).substr(0, 60);
       std::replace(shown.begin(), shown.end(), '\n', '~');
-      fmt::print("  alarm in {} at token {}: {} tokens repeated over {}: {}\n", name, n, loop->period_tokens,
-                 loop->covered_tokens, shown);
+      fmt::print("  alarm in {} at token {}: {} tokens repeated over {}: {}\n", name, n,
+                 loop->period_tokens, loop->covered_tokens, shown);
       begin = n;
     }
   }
@@ -308,17 +308,19 @@ class Corpus {
       std::stringstream text;
       text << file.rdbuf();
       const std::string bytes = text.str();
-      if (bytes.empty() || bytes.find('\0') != std::string::npos || bytes.starts_with("\x1f\x8b")) continue;
+      if (bytes.empty() || bytes.find('\0') != std::string::npos || bytes.starts_with("\x1f\x8b"))
+        continue;
       legal(origin, path.string(), bytes);
     }
   }
 
-  // Prints the origins; true: no alarm.
   bool report() const {
     Origin all;
-    fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", "legal texts", "bytes", "tokens", "sections", "alarms");
+    fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", "legal texts", "bytes", "tokens", "sections",
+               "alarms");
     const auto row = [](const std::string& name, const Origin& o) {
-      fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", name, o.bytes, o.tokens, o.sections, o.alarms);
+      fmt::print("{:40} {:>12} {:>12} {:>9} {:>7}\n", name, o.bytes, o.tokens, o.sections,
+                 o.alarms);
     };
     for (const auto& [name, origin] : origins_) {
       row(name, origin);
@@ -331,7 +333,6 @@ class Corpus {
     return all.alarms == 0;
   }
 
-  // Where a text that loops is ended: tokens behind the first token of the loop.
   bool loops() {
     bool all = true;
     fmt::print("{:40} {:>12} {:>12} {:>12}\n", "loops", "period", "found behind", "copies");
@@ -356,11 +357,12 @@ class Corpus {
     return all;
   }
 
-  // Nanoseconds for each token of a text, the looks shared among all tokens.
+  // ns per token of a text; the cost of a check is spread over all tokens.
   void cost(const char* name, const std::vector<int32_t>& text) {
     const std::clock_t begin = std::clock();
     size_t found = 0;
-    for (size_t n = 1; n <= text.size(); ++n) found += detector_.find({text.data(), n}).has_value() ? 1 : 0;
+    for (size_t n = 1; n <= text.size(); ++n)
+      found += detector_.find({text.data(), n}).has_value() ? 1 : 0;
     const double ns = 1e9 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     fmt::print("{:40} {:>9.0f} ns a token ({} tokens, {} looks found a loop)\n", name,
                ns / static_cast<double>(text.size()), text.size(), found);
@@ -380,7 +382,7 @@ void costs(Corpus& corpus) {
   std::vector<int32_t> few, runs;
   while (few.size() < 100'000) few.push_back(static_cast<int32_t>(random() % 2));
   corpus.cost("two tokens at random", few);
-  // Close to a loop all the time: runs that end just before they count.
+  // Always close to a loop: each run ends just before it would count.
   while (runs.size() < 100'000) {
     runs.insert(runs.end(), 2000, 1);
     runs.push_back(static_cast<int32_t>(runs.size()));
@@ -389,9 +391,10 @@ void costs(Corpus& corpus) {
 }
 
 int usage() {
-  fmt::print(stderr,
-             "loop_corpus [--rule thought|answer] [--covered N] [--plain N] [--copies N] [--period N] "
-             "[--documents N] [PATH...]\n");
+  fmt::print(
+      stderr,
+      "loop_corpus [--rule thought|answer] [--covered N] [--plain N] [--copies N] [--period N] "
+      "[--documents N] [PATH...]\n");
   return 2;
 }
 
@@ -432,8 +435,8 @@ int main(int argc, char** argv) {
   if (!file.ok()) return fmt::print(stderr, "{}\n", file.error().message), 2;
   const auto tokenizer = Tokenizer::create(read_vocabulary(*file).value());
   if (!tokenizer.ok()) return fmt::print(stderr, "{}\n", tokenizer.error().message), 2;
-  fmt::print("periods up to {} tokens, {} copies, {} tokens ({} of a plain pattern)\n", rule.max_period,
-             rule.copies, rule.covered_tokens, rule.plain_covered_tokens);
+  fmt::print("periods up to {} tokens, {} copies, {} tokens ({} of a plain pattern)\n",
+             rule.max_period, rule.copies, rule.covered_tokens, rule.plain_covered_tokens);
   Corpus corpus(*tokenizer, rule);
   for (const std::string& path : paths) corpus.files(path, path);
   for (const auto& [kind, make] : kLegal) {

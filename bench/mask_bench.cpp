@@ -1,15 +1,9 @@
-// mask_bench.cpp -- what token masks cost with a vocabulary of a published size.
-//
-//   mask_bench [TOKENS]     default 248320
-//
-// The vocabulary is the demo model's, enlarged by random joins of its tokens. Each form is compiled anew and
-// followed by 400 random allowed tokens: the first masks of a form walk the tree of tokens, later ones find
-// what was kept. Prints, in ms,
-//   whole    a mask and the token before it, done at once: mean, 99th percentile, longest
-//   engine   what of it the engine's thread does when workers take what is long (FormMask), and how many
-//            of the masks they took
-// and at the end, for 16 answers of dear forms at once, what all of them take of the engine's thread between
-// two of its steps.
+// mask_bench.cpp -- cost of token masks with a vocabulary of a published size.
+//   mask_bench [TOKENS]     default 248320, the demo model's tokens and random joins of them
+// Each grammar is compiled without a cache, then 400 random allowed tokens follow. Prints, in ms:
+//   whole    a mask and the token before it: mean, 99th percentile, longest.
+//   engine   the same on the engine's thread if workers take long masks (FormMask).
+// At the end: time of the engine's thread between two steps for 16 answers with expensive grammars.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,10 +20,10 @@
 #include <vector>
 
 #include "gguf/gguf.h"
-#include "server/grammar/form_mask.h"
-#include "server/grammar/grammar_cache.h"
-#include "server/requests/read_request.h"
-#include "server/schema/schema_grammar.h"
+#include "server/api/read_request.h"
+#include "server/structured/form_mask.h"
+#include "server/structured/grammar_cache.h"
+#include "server/structured/schema_grammar.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace {
@@ -60,7 +54,6 @@ VocabularyData enlarged(VocabularyData data, size_t tokens) {
 
 using Program = std::shared_ptr<const GrammarProgram>;
 
-// Times of steps, as a line's part.
 std::string figures(std::vector<double> ms) {
   double sum = 0;
   for (const double one : ms) sum += one;
@@ -88,7 +81,8 @@ std::vector<double> whole(const Program& program, const Tokenizer& tokenizer) {
     matcher->allowed(bits);
     double ms = ms_since(step);
     if (const int32_t id = any_of(bits, random); id < 0) {
-      matcher = std::make_unique<GrammarMatcher>(program);  // the sentence is whole: another
+      // the sentence is complete: start another
+      matcher = std::make_unique<GrammarMatcher>(program);
     } else {
       const Clock::time_point advance = Clock::now();
       matcher->advance(tokenizer.piece(id));
@@ -99,8 +93,8 @@ std::vector<double> whole(const Program& program, const Tokenizer& tokenizer) {
   return step_ms;
 }
 
-// What the caller's thread does of it.
-std::vector<double> engines_part(const Program& program, const std::shared_ptr<const Tokenizer>& tokenizer,
+std::vector<double> engines_part(const Program& program,
+                                 const std::shared_ptr<const Tokenizer>& tokenizer,
                                  const std::shared_ptr<MaskWorkers>& workers) {
   std::mt19937 random(2);
   std::vector<double> step_ms;
@@ -128,7 +122,7 @@ std::vector<double> engines_part(const Program& program, const std::shared_ptr<c
 
 void follow(const char* name, const std::shared_ptr<const Tokenizer>& tokenizer,
             const std::function<Program(GrammarCache&)>& compile) {
-  // Nothing is known from the forms before.
+  // Separate caches, so that no measurement profits from an earlier one.
   GrammarCache first(*tokenizer), second(*tokenizer);
   const Clock::time_point begin = Clock::now();
   const Program program = compile(first);
@@ -136,11 +130,13 @@ void follow(const char* name, const std::shared_ptr<const Tokenizer>& tokenizer,
   if (program == nullptr) return;
   const std::string all = figures(whole(program, *tokenizer));
   const std::string engine = figures(engines_part(compile(second), tokenizer, second.workers()));
-  std::printf("%-22s compiled in %6.1f   whole %s   engine %s, %llu of 400 by workers\n", name, compile_ms,
-              all.c_str(), engine.c_str(), static_cast<unsigned long long>(second.stats().mask_jobs));
+  std::printf("%-22s compiled in %6.1f   whole %s   engine %s, %llu of 400 by workers\n", name,
+              compile_ms, all.c_str(), engine.c_str(),
+              static_cast<unsigned long long>(second.stats().mask_jobs));
 }
 
-void follow(const char* name, const Json& schema, const std::shared_ptr<const Tokenizer>& tokenizer) {
+void follow(const char* name, const Json& schema,
+            const std::shared_ptr<const Tokenizer>& tokenizer) {
   follow(name, tokenizer, [&](GrammarCache& grammars) {
     const auto program = schema_to_grammar(schema, true, grammars);
     if (!program.ok()) std::printf("%-22s refused: %s\n", name, program.error().message.c_str());
@@ -148,7 +144,6 @@ void follow(const char* name, const Json& schema, const std::shared_ptr<const To
   });
 }
 
-// A call of a tool with so many optional members, which must come.
 void follow_call(const char* name, int members, Dialect::Calls form,
                  const std::shared_ptr<const Tokenizer>& tokenizer) {
   Json properties = Json::object();
@@ -156,10 +151,11 @@ void follow_call(const char* name, int members, Dialect::Calls form,
     properties["member" + std::to_string(i)] = Json{{"type", i % 2 == 0 ? "string" : "integer"}};
   const Json parameters{{"type", "object"}, {"properties", properties}};
   const Json tool{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", parameters}}}};
-  const auto read = read_chat(Json{{"messages", Json::array({Json{{"role", "user"}, {"content", "q"}}})},
-                                   {"tools", Json::array({tool})},
-                                   {"tool_choice", "required"}},
-                              {});
+  const auto read =
+      read_chat(Json{{"messages", Json::array({Json{{"role", "user"}, {"content", "q"}}})},
+                     {"tools", Json::array({tool})},
+                     {"tool_choice", "required"}},
+                {});
   follow(name, tokenizer, [&](GrammarCache& grammars) -> Program {
     ServedModel model;
     model.tokenizer = tokenizer;
@@ -173,14 +169,13 @@ void follow_call(const char* name, int members, Dialect::Calls form,
   });
 }
 
-// Of `answers` at once, all of forms whose every state is new.
 void crowd(int answers, const std::shared_ptr<const Tokenizer>& tokenizer) {
   GrammarCache grammars(*tokenizer);
   std::vector<std::unique_ptr<FormMask>> masks;
   for (int i = 0; i < answers; ++i) {
     const Json schema{{"type", "string"}, {"pattern", "^(.?){" + std::to_string(200 + i) + "}$"}};
-    masks.push_back(std::make_unique<FormMask>(schema_to_grammar(schema, true, grammars).value(), tokenizer,
-                                               grammars.workers()));
+    masks.push_back(std::make_unique<FormMask>(schema_to_grammar(schema, true, grammars).value(),
+                                               tokenizer, grammars.workers()));
     masks.back()->wait();
   }
   std::mt19937 random(2);
@@ -201,15 +196,16 @@ void crowd(int answers, const std::shared_ptr<const Tokenizer>& tokenizer) {
     made += ready.size();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  std::printf("%d answers of dear forms: all of them %s ms between two steps; %zu masks in 3 s\n", answers,
-              figures(turn_ms).c_str(), made);
+  std::printf("%d answers of dear forms: all of them %s ms between two steps; %zu masks in 3 s\n",
+              answers, figures(turn_ms).c_str(), made);
 }
 
 Json text(const char* pattern) { return {{"type", "string"}, {"pattern", pattern}}; }
 
 Json record() {
   Json item{{"type", "object"}, {"properties", Json::object()}};
-  for (const char* name : {"path", "content", "reason"}) item["properties"][name] = Json{{"type", "string"}};
+  for (const char* name : {"path", "content", "reason"})
+    item["properties"][name] = Json{{"type", "string"}};
   item["properties"]["line"] = Json{{"type", "integer"}, {"minimum", 0}, {"maximum", 100000}};
   item["properties"]["tags"] =
       Json{{"type", "array"}, {"items", {{"enum", {"a", "b", "c"}}}}, {"maxItems", 8}};
@@ -217,11 +213,11 @@ Json record() {
   return item;
 }
 
-// 250 values that begin alike.
 Json alike() {
   Json options = Json::array();
   for (int i = 0; i < 250; ++i)
-    options.push_back({{"type", "array"}, {"items", {{"type", "array"}, {"minItems", i}}}, {"minItems", i}});
+    options.push_back(
+        {{"type", "array"}, {"items", {{"type", "array"}, {"minItems", i}}}, {"minItems", i}});
   return {{"anyOf", options}};
 }
 
@@ -237,7 +233,8 @@ int main(int argc, char** argv) {
   std::printf("%d tokens\n", tokenizer->size());
   follow("record", record(), tokenizer);
   follow("any JSON", Json::object(), tokenizer);
-  follow("any text, bounded", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}}, tokenizer);
+  follow("any text, bounded", {{"type", "string"}, {"minLength", 9000}, {"maxLength", 9400}},
+         tokenizer);
   follow("pattern: words", text("^[a-z]+( [a-z]+){0,40}$"), tokenizer);
   follow("pattern: any, bounded", text("^(.?){200}$"), tokenizer);
   follow("pattern: alternatives", text("^((a|b|ab|ba|[^x]y?){1,60}|[A-Z].*)$"), tokenizer);

@@ -1,9 +1,7 @@
-// products_bench.cpp -- speed of the product kernels by layout, rows and threads, beside what the machine can
-// do.
-//
-//   products_bench [types] [rows] [set MiB] [threads]   lists separated by commas; defaults below
-// GOP/s counts 2 N K M; GB/s counts the bytes of the weights as they lie in memory. Each figure is the best
-// of many passes over the whole set of matrices (N x K = 3584 x 1024).
+// products_bench.cpp -- speed of the product kernels by layout, rows and threads.
+//   products_bench [types] [rows] [set MiB] [threads]   lists, with commas
+// GOP/s counts 2 N K M. GB/s counts weight bytes in memory. Figures: best pass over the set of
+// matrices (N x K = 3584 x 1024).
 
 #include <fmt/format.h>
 
@@ -14,9 +12,9 @@
 
 #include "base/threads.h"
 #include "bench_tools.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "ops/cpu/gemm/linear.h"
-#include "ops/cpu/peaks/peaks.h"
+#include "ops/cpu/peaks.h"
 
 namespace {
 
@@ -52,7 +50,8 @@ struct Set {
   }
 };
 
-void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t set_mib, int threads) {
+void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t set_mib,
+             int threads) {
   braid::ThreadPool pool(threads);
   const char* act = std::getenv("BENCH_ACT");
   const std::string mode = act != nullptr ? act : "i8";
@@ -91,7 +90,7 @@ void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t se
             &set.weights[i], nullptr, {y.data(), braid::DType::f32, rows, Set::kN, Set::kN}};
         products.linear(std::span(&part, 1), {x.data(), braid::DType::f32, rows, Set::kK, Set::kK});
         best[i] = std::min(best[i], now_s() - start);
-        if (rows >= 16 && i == 3) break;  // bound by arithmetic: a few matrices tell as much as all
+        if (rows >= 16 && i == 3) break;  // bound by arithmetic: a few matrices suffice
       }
     }
     double total = 0, timed = 0;
@@ -100,8 +99,8 @@ void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t se
       total += b;
       timed++;
     }
-    fmt::print("{:8} {} threads  set {:4} MiB  M {:4}  {:7.1f} GOP/s  {:6.1f} GB/s\n", type_name(type),
-               threads, set_mib, rows, operations * timed / total * 1e-9,
+    fmt::print("{:8} {} threads  set {:4} MiB  M {:4}  {:7.1f} GOP/s  {:6.1f} GB/s\n",
+               type_name(type), threads, set_mib, rows, operations * timed / total * 1e-9,
                bytes / static_cast<double>(set.weights.size()) * timed / total * 1e-9);
   }
 }
@@ -109,7 +108,9 @@ void measure(GgmlType type, const std::vector<std::string>& rows_list, size_t se
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto argument = [&](int i, const char* preset) { return split(argc > i ? argv[i] : preset); };
+  const auto argument = [&](int i, const char* preset) {
+    return split(argc > i ? argv[i] : preset);
+  };
   const auto types = argument(1, "q8_0,q4_K,q5_K,q6_K,bf16");
   const auto rows = argument(2, "1,2,4,16,512");
   const auto sets = argument(3, "24,400");
@@ -119,10 +120,11 @@ int main(int argc, char** argv) {
     const double start = now_s();
     const braid::cpu::Peaks c = braid::cpu::measure_peaks(pool);
     fmt::print(
-        "clock {:.2f} GHz; FMA {:.0f} / {:.0f} GFLOP/s; {} {:.0f} / {:.0f} GOP/s; barrier {:.2f} us, region "
+        "clock {:.2f} GHz; FMA {:.0f} / {:.0f} GFLOP/s; {} {:.0f} / {:.0f} GOP/s; barrier {:.2f} "
+        "us, region "
         "{:.2f} us",
-        c.clock_ghz, c.fma_gflops.one_thread, c.fma_gflops.all_threads, c.dot_name, c.dot_gops.one_thread,
-        c.dot_gops.all_threads, c.barrier_us, c.region_us);
+        c.clock_ghz, c.fma_gflops.one_thread, c.fma_gflops.all_threads, c.dot_name,
+        c.dot_gops.one_thread, c.dot_gops.all_threads, c.barrier_us, c.region_us);
     for (const auto& r : c.reads) {
       fmt::print("; {} MiB {:.0f} / {:.0f} GB/s", r.size_bytes >> 20, r.gb_per_s.one_thread,
                  r.gb_per_s.all_threads);
@@ -134,7 +136,8 @@ int main(int argc, char** argv) {
     if (info == nullptr) continue;
     for (const auto& set : sets) {
       for (const auto& t : threads)
-        measure(info->type, rows, static_cast<size_t>(std::atoi(set.c_str())), std::atoi(t.c_str()));
+        measure(info->type, rows, static_cast<size_t>(std::atoi(set.c_str())),
+                std::atoi(t.c_str()));
     }
   }
   return 0;

@@ -1,10 +1,7 @@
-// sampler_bench.cpp -- what drawing a token from whole rows costs with a vocabulary of a published size.
-//
+// sampler_bench.cpp -- cost of sampling from whole rows with a vocabulary of a published size.
 //   sampler_bench [VOCABULARY [THREADS]]     default 248320, 4
-//
-// Rows are random: peaked as those of a model that knows what it says, with a few tokens far above the others,
-// or flat. Prints, in ms, the best of five rounds, what one row takes, and what a step takes in which 16
-// sequences draw from rows of their own, on one thread and on THREADS, as the engine's judge hands them out.
+// Rows are random: peaked or flat. Prints the best of five rounds, in ms: one row, and a step of 16
+// sequences with their own rows, on one thread and on THREADS.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,7 +12,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "engine/request/sampler.h"
+#include "engine/sampler.h"
 
 namespace {
 
@@ -30,7 +27,8 @@ std::vector<std::vector<float>> rows_of(size_t vocabulary, float deviation, floa
   std::vector<std::vector<float>> rows(kRows, std::vector<float>(vocabulary));
   for (auto& row : rows) {
     for (float& x : row) x = normal(random);
-    for (int i = 0; peak > 0 && i < 8; ++i) row[random() % vocabulary] = peak - static_cast<float>(i);
+    for (int i = 0; peak > 0 && i < 8; ++i)
+      row[random() % vocabulary] = peak - static_cast<float>(i);
   }
   return rows;
 }
@@ -49,7 +47,6 @@ struct Bench {
   ThreadPool pool;
   std::vector<SamplerScratch> scratch;
 
-  // draw(row, scratch) of kRows rows.
   void print(const char* name, const std::function<void(int, SamplerScratch&)>& draw) {
     const double one = best_ms([&] { draw(0, scratch[0]); });
     const double alone = best_ms([&] {

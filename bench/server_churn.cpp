@@ -1,6 +1,5 @@
-// server_churn.cpp -- the load `churn`: many streams at once on a server whose memory is too small for all of
-// them, greedy and drawn, some of which leave. Every answer that ends must be the one that its prompt gets
-// alone, and nothing may be held afterwards.
+// server_churn.cpp -- the load `churn`: streams on a server with too little memory for all of them.
+// Some clients leave. Every complete answer must equal its solo answer, and nothing may leak.
 #include <memory>
 #include <random>
 
@@ -14,38 +13,40 @@ struct Question {
   int tokens = 0;
 };
 
-// Sentences of the kind that the built-in model knows.
+// Sentences that the built-in model was trained on.
 std::string sentences(std::mt19937& random, int count) {
-  static constexpr const char* kThings[] = {"hammer", "island", "kettle", "lantern", "falcon", "glacier"};
+  static constexpr const char* kThings[] = {"hammer",  "island", "kettle",
+                                            "lantern", "falcon", "glacier"};
   static constexpr const char* kLooks[] = {"dusty", "brave", "calm", "eager", "jolly", "pale"};
   static constexpr const char* kNames[] = {"Kira", "Liam", "Olga", "Paul", "Rosa", "Tess"};
   static constexpr const char* kCities[] = {"Berlin", "Lima", "Cairo", "Boston", "Zurich", "Delhi"};
   std::string out;
   for (int i = 0; i < count; ++i) {
     out += std::string("The ") + kLooks[random() % 6] + " " + kThings[random() % 6];
-    out += std::string(" was carried by ") + kNames[random() % 6] + " in " + kCities[random() % 6] + ". ";
+    out += std::string(" was carried by ") + kNames[random() % 6] + " in " + kCities[random() % 6] +
+           ". ";
   }
   return out;
 }
 
 std::string user_text(std::mt19937& random, size_t number) {
-  static constexpr const char* kCode[] = {
-      "def count_words(text):", "class Stack:", "def main():", "import os", "def read_lines(path):"};
+  static constexpr const char* kCode[] = {"def count_words(text):", "class Stack:", "def main():",
+                                          "import os", "def read_lines(path):"};
   const int key = static_cast<int>(100 + random() % 900);
   switch (number % 4) {
     case 0:
       return "Repeat exactly: " + sentences(random, 1);
     case 1:
-      return sentences(random, 6) + "The secret number for calm-lantern is " + std::to_string(key) + ". " +
-             sentences(random, 6) + "What is the secret number for calm-lantern?";
+      return sentences(random, 6) + "The secret number for calm-lantern is " + std::to_string(key) +
+             ". " + sentences(random, 6) + "What is the secret number for calm-lantern?";
     case 2:
-      return std::string("Complete the following Python function.\\n\\n") + kCode[random() % 5] + "\\n";
+      return std::string("Complete the following Python function.\\n\\n") + kCode[random() % 5] +
+             "\\n";
     default:
       return "Please find a lantern: count " + std::to_string(key) + " and user Olga.";
   }
 }
 
-// Every third prompt begins with the same system message, two of five are drawn.
 std::vector<Question> questions() {
   std::mt19937 random(29);
   const std::string shared = "<|im_start|>system\\n" + sentences(random, 12) + "<|im_end|>\\n";
@@ -53,16 +54,17 @@ std::vector<Question> questions() {
   for (size_t i = 0; i < 40; ++i) {
     Question q;
     q.tokens = static_cast<int>(48 + 16 * (i % 11));
-    const std::string prompt = (i % 3 == 0 ? shared : "") + "<|im_start|>user\\n" + user_text(random, i) +
+    const std::string prompt = (i % 3 == 0 ? shared : "") + "<|im_start|>user\\n" +
+                               user_text(random, i) +
                                "<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n";
-    const std::string sampling =
-        i % 5 < 3 ? R"("temperature":0)" : R"("temperature":0.8,"seed":)" + std::to_string(1000 + i);
+    const std::string sampling = i % 5 < 3
+                                     ? R"("temperature":0)"
+                                     : R"("temperature":0.8,"seed":)" + std::to_string(1000 + i);
     const std::string body = R"({"prompt":")" + prompt + R"(",)" + sampling +
-                             R"(,"ignore_eos":true,"stream":true,"max_tokens":)" + std::to_string(q.tokens) +
-                             "}";
-    q.request =
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + std::to_string(body.size()) +
-        "\r\n\r\n" + body;
+                             R"(,"ignore_eos":true,"stream":true,"max_tokens":)" +
+                             std::to_string(q.tokens) + "}";
+    q.request = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body;
     out.push_back(std::move(q));
   }
   return out;
@@ -80,7 +82,7 @@ std::vector<std::string> alone(const std::vector<Question>& asked) {
   return out;
 }
 
-// The same number for the same texts, to compare servers (FNV-1a).
+// FNV-1a, to compare the answers of two servers.
 uint64_t hash_of(const std::vector<std::string>& texts) {
   uint64_t hash = 14695981039346656037u;
   for (const std::string& text : texts)
@@ -96,14 +98,13 @@ struct Outcome {
   bool kept() const { return answers > 0 && left > 0 && different == 0 && failed == 0 && !stuck; }
 };
 
-// A server in which nobody hears anything for so long is stuck, and not slow: a step of 200 sequences with
-// sixteen rows each takes about two seconds of two slow cores.
+// A server that sends nothing for this long is stuck, not slow. A step of 200 sequences with
+// sixteen rows each takes about two seconds on two slow cores.
 constexpr double kPatienceSeconds = 60;
 
-// Tells a slow server from one that stands still.
 class Watch {
  public:
-  // `heard`: any number that changes while somebody is answered.
+  // `heard`: any number that changes while clients receive tokens.
   bool stands_still(long heard) {
     if (heard != heard_) {
       heard_ = heard;
@@ -117,11 +118,10 @@ class Watch {
   double since_ = 0;
 };
 
-// A client and when it loses patience: at a moment, or at a token; else not at all.
 struct Visitor {
   std::unique_ptr<Client> client;
-  double until = 0;  // 0: it stays
-  int events = 0;    // 0: whatever comes
+  double until = 0;  // 0: never
+  int events = 0;    // 0: never
 
   void ask(const std::vector<Question>& asked, std::mt19937& random) {
     const size_t which = random() % asked.size();
@@ -147,15 +147,15 @@ void compare(const Client& client, const std::vector<std::string>& solo, Outcome
   if (client.text() == expected) return;
   ++out.different;
   if (out.first_difference.empty())
-    out.first_difference = "prompt " + std::to_string(client.prompt()) + "\n  alone:    " + expected +
-                           "\n  together: " + client.text();
+    out.first_difference = "prompt " + std::to_string(client.prompt()) +
+                           "\n  alone:    " + expected + "\n  together: " + client.text();
 }
 
-// Half of the clients ask for little at once and get much: all run together while their prompts are short, and as
-// their answers grow most have to make room for others, more than there is room for copies of. More run here
-// than will under the load, so what slots, activations and logits of so many take is touched by then, and does
-// not look like a leak later.
-Outcome all_at_once(int count, const std::vector<Question>& asked, const std::vector<std::string>& solo) {
+// Half of the clients get long answers. All run together at first; then most are preempted, more
+// than swap has room for. More sequences run here than under the load, so that their slots,
+// activations and logits do not look like a leak later.
+Outcome all_at_once(int count, const std::vector<Question>& asked,
+                    const std::vector<std::string>& solo) {
   std::vector<size_t> short_ones;
   for (size_t i = 0; i < asked.size(); ++i)
     if (i % 4 != 1 && i % 3 != 0 && asked[i].tokens >= 128) short_ones.push_back(i);
@@ -180,8 +180,8 @@ Outcome all_at_once(int count, const std::vector<Question>& asked, const std::ve
   return out;
 }
 
-// `count` clients for `seconds`. Whoever is being answered then hears the end; those who have heard nothing yet
-// leave: with memory for a third of them, their turns would take longer than the load.
+// Runs `count` clients for `seconds`. Then started answers are read to their end; other clients
+// leave, because with memory for a third of them waiting would take too long.
 Outcome run(int count, double seconds, const std::vector<Question>& asked,
             const std::vector<std::string>& solo, std::mt19937& random) {
   Outcome out;
@@ -222,7 +222,8 @@ Outcome run(int count, double seconds, const std::vector<Question>& asked,
 
 void print(const char* when, const Held& h) {
   std::printf(
-      "churn: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, %.0f state slots, blocks "
+      "churn: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, %.0f state "
+      "slots, blocks "
       "in "
       "use %.4f\n",
       when, h.memory_mb, h.files, h.connections, h.running, h.waiting, h.slots, h.blocks);
@@ -232,7 +233,6 @@ bool is_empty(const Held& h) {
   return h.running == 0 && h.waiting == 0 && h.slots == 0 && h.blocks == 0 && h.connections <= 1;
 }
 
-// Of all sources or none that drafts.
 double sum_of(const std::string& text, const std::string& name) {
   double sum = 0;
   for (size_t at = text.find("\n" + name + "{"); at != std::string::npos;
@@ -257,7 +257,7 @@ int churn(int count, double seconds) {
   double preempted = grown("braid_num_preemptions_total");
   std::printf("churn: %ld at once: %ld failed, %ld unlike alone; %.0f preempted\n", crowd.answers,
               crowd.failed, crowd.different, preempted);
-  // Until allocators and caches have seen everything.
+  // Lets allocators and caches reach their full size.
   Outcome warm_up;
   if (!crowd.stuck) warm_up = run(count, seconds / 4, asked, solo, random);
   if (crowd.stuck || warm_up.stuck) give_up("churn: nobody has heard anything for a minute");
@@ -272,10 +272,12 @@ int churn(int count, double seconds) {
   after = get("/metrics");
   preempted += grown("braid_num_preemptions_total");
   std::printf(
-      "churn: %d clients, %.1f s: %ld answers, %ld left, %ld failed, %ld unlike alone; %.0f preempted, %.0f "
+      "churn: %d clients, %.1f s: %ld answers, %ld left, %ld failed, %ld unlike alone; %.0f "
+      "preempted, %.0f "
       "guesses, %.0f accepted, %.0f steps; %+.1f MB\n",
-      count, took, out.answers, out.left, out.failed + warm_up.failed, out.different + warm_up.different,
-      grown("braid_num_preemptions_total"), grown("braid_spec_decode_num_draft_tokens_total"),
+      count, took, out.answers, out.left, out.failed + warm_up.failed,
+      out.different + warm_up.different, grown("braid_num_preemptions_total"),
+      grown("braid_spec_decode_num_draft_tokens_total"),
       grown("braid_spec_decode_num_accepted_tokens_total"), grown("braid_decode_steps_total"),
       last.memory_mb - first.memory_mb);
   bool kept = out.kept() && preempted > 0;

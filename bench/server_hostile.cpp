@@ -1,5 +1,4 @@
-// server_hostile.cpp -- requests that mean harm, beside a client that reads: schemas one after the other, and
-// whole sets at a time.
+// server_hostile.cpp -- hostile requests beside a reading client, one by one and in sets.
 #include "server_load.h"
 
 #include <array>
@@ -9,9 +8,7 @@ namespace {
 
 constexpr double kLongestPauseS = 0.05;
 constexpr double kMemoryMargin = 1.2;
-constexpr size_t kSentBytes = 65536;  // at a time, so that the reader beside reads on
-
-// ---- Requests --------------------------------------------------------------------------------------------
+constexpr size_t kSentBytes = 65536;  // per turn, so that the reader is served in between
 
 std::string post(const std::string& path, const std::string& body) {
   return "POST " + path +
@@ -21,13 +18,13 @@ std::string post(const std::string& path, const std::string& body) {
 }
 
 std::string chat_text(const std::string& schema) {
-  return post("/v1/chat/completions",
-              R"({"messages":[{"role":"user","content":"q"}],"max_tokens":24,"reasoning_effort":"none",)"
-              R"("response_format":{"type":"json_schema","json_schema":{"name":"s","schema":)" +
-                  schema + "}}}");
+  return post(
+      "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"q"}],"max_tokens":24,"reasoning_effort":"none",)"
+      R"("response_format":{"type":"json_schema","json_schema":{"name":"s","schema":)" +
+          schema + "}}}");
 }
 
-// `part` for each number, with commas between.
 template <typename Part>
 std::string listed(int count, const Part& part) {
   std::string out;
@@ -57,22 +54,28 @@ std::vector<std::pair<std::string, std::string>> hostile_schemas() {
       {"exponential", pattern("(a|b)*a(a|b){40}")},
       {"any text", pattern("x")},
       {"bounds", R"({"type":"string","minLength":9000,"maxLength":9400})"},
-      {"2,000 optional properties",
-       R"({"type":"object","properties":{)" +
-           listed(2000, [](int i) { return "\"p" + number(i) + R"(":{"type":"string","maxLength":5})"; }) +
-           "}}"},
+      {"2,000 optional properties", R"({"type":"object","properties":{)" +
+                                        listed(2000,
+                                               [](int i) {
+                                                 return "\"p" + number(i) +
+                                                        R"(":{"type":"string","maxLength":5})";
+                                               }) +
+                                        "}}"},
       {"2,000 patterns of names",
        R"({"type":"object","patternProperties":{)" +
-           listed(2000, [](int i) { return "\"^p" + number(i) + R"(.*x":{"type":"integer"})"; }) + "}}"},
-      {"10,000 words",
-       R"({"enum":[)" + listed(10000, [](int i) { return "\"word" + number(i * 7919) + "\""; }) + "]}"},
+           listed(2000, [](int i) { return "\"^p" + number(i) + R"(.*x":{"type":"integer"})"; }) +
+           "}}"},
+      {"10,000 words", R"({"enum":[)" +
+                           listed(10000, [](int i) { return "\"word" + number(i * 7919) + "\""; }) +
+                           "]}"},
       {"200 objects",
        R"({"anyOf":[)" +
-           listed(200,
-                  [](int i) {
-                    return R"({"type":"object","properties":{"p":{"type":"string","pattern":"^[a-z ]+)" +
-                           number(i) + R"($"}},"required":["p"]})";
-                  }) +
+           listed(
+               200,
+               [](int i) {
+                 return R"({"type":"object","properties":{"p":{"type":"string","pattern":"^[a-z ]+)" +
+                        number(i) + R"($"}},"required":["p"]})";
+               }) +
            "]}"},
       {"allOf that doubles",
        R"({"$ref":"#/$defs/x0","$defs":{"x30":{"type":"object"},)" +
@@ -84,26 +87,27 @@ std::vector<std::pair<std::string, std::string>> hostile_schemas() {
            "}}"},
       {"allOf of 200 patterns",
        R"({"type":"string","allOf":[)" +
-           listed(200, [](int i) { return R"({"pattern":"a.{)" + number(i % 40) + R"(}b"})"; }) + "]}"},
+           listed(200, [](int i) { return R"({"pattern":"a.{)" + number(i % 40) + R"(}b"})"; }) +
+           "]}"},
       {"any JSON", "{}"},
   };
 }
 
-// A call of a tool with so many optional parameters, which the model has to make.
 std::string forced_call(int members, int fresh) {
-  return post("/v1/chat/completions",
-              R"({"messages":[{"role":"user","content":"call it"}],"max_tokens":200,"stream":true,)"
-              R"("reasoning_effort":"none","tool_choice":"required","tools":[{"type":"function","function":{)"
-              R"("name":"t)" +
-                  number(fresh) + R"(","strict":true,"parameters":{"type":"object","properties":{)" +
-                  listed(members,
-                         [](int i) {
-                           return "\"parameter_" + number(i * 7919) + R"(":{"type":["integer","null"]})";
-                         }) +
-                  "}}}}]}");
+  return post(
+      "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"call it"}],"max_tokens":200,"stream":true,)"
+      R"("reasoning_effort":"none","tool_choice":"required","tools":[{"type":"function","function":{)"
+      R"("name":"t)" +
+          number(fresh) + R"(","strict":true,"parameters":{"type":"object","properties":{)" +
+          listed(members,
+                 [](int i) {
+                   return "\"parameter_" + number(i * 7919) + R"(":{"type":["integer","null"]})";
+                 }) +
+          "}}}}]}");
 }
 
-// Keys that the public hash of a common library does not tell apart (64-bit Murmur, its fixed seed).
+// Keys with the same 64-bit Murmur hash; libstdc++ uses this hash with a fixed seed.
 std::string colliding_key(uint64_t& counter) {
   constexpr uint64_t kMultiplier = 0xc6a4a7935bd1e995u, kTarget = 0x123456789abcdefu;
   constexpr uint64_t kBegin = 0xc70f6907u ^ (16 * kMultiplier);
@@ -127,7 +131,7 @@ std::string colliding_key(uint64_t& counter) {
 
 struct Harm {
   std::string name;
-  std::vector<std::string> requests;  // sent at the same time
+  std::vector<std::string> requests;  // sent together
 };
 
 std::string user_text(const std::string& content, const std::string& more = "") {
@@ -135,15 +139,17 @@ std::string user_text(const std::string& content, const std::string& more = "") 
 }
 
 std::vector<Harm> hostile_bodies() {
-  const std::string chat = "/v1/chat/completions", messages = "/v1/messages", responses = "/v1/responses";
+  const std::string chat = "/v1/chat/completions", messages = "/v1/messages",
+                    responses = "/v1/responses";
   std::vector<Harm> out;
   const auto times = [&](std::string name, int count, const std::string& request) {
     out.push_back({std::move(name), std::vector<std::string>(static_cast<size_t>(count), request)});
   };
-  for (const char* kind : {"redacted_thinking", "server_tool_use", "container_upload", "compaction"}) {
+  for (const char* kind :
+       {"redacted_thinking", "server_tool_use", "container_upload", "compaction"}) {
     const std::string body = user_text(R"([{"type":")" + std::string(kind) + R"("}])");
-    out.push_back(
-        {std::string("only ") + kind, {post(messages, body), post(messages + "/count_tokens", body)}});
+    out.push_back({std::string("only ") + kind,
+                   {post(messages, body), post(messages + "/count_tokens", body)}});
   }
   uint64_t counter = 0;
   times("2 x 40,000 keys of one hash", 2,
@@ -152,18 +158,21 @@ std::vector<Harm> hostile_bodies() {
                                       }) + "}")));
   const std::string deep = std::string(120, '[') + std::string(120, ']');
   const std::string nested = "[" + listed(8000, [&](int) { return deep; }) + "]";
-  times("16 x 1.9 MB of brackets, ignored", 16, post(chat, user_text("\"q\"", R"(,"x":)" + nested)));
+  times("16 x 1.9 MB of brackets, ignored", 16,
+        post(chat, user_text("\"q\"", R"(,"x":)" + nested)));
   times("16 x 1.9 MB of brackets, echoed", 16,
         post(responses, R"({"input":"q","max_output_tokens":4,"metadata":{"a":)" + nested + "}}"));
   times("8 x 1.9 MB of brackets, a schema", 8,
         post(chat,
-             user_text("\"q\"", R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"x":)" +
-                                    nested + "}}}]")));
+             user_text("\"q\"",
+                       R"(,"tools":[{"type":"function","function":{"name":"f","parameters":{"x":)" +
+                           nested + "}}}]")));
   const auto tool = [](int i) {
     return R"({"type":"function","function":{"name":"tool_with_a_name_)" + number(i) + "\"}}";
   };
   const auto call = [](int i) {
-    return R"({"id":"c)" + number(i) + R"(","type":"function","function":{"name":"t","arguments":"{}"}})";
+    return R"({"id":"c)" + number(i) +
+           R"(","type":"function","function":{"name":"t","arguments":"{}"}})";
   };
   const std::string turn = R"({"role":"assistant","tool_calls":[)" + listed(1000, call) + "]}";
   times("2 x 43,000 calls, 1,024 tools", 2,
@@ -173,17 +182,21 @@ std::vector<Harm> hostile_bodies() {
   times("4 x 2.5 MB of metadata, streamed", 4,
         post(responses, R"({"input":"q","stream":true,"max_output_tokens":4,"metadata":{"a":")" +
                             std::string(2'500'000, 'x') + "\"}}"));
-  times("4 x 1 MB of one letter", 4, post(chat, user_text("\"" + std::string(1'000'000, 'a') + "\"")));
+  times("4 x 1 MB of one letter", 4,
+        post(chat, user_text("\"" + std::string(1'000'000, 'a') + "\"")));
   times("4 x 1 MB of accents", 4,
         post(chat, user_text("\"" + repeated("\xcc\x81\xcc\xa7", 1'000'000) + "\"")));
-  times("4 x 1 MB of blanks", 4, post(chat, user_text("\"" + repeated("\\n \\t", 1'000'000) + "\"")));
-  times("4 x 20,000 messages", 4, post(chat, R"({"max_tokens":4,"messages":[)" + listed(20'000, [](int) {
-                                               return std::string(R"({"role":"user","content":"q"})");
-                                             }) + "]}"));
+  times("4 x 1 MB of blanks", 4,
+        post(chat, user_text("\"" + repeated("\\n \\t", 1'000'000) + "\"")));
+  times("4 x 20,000 messages", 4,
+        post(chat, R"({"max_tokens":4,"messages":[)" + listed(20'000, [](int) {
+                     return std::string(R"({"role":"user","content":"q"})");
+                   }) + "]}"));
   times("8 choices, all biased", 4,
         post(chat,
              user_text("\"q\"", R"(,"n":8,"logprobs":true,"top_logprobs":20,"logit_bias":{)" +
-                                    listed(1000, [](int i) { return "\"" + number(i) + "\":-1"; }) + "}")));
+                                    listed(1000, [](int i) { return "\"" + number(i) + "\":-1"; }) +
+                                    "}")));
   for (const int members : {400, 1000, 1900}) {
     Harm harm{"3 forced calls, " + number(members) + " members", {}};
     for (int i = 0; i < 3; ++i) harm.requests.push_back(forced_call(members, members + i));
@@ -194,12 +207,9 @@ std::vector<Harm> hostile_bodies() {
   return out;
 }
 
-// ---- The reader beside them ------------------------------------------------------------------------------
-
 class Reader {
  public:
   Reader() { client_.ask(0, 100'000); }
-  // Pauses between its tokens until then, in seconds.
   void read(int ms) {
     if (!client_.busy()) {
       if (!client_.fault().empty()) give_up(client_.fault());
@@ -220,14 +230,15 @@ class Reader {
   std::vector<float> gaps_;
 };
 
-// Requests that are sent side by side, while the reader reads.
 class Visitors {
  public:
-  // Their statuses; 0: the connection ended without one. `look` is called now and then.
+  // Counts HTTP statuses; 0: the connection ended without one. Calls `look` repeatedly meanwhile.
   template <typename Look>
-  static std::map<int, int> send(const std::vector<std::string>& requests, Reader& reader, const Look& look) {
+  static std::map<int, int> send(const std::vector<std::string>& requests, Reader& reader,
+                                 const Look& look) {
     std::vector<Visitor> all;
-    for (const std::string& request : requests) all.push_back({connect_to_server(), &request, 0, "", false});
+    for (const std::string& request : requests)
+      all.push_back({connect_to_server(), &request, 0, "", false});
     std::map<int, int> statuses;
     double next_look = 0;
     for (size_t open = all.size(); open > 0; reader.read(1)) {
@@ -236,7 +247,7 @@ class Visitors {
           --open;
           ++statuses[status(visitor)];
         }
-        reader.read(0);  // what one step takes is no pause of the server's
+        reader.read(0);  // time of one step() is not a pause of the server
       }
       if (now_s() > next_look) look(), next_look = now_s() + 0.05;
     }
@@ -252,7 +263,6 @@ class Visitors {
     bool ended;
   };
 
-  // True: it has its whole answer.
   static bool step(Visitor& visitor) {
     static char buffer[65536];
     const std::string& request = *visitor.request;
@@ -296,7 +306,7 @@ double engine_memory_mb(const std::string& page, const std::string& use) {
 
 }  // namespace
 
-// Each form with a number of its own, so that none is known already.
+// Each grammar contains a number of its own, so that none is cached.
 int schemas(double seconds) {
   Reader reader;
   reader.alone(3, "schemas");
@@ -305,16 +315,18 @@ int schemas(double seconds) {
   const double until = now_s() + seconds;
   for (int round = 0; round == 0 || now_s() < until; ++round) {
     for (const auto& [name, schema] : hostile_schemas()) {
-      const std::string fresh = R"({"description":")" + std::to_string(round) + "\"," + schema.substr(1);
+      const std::string fresh =
+          R"({"description":")" + std::to_string(round) + "\"," + schema.substr(1);
       reader.gaps().clear();
       const double begin = now_s();
-      const auto statuses = Visitors::send({chat_text(schema == "{}" ? schema : fresh)}, reader, [] {});
+      const auto statuses =
+          Visitors::send({chat_text(schema == "{}" ? schema : fresh)}, reader, [] {});
       worst = std::max(worst, reader.longest_ms());
       kept = kept && is_fine(statuses);
       if (round == 0 || !is_fine(statuses))
         std::printf("schemas: %-26s %s after %6.0f ms; the reader's longest pause %.1f ms of %zu\n",
-                    name.c_str(), told(statuses).c_str(), 1e3 * (now_s() - begin), reader.longest_ms(),
-                    reader.gaps().size());
+                    name.c_str(), told(statuses).c_str(), 1e3 * (now_s() - begin),
+                    reader.longest_ms(), reader.gaps().size());
       std::fflush(stdout);
     }
   }
@@ -322,11 +334,11 @@ int schemas(double seconds) {
   return kept && worst < 1e3 * kLongestPauseS ? 0 : 1;
 }
 
-// What /metrics says that requests and forms hold is taken before memory is looked at and after it, and the
-// larger of both counts. The engine's blocks, states and checkpoints count whole: their pages become resident
-// with the first prompts that use them.
+// /metrics is read before and after the process's memory; the larger value counts. Blocks, states
+// and checkpoints count whole, because first prompts make them resident.
 int hostile(double seconds) {
-  const auto sets = hostile_bodies();  // takes seconds, in which nobody would read
+  // built first: this takes seconds, during which the reader would stall
+  const auto sets = hostile_bodies();
   Reader reader;
   reader.alone(3, "hostile");
   const auto told_mb = [] {
@@ -358,15 +370,17 @@ int hostile(double seconds) {
       most_over = std::max(most_over, over);
       kept = kept && is_fine(statuses);
       if (round == 0 || !is_fine(statuses) || pause > 1e3 * kLongestPauseS || over > kMemoryMargin)
-        std::printf("hostile: %-36s %-22s %6.0f ms; pause %5.1f ms of %zu; memory %.0f MB, %.2f of told\n",
-                    harm.name.c_str(), told(statuses).c_str(), 1e3 * (now_s() - begin), pause,
-                    reader.gaps().size(), peak_mb, over);
+        std::printf(
+            "hostile: %-36s %-22s %6.0f ms; pause %5.1f ms of %zu; memory %.0f MB, %.2f of told\n",
+            harm.name.c_str(), told(statuses).c_str(), 1e3 * (now_s() - begin), pause,
+            reader.gaps().size(), peak_mb, over);
       std::fflush(stdout);
     }
   }
   const bool serves = get("/health").find(" 200 ") != std::string::npos;
   std::printf(
-      "hostile: longest pause %.1f ms; at rest %.0f MB, at most %.0f MB, %.2f of what /metrics told; %s\n",
+      "hostile: longest pause %.1f ms; at rest %.0f MB, at most %.0f MB, %.2f of what /metrics "
+      "told; %s\n",
       worst, rest_mb, most_mb, most_over, serves ? "serves on" : "DOES NOT SERVE ON");
   return kept && serves && worst < 1e3 * kLongestPauseS && most_over < kMemoryMargin ? 0 : 1;
 }

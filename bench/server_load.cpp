@@ -1,30 +1,18 @@
-// server_load.cpp -- load on a running `braid serve`, from one thread that costs little: epoll, no JSON
-// library, answers are compared as they stand on the wire. bench/server_load.sh starts a server and runs all
-// of it.
+// server_load.cpp -- load on a running `braid serve`, from one cheap thread (epoll, no JSON).
 //
-//   server_load PORT PID streams N SECONDS    N clients ask and ask again; every answer must be complete and
-//                                             the one that the same prompt gets alone
-//   server_load PORT PID churn N SECONDS      the same with longer prompts, greedy and drawn, and clients that
-//                                             leave at any moment, on a server that has to preempt
-//                                             (server_churn.cpp); what it holds afterwards
-//   server_load PORT PID crowd SECONDS R      4 readers; R rounds without and with 2,000 idle connections and
-//                                             200 clients that send their headers byte by byte: the 99th
-//                                             percentile between tokens of both
-//   server_load PORT PID leave N              N requests whose client leaves at a random moment; what the
-//                                             server holds before and after
-//   server_load PORT PID flood MB             requests that do not end: MB of a chunk extension, MB / 3 of a
-//                                             trailer, and MB in all of bodies that 32 connections do not end;
-//                                             what the server's memory grows by
-//   server_load PORT PID schemas SECONDS      a reader, beside which forms arrive that are hard to compile or
-//                                             to keep, one after the other; the longest pause between two of
-//                                             its tokens
-//   server_load PORT PID hostile SECONDS      a reader, beside sets of requests that mean harm: its longest pause,
-//                                             and the server's memory against what /metrics says it holds
-//                                             (server_hostile.cpp)
-//   server_load PORT PID cost N SECONDS       CPU time of the server's threads per streamed token at N
-//                                             streams
+//   server_load PORT PID streams N SECONDS    N clients; each answer must equal its solo answer.
+//   server_load PORT PID churn N SECONDS      Leaving clients, preemption (server_churn.cpp).
+//   server_load PORT PID crowd SECONDS R      4 readers, R rounds without and with 2,000 idle
+//                                             connections and 200 slow senders: 99th percentile
+//                                             between tokens.
+//   server_load PORT PID leave N              N clients leave at random; memory before and after.
+//   server_load PORT PID flood MB             Endless requests: MB of chunk extension, MB / 3 of
+//                                             trailer, MB of bodies; growth of memory.
+//   server_load PORT PID schemas SECONDS      A reader beside expensive grammars; longest pause.
+//   server_load PORT PID hostile SECONDS      A reader, hostile requests (server_hostile.cpp).
+//   server_load PORT PID cost N SECONDS       CPU time of server threads per token at N streams.
 //
-// PID is the server's, for its memory and its threads' times (/proc). Exit code 1: a promise was not kept.
+// PID is the server's. bench/server_load.sh runs all loads. Exit code 1: a check failed.
 #include "server_load.h"
 
 #include <signal.h>
@@ -37,8 +25,6 @@
 namespace {
 
 using namespace server_load;
-
-// ---- The loads ----
 
 std::vector<std::string> solo_answers(int tokens) {
   std::vector<std::string> out;
@@ -58,7 +44,6 @@ struct Outcome {
   std::vector<float> gaps;
 };
 
-// `count` clients for `seconds`; each then ends its last answer.
 Outcome run_streams(int count, double seconds, int tokens, const std::vector<std::string>& solo) {
   Outcome out;
   std::mt19937 random(7);
@@ -76,7 +61,8 @@ Outcome run_streams(int count, double seconds, int tokens, const std::vector<std
         ++busy;
         continue;
       }
-      if (client->events() == 0 && client->fault().empty()) continue;  // was counted, and asked no more
+      // already counted, asks no more
+      if (client->events() == 0 && client->fault().empty()) continue;
       ++out.answers;
       out.tokens += client->events();
       if (!client->fault().empty()) {
@@ -104,10 +90,12 @@ int streams(int count, double seconds) {
   const double begin = now_s();
   Outcome out = run_streams(count, seconds, tokens, solo);
   std::printf(
-      "streams: %d clients, %.1f s: %ld answers, %ld tokens, %.0f tokens/s; %ld failed, %ld unlike alone; "
+      "streams: %d clients, %.1f s: %ld answers, %ld tokens, %.0f tokens/s; %ld failed, %ld unlike "
+      "alone; "
       "between tokens ms p50 %.2f p99 %.2f\n",
-      count, now_s() - begin, out.answers, out.tokens, static_cast<double>(out.tokens) / (now_s() - begin),
-      out.failed, out.different, quantile(out.gaps, 0.5), quantile(out.gaps, 0.99));
+      count, now_s() - begin, out.answers, out.tokens,
+      static_cast<double>(out.tokens) / (now_s() - begin), out.failed, out.different,
+      quantile(out.gaps, 0.5), quantile(out.gaps, 0.99));
   if (!out.first_fault.empty()) std::printf("first fault: %s\n", out.first_fault.c_str());
   return out.failed + out.different > 0 ? 1 : 0;
 }
@@ -115,15 +103,16 @@ int streams(int count, double seconds) {
 int crowd(double seconds, int rounds) {
   std::vector<double> without, with;
   for (int round = 0; round < rounds; ++round) {
-    // Every other round the crowd comes first, so that a machine that gets busier or quieter favours neither.
+    // The order alternates, so that a change of the machine's other load favors neither side.
     Outcome quiet;
     if (round % 2 == 0) quiet = run_streams(4, seconds, 256, {});
     std::vector<int> idle, slow;
     for (int i = 0; i < 2000; ++i) idle.push_back(connect_to_server());
     for (int i = 0; i < 200; ++i) slow.push_back(connect_to_server());
     ::usleep(500'000);
-    const int connections = static_cast<int>(metric(get("/metrics"), "braid_http_open_connections"));
-    // The slow ones send a byte each now and then, from a child, so that this thread only reads.
+    const int connections =
+        static_cast<int>(metric(get("/metrics"), "braid_http_open_connections"));
+    // A child process sends the slow clients' bytes, so that this thread only reads.
     const pid_t child = ::fork();
     if (child == 0) {
       const std::string header =
@@ -132,13 +121,13 @@ int crowd(double seconds, int rounds) {
       for (size_t k = 0;; ++k) {
         const size_t i = k % slow.size();
         if (::send(slow[i], header.data() + at[i] % header.size(), 1, MSG_NOSIGNAL) != 1) {
-          ::close(slow[i]);  // cut after the time for headers: it comes again
+          ::close(slow[i]);  // closed after the header timeout: reconnect
           slow[i] = connect_to_server();
           at[i] = 0;
         } else {
           ++at[i];
         }
-        ::usleep(2500);  // each of 200 sends two bytes a second
+        ::usleep(2500);  // each of the 200 sends two bytes a second
       }
     }
     Outcome crowded = run_streams(4, seconds, 256, {});
@@ -150,10 +139,12 @@ int crowd(double seconds, int rounds) {
     without.push_back(quantile(quiet.gaps, 0.99));
     with.push_back(quantile(crowded.gaps, 0.99));
     std::printf(
-        "crowd: round %d: p99 between tokens %.2f ms, with %d connections %.2f ms (%+.1f %%); p50 %.2f and "
+        "crowd: round %d: p99 between tokens %.2f ms, with %d connections %.2f ms (%+.1f %%); p50 "
+        "%.2f and "
         "%.2f ms; %ld failed\n",
-        round + 1, without.back(), connections, with.back(), 100 * (with.back() / without.back() - 1),
-        quantile(quiet.gaps, 0.5), quantile(crowded.gaps, 0.5), quiet.failed + crowded.failed);
+        round + 1, without.back(), connections, with.back(),
+        100 * (with.back() / without.back() - 1), quantile(quiet.gaps, 0.5),
+        quantile(crowded.gaps, 0.5), quiet.failed + crowded.failed);
     std::fflush(stdout);
   }
   std::sort(without.begin(), without.end());
@@ -166,7 +157,8 @@ int crowd(double seconds, int rounds) {
 
 void print_held(const char* when, const Held& held) {
   std::printf(
-      "leave: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, blocks in use %.4f\n",
+      "leave: %s: %.1f MB, %d files, %.0f connections, %.0f running, %.0f waiting, blocks in use "
+      "%.4f\n",
       when, held.memory_mb, held.files, held.connections, held.running, held.waiting, held.blocks);
   std::fflush(stdout);
 }
@@ -183,14 +175,14 @@ int leave(int count) {
   char buffer[65536];
   Held first;
   double begin = 0;
-  const int warm_up = count / 5;  // until allocators and caches have seen everything
+  const int warm_up = count / 5;  // lets allocators and caches reach their full size
   for (int gone = 0; gone < count + warm_up;) {
     for (Visitor& visitor : visitors) {
       const double now = now_s();
       if (visitor.fd < 0) {
         visitor.fd = connect_to_server();
-        visitor.request = request_text(prompts()[random() % prompts().size()], 200, random() % 4 != 0);
-        // Some leave in the middle of their headers or body.
+        visitor.request =
+            request_text(prompts()[random() % prompts().size()], 200, random() % 4 != 0);
         if (random() % 5 == 0) visitor.request.resize(random() % visitor.request.size());
         visitor.sent = 0;
         visitor.until = now + 1e-3 * static_cast<double>(random() % 200);
@@ -235,15 +227,14 @@ int leave(int count) {
 
 struct Flood {
   double taken_mb = 0, most_mb = 0;
-  std::map<std::string, int> answers;  // status lines
+  std::map<std::string, int> answers;  // by status line
 };
 
-// `bytes` of `piece` over each of `count` connections that began with `begin`, as far as the server takes
-// them.
+// Sends `begin`, then `bytes` of repeated `piece`, over each connection, until the server stops.
 Flood pour(int count, const std::string& begin, const std::string& piece, double bytes) {
   struct Source {
     int fd = -1;
-    size_t at = 0;  // of what is sent
+    size_t at = 0;  // position in the data to send
     double left = 0;
     std::string answer;
   };
@@ -261,7 +252,8 @@ Flood pour(int count, const std::string& begin, const std::string& piece, double
       const bool begun = source.at >= begin.size();
       const size_t offset = begun ? (source.at - begin.size()) % piece.size() : source.at;
       const std::string& from = begun ? piece : begin;
-      const ssize_t sent = ::send(source.fd, from.data() + offset, from.size() - offset, MSG_NOSIGNAL);
+      const ssize_t sent =
+          ::send(source.fd, from.data() + offset, from.size() - offset, MSG_NOSIGNAL);
       if (sent > 0) {
         source.at += static_cast<size_t>(sent);
         source.left -= begun ? static_cast<double>(sent) : 0;
@@ -272,7 +264,7 @@ Flood pour(int count, const std::string& begin, const std::string& piece, double
       if (source.left <= 0 || got == 0 || (sent < 0 && !wants)) {
         ++out.answers[source.answer.substr(0, source.answer.find('\r'))];
         if (source.left > 0) ::close(source.fd);
-        source.fd = -1;  // what was taken whole stays open: it holds what it holds
+        source.fd = -1;  // a fully sent connection stays open and keeps its memory
       } else {
         ++open;
       }
@@ -292,21 +284,22 @@ int flood(double mb) {
     int count;
     std::string begin;
     double mb;
-    double most_mb;  // that memory may grow by
+    double most_mb;  // limit of memory growth
   };
   const std::vector<Kind> kinds = {
       {"a chunk extension", 1, chunked + "1;", mb, 8},
       {"a trailer", 1, chunked + "2\r\n{}\r\n0\r\nX: ", mb / 3, 8},
-      {"32 bodies that do not end", 32, head + "Content-Length: 33554432\r\n\r\n", std::min(mb / 32, 33.0),
-       1.25 * 256 + 16},
+      {"32 bodies that do not end", 32, head + "Content-Length: 33554432\r\n\r\n",
+       std::min(mb / 32, 33.0), 1.25 * 256 + 16},
   };
   get("/metrics");
   bool bounded = true;
   for (const Kind& kind : kinds) {
     const double before = resident_mb();
     const Flood out = pour(kind.count, kind.begin, x, 1e6 * kind.mb);
-    std::printf("flood: %s: %.0f MB offered, %.1f taken, memory %.1f MB and at most %.1f (%+.1f)", kind.what,
-                kind.count * kind.mb, out.taken_mb, before, out.most_mb, out.most_mb - before);
+    std::printf("flood: %s: %.0f MB offered, %.1f taken, memory %.1f MB and at most %.1f (%+.1f)",
+                kind.what, kind.count * kind.mb, out.taken_mb, before, out.most_mb,
+                out.most_mb - before);
     for (const auto& [line, count] : out.answers)
       std::printf("; %d x %s", count, line.empty() ? "no answer" : line.c_str());
     const bool serves = get("/health").find(" 200 ") != std::string::npos;
@@ -333,7 +326,8 @@ int cost(int count, double seconds) {
     if (name == "http") http += used;
   }
   std::printf(
-      "cost: %d streams, %.1f s: %ld tokens, %.0f tokens/s, %ld failed; HTTP, JSON and text %.1f us per "
+      "cost: %d streams, %.1f s: %ld tokens, %.0f tokens/s, %ld failed; HTTP, JSON and text %.1f "
+      "us per "
       "token, all threads %.1f us\n",
       count, wall, out.tokens, static_cast<double>(out.tokens) / wall, out.failed,
       1e6 * http / static_cast<double>(out.tokens), 1e6 * all / static_cast<double>(out.tokens));

@@ -1,5 +1,4 @@
-// server_load.h -- what the loads of server_load.cpp, server_churn.cpp and server_hostile.cpp share: connections, a client that
-// reads a stream, and what a server says and holds. One thread; epoll.
+// server_load.h -- shared parts of the server loads: connections, a stream reader, metrics.
 #pragma once
 
 #include <arpa/inet.h>
@@ -27,7 +26,9 @@ namespace server_load {
 
 using Clock = std::chrono::steady_clock;
 
-inline double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+inline double now_s() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
 
 [[noreturn]] inline void give_up(const std::string& why) {
   std::fprintf(stderr, "server_load: %s\n", why.c_str());
@@ -52,8 +53,8 @@ inline int connect_to_server() {
 
 inline std::string request_text(const std::string& prompt, int tokens, bool stream) {
   const std::string body = R"({"prompt":")" + prompt +
-                           R"(","temperature":0,"ignore_eos":true,"max_tokens":)" + std::to_string(tokens) +
-                           (stream ? R"(,"stream":true})" : "}");
+                           R"(","temperature":0,"ignore_eos":true,"max_tokens":)" +
+                           std::to_string(tokens) + (stream ? R"(,"stream":true})" : "}");
   return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\n\r\n" + body;
 }
@@ -61,8 +62,8 @@ inline std::string request_text(const std::string& prompt, int tokens, bool stre
 inline const std::vector<std::string>& prompts() {
   static const std::vector<std::string> all = [] {
     std::vector<std::string> out;
-    for (const char* word : {"The river", "A lighthouse", "In winter", "def main", "Paris is", "She opened",
-                             "Numbers are", "Once"})
+    for (const char* word : {"The river", "A lighthouse", "In winter", "def main", "Paris is",
+                             "She opened", "Numbers are", "Once"})
       for (const char* more : {" and the", " which", " that was", " of"})
         out.push_back(std::string(word) + more);
     return out;
@@ -70,16 +71,16 @@ inline const std::vector<std::string>& prompts() {
   return all;
 }
 
-// One connection that asks again and again. Reads the stream as bytes: the text of each event is what stands
-// between `"text":"` and the next quote.
+// A connection that asks repeatedly. An event's text is between `"text":"` and the next quote.
 class Client {
  public:
   explicit Client(int index) : index_(index) {}
   ~Client() { shut(); }
   Client(const Client&) = delete;
 
-  void ask(size_t prompt, int tokens) { ask(prompt, request_text(prompts()[prompt], tokens, true)); }
-  // Any request of a stream; `prompt` is the caller's number for it.
+  void ask(size_t prompt, int tokens) {
+    ask(prompt, request_text(prompts()[prompt], tokens, true));
+  }
   void ask(size_t prompt, std::string request) {
     prompt_ = prompt;
     request_ = std::move(request);
@@ -102,7 +103,7 @@ class Client {
     }
   }
 
-  // Called when the socket is ready. `gaps`: seconds between tokens go there, unless it is null.
+  // Call it when the socket is ready. `gaps`, unless null, gets the seconds between tokens.
   void ready(std::vector<float>* gaps) {
     write_some();
     char buffer[16384];
@@ -156,7 +157,7 @@ class Client {
       shut();
       return;
     }
-    for (;;) {  // event by event
+    for (;;) {  // one event at a time
       const size_t end = answer_.find("\n\n", parsed_);
       if (end == std::string::npos) break;
       const std::string_view event(answer_.data() + parsed_, end - parsed_);
@@ -195,11 +196,10 @@ inline void wait_for_events(int ms, std::vector<float>* gaps) {
   }
 }
 
-// ---- What the server says and holds ----
-
 inline std::string get(const std::string& path) {
   const int fd = connect_to_server();
-  const std::string request = "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  const std::string request =
+      "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
   std::string out;
   const double until = now_s() + 10;
   size_t sent = 0;
@@ -233,15 +233,16 @@ inline double resident_mb() {
 
 inline int open_files() {
   int n = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/fd"))
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/fd"))
     n += entry.is_symlink();
   return n;
 }
 
-// CPU seconds of the server's threads, by name.
 inline std::map<std::string, double> thread_seconds() {
   std::map<std::string, double> out;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/task")) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(g_pid) + "/task")) {
     std::string name;
     std::getline(std::ifstream(entry.path() / "comm") >> std::ws, name);
     double nanoseconds = 0;
@@ -258,13 +259,12 @@ inline double quantile(std::vector<float>& values, double q) {
   return 1e3 * *at;
 }
 
-// blocks: share of the KV cache that sequences hold; what can be found again but nobody holds does not count.
+// blocks: share of the KV cache that sequences hold; cached blocks without a holder do not count.
 struct Held {
   double memory_mb = 0, blocks = 0, slots = 0, running = 0, waiting = 0, connections = 0;
   int files = 0;
 };
 
-// Once everything that was given up has ended.
 inline Held held() {
   Held out;
   for (int i = 0; i < 20; ++i) {
@@ -277,14 +277,12 @@ inline Held held() {
            metric(text, "braid_http_open_connections"),
            open_files()};
     if (out.running == 0 && out.waiting == 0 && out.connections <= 1) break;
-    ::usleep(1'500'000);  // a closed connection lingers for a moment, the one of the last look as well
+    ::usleep(1'500'000);  // a closed connection lingers briefly, including the one of the last poll
   }
   return out;
 }
 
-// server_churn.cpp
 int churn(int count, double seconds);
-// server_hostile.cpp
 int schemas(double seconds);
 int hostile(double seconds);
 

@@ -1,9 +1,7 @@
-// tables_bench.cpp -- what the host does for a decoding step's arrays beside a device with its own memory.
-//
-//   tables_bench [SEQUENCES] [CONTEXT] [TOKENS]     default 512 sequences of 1,280 tokens, context 262,144
-//
-// The device only counts. Prints, of a step in which everybody decodes: bytes sent ahead of the record, copies, and
-// microseconds of filling, the most and the median; and the same of a step after one sequence has left.
+// tables_bench.cpp -- host cost of filling a decoding step's arrays for a device with own memory.
+//   tables_bench [SEQUENCES] [CONTEXT] [TOKENS]     default 512 of 1,280 tokens, context 262,144
+// Prints, for a step in which all sequences decode, and again after one has left: bytes sent ahead
+// of the record, copies, and longest and median microseconds of filling.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "engine/step/batch_arrays.h"
+#include "engine/schedule/batch_arrays.h"
 
 namespace {
 
@@ -47,7 +45,8 @@ class Counting : public Device {
 struct Steps {
   Steps(int32_t sequences, int32_t context, int32_t tokens) : all(static_cast<size_t>(sequences)) {
     const BatchArrays::Sizes most{sequences, sequences, sequences};
-    if (!arrays.allocate(device, "bench", most, 1, static_cast<int32_t>(blocks_for(context)), 1).ok())
+    if (!arrays.allocate(device, "bench", most, 1, static_cast<int32_t>(blocks_for(context)), 1)
+             .ok())
       std::exit(1);
     for (int32_t i = 0; i < sequences; ++i) {
       Sequence& s = all[static_cast<size_t>(i)];
@@ -60,7 +59,8 @@ struct Steps {
     const auto room = static_cast<int32_t>(all.size());
     for (Sequence& s : all) {
       ++s.computed_tokens;
-      s.blocks[0].resize(static_cast<size_t>(blocks_for(s.computed_tokens + 1)), static_cast<int32_t>(s.id));
+      s.blocks[0].resize(static_cast<size_t>(blocks_for(s.computed_tokens + 1)),
+                         static_cast<int32_t>(s.id));
     }
     const auto begin = Clock::now();
     arrays.begin({room, room, room});
@@ -83,7 +83,9 @@ struct Steps {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto given = [&](int i, int32_t otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  const auto given = [&](int i, int32_t otherwise) {
+    return argc > i ? std::atoi(argv[i]) : otherwise;
+  };
   const int32_t sequences = given(1, 512), context = given(2, 262144), tokens = given(3, 1280);
   Steps steps(sequences, context, tokens);
   steps.step();
@@ -95,12 +97,13 @@ int main(int argc, char** argv) {
     copies = std::max(copies, steps.device.copies);
   }
   std::sort(us.begin(), us.end());
-  fmt::print("{} sequences of {} tokens, context {}: all tables {} bytes\n", sequences, tokens, context,
-             int64_t{sequences} * blocks_for(context) * 4);
-  fmt::print("a step   {:7.1f} us, most {:7.1f}; at most {} bytes in {} copies\n", us[us.size() / 2],
-             us.back(), most, copies);
+  fmt::print("{} sequences of {} tokens, context {}: all tables {} bytes\n", sequences, tokens,
+             context, int64_t{sequences} * blocks_for(context) * 4);
+  fmt::print("a step   {:7.1f} us, most {:7.1f}; at most {} bytes in {} copies\n",
+             us[us.size() / 2], us.back(), most, copies);
   steps.all.erase(steps.all.begin());
   const double left = steps.step();
-  fmt::print("one left {:7.1f} us; {} bytes in {} copies\n", left, steps.device.bytes, steps.device.copies);
+  fmt::print("one left {:7.1f} us; {} bytes in {} copies\n", left, steps.device.bytes,
+             steps.device.copies);
   return 0;
 }

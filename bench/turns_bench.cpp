@@ -1,9 +1,7 @@
-// turns_bench.cpp -- what the ends of answers cost those who go on: every answer leaves a checkpoint of its state.
-//
-//   turns_bench MODEL SEQUENCES STEPS [PROMPT] [ANSWER] [CACHE_DIR]     default prompts of 64 tokens, answers of 32
-//
-// So many requests are always there; whoever has ended is followed by a new one. Prints tokens a second of all, and
-// the time between two tokens of one: median, 99th percentile, most. Prompts are random, so nothing is found.
+// turns_bench.cpp -- cost of ending answers, which leave a checkpoint, for the running ones.
+//   turns_bench MODEL SEQUENCES STEPS [PROMPT] [ANSWER] [CACHE_DIR]     defaults: 64, 32 tokens
+// A new request follows each ended one. Prints tokens per second, and median, 99th percentile and
+// maximum time between tokens. Prompts are random, so no prefix is cached.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,7 +45,8 @@ struct Readers : Sink {
 int main(int argc, char** argv) {
   if (argc < 4) fail("turns_bench MODEL SEQUENCES STEPS [PROMPT] [ANSWER] [CACHE_DIR]");
   const int32_t sequences = std::atoi(argv[2]), steps = std::atoi(argv[3]);
-  const int32_t prompt = argc > 4 ? std::atoi(argv[4]) : 64, answer = argc > 5 ? std::atoi(argv[5]) : 32;
+  const int32_t prompt = argc > 4 ? std::atoi(argv[4]) : 64,
+                answer = argc > 5 ? std::atoi(argv[5]) : 32;
   const auto file = GgufFile::open(argv[1]);
   if (!file.ok()) fail(file.error().message);
   EngineOptions options;
@@ -64,7 +63,8 @@ int main(int argc, char** argv) {
   auto made = Engine::create(*file, options);
   if (!made.ok()) fail(made.error().message);
   Engine& engine = **made;
-  fmt::print(stderr, "ready after {:.1f} s\n", std::chrono::duration<double>(Clock::now() - start).count());
+  fmt::print(stderr, "ready after {:.1f} s\n",
+             std::chrono::duration<double>(Clock::now() - start).count());
   Readers readers;
   std::mt19937 random(1);
   int64_t asked = 0;
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
     for (int32_t i = 0; i < prompt; ++i)
       request.prompt.push_back(
           static_cast<int32_t>(random() % static_cast<uint32_t>(engine.config().vocabulary)));
-    // The first ones end at different times.
+    // Staggers the ends of the first answers.
     request.max_tokens = asked < sequences ? 1 + static_cast<int32_t>(asked % answer) : answer;
     request.sampling.temperature = 0;
     if (auto id = engine.submit(std::move(request), readers); !id.ok()) fail(id.error().message);
@@ -94,7 +94,8 @@ int main(int argc, char** argv) {
   std::vector<double>& gaps = readers.gaps_ms;
   std::sort(gaps.begin(), gaps.end());
   fmt::print(
-      "{} sequences, {} answers of {} tokens in {:.2f} s, {} checkpoints: {:.0f} tok/s; between two tokens "
+      "{} sequences, {} answers of {} tokens in {:.2f} s, {} checkpoints: {:.0f} tok/s; between "
+      "two tokens "
       "{:.2f} ms, 99 of 100 {:.2f}, most {:.2f}\n",
       sequences, readers.ended - ended, answer, seconds, engine.scheduler().stats().checkpoints,
       static_cast<double>(readers.tokens - tokens) / seconds, gaps[gaps.size() / 2],

@@ -1,15 +1,14 @@
 // complete.cpp -- the engine as a library: two prompts at once, each streamed to its own file.
-//
 //   complete MODEL.gguf "first prompt" "second prompt"
-//
-// Build: `ninja example_complete`. Texts become token ids with Tokenizer; the engine sees ids only. Requests
-// that begin alike share what they have in common, whether they come together or one after the other.
+// Build: `ninja example_complete`. Tokenizer converts text to ids; the engine sees only ids.
+// Requests share the KV blocks of a common prefix.
 #include <cstdio>
 #include <memory>
 #include <string>
 
+#include "base/log.h"
 #include "engine/engine.h"
-#include "text/answer/detokenizer.h"
+#include "text/detokenizer.h"
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/vocabulary.h"
 
@@ -17,7 +16,7 @@ using namespace braid;
 
 namespace {
 
-// Hears of one answer. Called between the engine's steps.
+// Receives one answer. Called between the engine's steps.
 class Printer : public Sink {
  public:
   Printer(const Tokenizer& tokenizer, int number) : text_(tokenizer), number_(number) {}
@@ -49,7 +48,8 @@ Status run(int argc, char** argv) {
     request.max_tokens = 64;
     request.stop_ids = tokenizer.end_ids();
     printers.push_back(std::make_unique<Printer>(tokenizer, i - 1));
-    BRAID_ASSIGN([[maybe_unused]] const RequestId id, engine->submit(std::move(request), *printers.back()));
+    BRAID_ASSIGN([[maybe_unused]] const RequestId id,
+                 engine->submit(std::move(request), *printers.back()));
   }
   engine->run_until_idle();
   return {};
@@ -62,6 +62,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s MODEL.gguf PROMPT...\n", argv[0]);
     return 2;
   }
+  init_log();  // warnings go to stderr
   const Status status = run(argc, argv);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", status.error().message.c_str());
   return status.ok() ? 0 : 2;

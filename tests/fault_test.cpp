@@ -1,8 +1,7 @@
-// fault_test.cpp -- every allocation above 32 bytes on the way of a request fails once: the request is answered,
-// refused or cut, nothing is lost, and the server goes on.
-//
-// A program of its own, because it replaces operator new. FAULT_STRIDE=1 fails each allocation of each request, the
-// default one in seven.
+// fault_test.cpp -- fails each allocation above 32 bytes of a request once.
+// The request is then answered, refused or cut, nothing leaks, and the server continues. A separate
+// program, because it replaces operator new. FAULT_STRIDE=1 fails each allocation, the default one
+// in seven.
 #include <gtest/gtest.h>
 #include <unwind.h>
 
@@ -20,15 +19,15 @@
 
 namespace {
 
-// Allocations until one fails; negative: none does.
+// Allocations until one fails; negative: never.
 std::atomic<int64_t> g_left{-1};
 std::atomic<int64_t> g_failed{0}, g_skipped{0};
 std::atomic<int64_t> g_live{0};  // blocks
-// The test's own work does not fail.
+// Marks threads whose allocations do not fail.
 thread_local bool t_exempt = false;
 thread_local int64_t t_allocations = 0;
 
-// Reads the tables of the Itanium ABI (LSDA) that tell what happens to an exception in a function.
+// Reads the tables of the Itanium ABI (LSDA): the fate of an exception in a function.
 uint64_t uleb128(const uint8_t*& at) {
   uint64_t out = 0;
   for (int shift = 0;; shift += 7) {
@@ -38,9 +37,9 @@ uint64_t uleb128(const uint8_t*& at) {
   }
 }
 
-enum class Met { nothing, handler, end };  // of an exception on its way up: `end` is that of the program
+enum class Met { nothing, handler, end };  // by an exception on its way up; `end`: std::terminate
 
-// The tables of the compilers this is built with: no start of landing pads, call sites as uleb128.
+// Only the table forms of the supported compilers: no landing pad start, call sites as uleb128.
 Met met_in(const uint8_t* table, uintptr_t offset) {
   if (*table++ != 0xff) return Met::handler;
   if (*table++ != 0xff) uleb128(table);
@@ -52,11 +51,10 @@ Met met_in(const uint8_t* table, uintptr_t offset) {
     if (offset >= begin && offset < begin + length)
       return pad != 0 && action != 0 ? Met::handler : Met::nothing;
   }
-  return Met::end;  // what may not throw has no entry
+  return Met::end;  // noexcept code has no entry
 }
 
-// An exception from here would end the program, whatever the project does: destructors of the JSON library allocate.
-// A server that has so little memory left is not what this is about.
+// Whether an exception here would end the program. JSON destructors allocate; those are excluded.
 bool ends_the_program() {
   Met met = Met::nothing;
   const auto look = [](_Unwind_Context* context, void* out) {
@@ -75,7 +73,7 @@ bool ends_the_program() {
   return met == Met::end;
 }
 
-// The JSON library does not survive a failure of what holds a text, a list or an object of it (version 3.11.2).
+// nlohmann 3.11.2 does not survive a failed allocation of the box of a text, list or object.
 constexpr size_t kBoxBytes = 32;
 
 bool must_fail(size_t bytes) {
@@ -132,7 +130,7 @@ struct Exempt {
   bool before;
 };
 
-// What a backend tells may fail, on a thread of which nothing else may.
+// Calls of the backend's thread may fail, but nothing else on it.
 class FailingSink : public Sink {
  public:
   explicit FailingSink(std::shared_ptr<Sink> to) : to_(std::move(to)) {}
@@ -160,7 +158,7 @@ class SayingBackend : public FakeBackend {
     const Exempt exempt;
     return FakeBackend::submit(std::move(request), std::make_shared<FailingSink>(std::move(sink)));
   }
-  void cancel(RequestId) override {}  // what it says is short
+  void cancel(RequestId) override {}  // its messages are short
 };
 
 struct Case {
@@ -179,8 +177,8 @@ std::vector<Case> requests() {
   return {
       {"chat", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"hi"}]})"},
       {"streamed chat with tools", "/v1/chat/completions",
-       R"({"stream":true,"stream_options":{"include_usage":true},)" + kTools + R"(,"messages":)" + kCalls +
-           "}"},
+       R"({"stream":true,"stream_options":{"include_usage":true},)" + kTools + R"(,"messages":)" +
+           kCalls + "}"},
       {"a form", "/v1/chat/completions",
        R"({"messages":[{"role":"user","content":"hi"}],"response_format":{"type":"json_schema","json_schema":)"
        R"({"name":"x","schema":{"type":"object","properties":{"p":{"type":"string","pattern":"^a+$"}}}}}})"},
@@ -205,14 +203,13 @@ class Faults : public testing::Test {
         });
     server_.listen(App::create(test_options(), model));
   }
-  // Its status; 0: the connection ended without an answer. The connection is its own.
+  // HTTP status over a new connection; 0: it ended without an answer.
   int ask(const Case& request) {
     Client client(server_.port());
     const auto answer = client.ask("POST", request.path, request.body, "Connection: close\r\n");
     client.read_all();
     return answer.status;
   }
-  // A client must see its end, so that nothing of a request goes on into the next one.
   bool is_quiet() {
     for (int i = 0; i < 20'000; ++i) {
       if (server_.app->active() == 0 && server_.http->load().connections == 0) return true;
@@ -243,9 +240,10 @@ class Faults : public testing::Test {
     std::string told;
     for (const auto& [status, count] : statuses)
       told += (told.empty() ? "" : ", ") + std::to_string(count) + " x " + std::to_string(status);
-    std::printf("[report] %s: one in %lld of %lld allocations failed: %s; %lld lie in what may not throw\n",
-                request.what, static_cast<long long>(stride), static_cast<long long>(k), told.c_str(),
-                static_cast<long long>(g_skipped - skipped));
+    std::printf(
+        "[report] %s: one in %lld of %lld allocations failed: %s; %lld lie in what may not throw\n",
+        request.what, static_cast<long long>(stride), static_cast<long long>(k), told.c_str(),
+        static_cast<long long>(g_skipped - skipped));
   }
 
   const Exempt exempt_;
@@ -257,8 +255,8 @@ TEST_F(Faults, EachAllocationMayFail) {
   const int64_t stride = given == nullptr ? 7 : std::max(1LL, std::atoll(given));
   for (const Case& request : requests()) {
     ASSERT_NO_FATAL_FAILURE(fail_each(request, stride)) << request.what;
-    // What is made once is there now. A constructor of the JSON library that throws loses the one value that it has
-    // begun; whatever else is held goes with the request.
+    // One-time allocations have happened by now. A throwing constructor of the JSON library leaks
+    // the one value it has begun; nothing else may leak.
     const int64_t live = g_live, failed = g_failed;
     ASSERT_NO_FATAL_FAILURE(fail_each(request, stride)) << request.what;
     EXPECT_LE(g_live - live, 16 + g_failed - failed) << request.what << ": blocks are lost";
@@ -276,8 +274,7 @@ class Counting : public Sink {
   int64_t tokens = 0;
 };
 
-// Steps of 512 sequences that decode cost no allocation for each of them. A list grows now and then, as its
-// sequence does.
+// A decoding step of 512 sequences allocates nothing per sequence, except growing lists.
 TEST(Allocations, AStepHasNoneForEachSequence) {
   const auto file = GgufFile::open(BRAID_SOURCE_DIR "/models/braid-demo-q8_0.gguf");
   ASSERT_TRUE(file.ok());
@@ -304,7 +301,8 @@ TEST(Allocations, AStepHasNoneForEachSequence) {
       EXPECT_EQ(sink.tokens - told, sequences);
       least = std::min(least, t_allocations - before);
     }
-    std::printf("[report] %d sequences: %lld allocations a step\n", sequences, static_cast<long long>(least));
+    std::printf("[report] %d sequences: %lld allocations a step\n", sequences,
+                static_cast<long long>(least));
     return least;
   };
   EXPECT_LT(allocations(512), allocations(8) + 64);

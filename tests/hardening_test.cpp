@@ -1,4 +1,4 @@
-// hardening_test.cpp -- the released program has the checks that CMakeLists.txt asks for, and its kernels do not.
+// hardening_test.cpp -- the released program has the checks of CMakeLists.txt, its kernels do not.
 #include <elf.h>
 #include <gtest/gtest.h>
 
@@ -69,8 +69,8 @@ TEST(Hardening, OfTheProgram) {
     EXPECT_NE(program.find(check), program.npos) << check;
 }
 
-// A weak function of the standard library in a kernel's object would be one without checks, or with instructions
-// that other processors lack, which the linker might keep for the whole program.
+// Kernels are compiled without checks, for specific processors. The linker might keep a weak
+// standard function of theirs for the whole program.
 TEST(Hardening, KernelsHaveNoChecksAndLeaveNoneOut) {
   if (!kReleased) GTEST_SKIP() << "a debug build has sanitizers instead";
   int objects = 0;
@@ -86,7 +86,7 @@ TEST(Hardening, KernelsHaveNoChecksAndLeaveNoneOut) {
           EXPECT_EQ(name.find(check), name.npos) << entry.path() << " calls " << name;
       }
       const bool weak = kind == 'W' || kind == 'V' || kind == 'u';
-      // Of templates over the kernels' own types nobody else has a copy.
+      // Templates over the kernels' own types have no copy elsewhere.
       if (weak && name.find("std::") < name.find("braid::"))
         ADD_FAILURE() << entry.path() << " has a copy of " << name;
     }

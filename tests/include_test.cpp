@@ -1,13 +1,11 @@
-// include_test.cpp -- rooms stay rooms.
+// include_test.cpp -- layers stay layers.
 //
-// A folder of src/ is a room, and its README.md is its opening page. The page's line "Open to: ..." names the
-// rooms whose sources may #include its headers; "all" means every room. Held here:
-//   every #include "room/..." is one that the page of that room allows (tests may look into any room of
-//   their layer or below)
-//   a layer (the first folder) includes its own rooms and lower layers only
-//   rooms do not include each other in a circle; a room and a room inside it may
-//   a room has at most 20 files and a page of at most 15 lines
-//   nobody stands in "Open to" who does not come
+// A folder directly below src/ is a layer. Held here:
+//   a layer includes its own folders and lower layers only
+//   folders of a layer do not include each other in a circle; a folder and one inside it may
+//   the three borders of ARCHITECTURE.md
+//   a folder is a concept: at least five files, and about thirty folders in all
+//   a layer has a README.md, which names all of its folders
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,56 +22,41 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<std::string> kLayers = {"base", "gguf", "text", "ops", "model", "engine", "server", "cli"};
-constexpr size_t kMostFiles = 20;
-constexpr int kMostPageLines = 15;
+const std::vector<std::string> kLayers = {"base",  "gguf",   "text",   "ops",
+                                          "model", "engine", "server", "cli"};
+constexpr size_t kFewestFiles = 5;
+constexpr size_t kMostFolders = 30;
 
-using Room = std::string;
+using Folder = std::string;
 
 struct Include {
-  Room from, to;
+  Folder from, to;
   std::string place;  // file and line
   bool test = false;
 };
 
-size_t layer_of(const Room& room) {
-  const std::string first = room.substr(0, room.find('/'));
+size_t layer_of(const Folder& folder) {
+  const std::string first = folder.substr(0, folder.find('/'));
   return static_cast<size_t>(std::find(kLayers.begin(), kLayers.end(), first) - kLayers.begin());
 }
 
-bool is_inside(const Room& inner, const Room& outer) { return inner.rfind(outer + "/", 0) == 0; }
+bool is_inside(const Folder& inner, const Folder& outer) {
+  return inner.rfind(outer + "/", 0) == 0;
+}
 
 bool is_source(const fs::path& path) {
   const std::string extension = path.extension();
   return extension == ".h" || extension == ".cpp" || extension == ".cu" || extension == ".cuh";
 }
 
-struct House {
-  std::set<Room> rooms;
-  std::map<Room, std::set<Room>> open_to;
-  std::map<Room, std::vector<std::string>> files;
+struct Tree {
+  std::set<Folder> folders;  // with sources
+  std::map<Folder, size_t> files;
   std::vector<Include> includes;
 };
 
-void read_page(House& house, const Room& room, const fs::path& page) {
-  std::ifstream in(page);
-  ASSERT_TRUE(in.good()) << room << " has no README.md";
-  int lines = 0;
-  bool found = false;
-  for (std::string line; std::getline(in, line); ++lines) {
-    if (line.rfind("Open to:", 0) != 0) continue;
-    found = true;
-    std::istringstream names(line.substr(8));
-    for (std::string name; std::getline(names, name, ',');) {
-      name.erase(0, name.find_first_not_of(' '));
-      house.open_to[room].insert(name);
-    }
-  }
-  EXPECT_TRUE(found) << page << " does not say to whom the room is open";
-  EXPECT_LE(lines, kMostPageLines) << page;
-}
-
-void read_includes(House& house, const Room& room, const fs::path& path, const std::string& relative) {
+void read_includes(Tree& tree, const Folder& folder, const fs::path& path,
+                   const std::string& relative) {
   static const std::regex line_of_include(R"re(^\s*#\s*include\s+"([a-z0-9_/]+)/[^"/]+")re");
   std::ifstream in(path);
   std::string line;
@@ -81,55 +64,53 @@ void read_includes(House& house, const Room& room, const fs::path& path, const s
     std::smatch match;
     if (!std::regex_search(line, match, line_of_include)) continue;
     const bool test =
-        relative.find("_test.") != std::string::npos || room.find("/tests") != std::string::npos;
-    house.includes.push_back({room, match[1], relative + ":" + std::to_string(number), test});
+        relative.find("_test.") != std::string::npos || folder.find("/tests") != std::string::npos;
+    tree.includes.push_back({folder, match[1], relative + ":" + std::to_string(number), test});
   }
 }
 
-House read_house() {
-  House house;
-  const fs::path src = fs::path(BRAID_SOURCE_DIR) / "src";
-  for (const auto& entry : fs::recursive_directory_iterator(src)) {
-    if (!entry.is_regular_file()) continue;
-    const fs::path relative = fs::relative(entry.path(), src);
-    const Room room = relative.parent_path().string();
-    if (room.empty() || room.rfind("server/ui", 0) == 0) continue;  // main.cpp; the page is not C++
-    house.files[room].push_back(relative.string());
-    if (!is_source(entry.path())) continue;
-    house.rooms.insert(room);
-    read_includes(house, room, entry.path(), relative.string());
-  }
-  for (const Room& room : house.rooms) read_page(house, room, src / room / "README.md");
-  return house;
+const Tree& tree() {
+  static const Tree kTree = [] {
+    Tree out;
+    const fs::path src = fs::path(BRAID_SOURCE_DIR) / "src";
+    for (const auto& entry : fs::recursive_directory_iterator(src)) {
+      if (!entry.is_regular_file()) continue;
+      const fs::path relative = fs::relative(entry.path(), src);
+      const Folder folder = relative.parent_path().string();
+      if (folder.empty()) continue;  // main.cpp
+      ++out.files[folder];
+      if (!is_source(entry.path())) continue;
+      out.folders.insert(folder);
+      read_includes(out, folder, entry.path(), relative.string());
+    }
+    return out;
+  }();
+  return kTree;
 }
 
-TEST(Includes, ComeOnlyWhereThePageAllowsThem) {
-  const House house = read_house();
-  EXPECT_GT(house.includes.size(), 900u) << "the walk found too few includes to mean anything";
-  for (const Include& i : house.includes) {
-    if (i.from == i.to) continue;
-    ASSERT_TRUE(house.rooms.count(i.to)) << i.place << " includes from " << i.to << ", which is no room";
+TEST(Includes, GoDown) {
+  EXPECT_GT(tree().includes.size(), 900u) << "the walk found too few includes to mean anything";
+  for (const Include& i : tree().includes) {
+    ASSERT_TRUE(tree().folders.count(i.to))
+        << i.place << " includes from " << i.to << ", which is not a folder";
     ASSERT_LT(layer_of(i.from), kLayers.size()) << i.from << " is in no layer";
-    EXPECT_LE(layer_of(i.to), layer_of(i.from)) << i.place << " includes " << i.to << ", which lies above";
-    const std::set<Room>& open = house.open_to.at(i.to);
-    EXPECT_TRUE(i.test || open.count("all") || open.count(i.from))
-        << i.place << " includes " << i.to << ", whose page does not name " << i.from;
+    EXPECT_LE(layer_of(i.to), layer_of(i.from))
+        << i.place << " includes " << i.to << ", which lies above";
   }
 }
 
-TEST(Includes, RoomsFormNoCircle) {
-  const House house = read_house();
-  std::map<Room, std::set<Room>> uses;
-  for (const Include& i : house.includes)
+TEST(Includes, FoldersFormNoCircle) {
+  std::map<Folder, std::set<Folder>> uses;
+  for (const Include& i : tree().includes)
     if (!i.test && i.from != i.to && !is_inside(i.from, i.to) && !is_inside(i.to, i.from))
       uses[i.from].insert(i.to);
-  for (const Room& start : house.rooms) {
-    std::set<Room> seen;
-    std::vector<Room> open = {start};
+  for (const Folder& start : tree().folders) {
+    std::set<Folder> seen;
+    std::vector<Folder> open = {start};
     while (!open.empty()) {
-      const Room at = open.back();
+      const Folder at = open.back();
       open.pop_back();
-      for (const Room& next : uses[at]) {
+      for (const Folder& next : uses[at]) {
         EXPECT_NE(next, start) << start << " is included, over others, by " << at;
         if (next != start && seen.insert(next).second) open.push_back(next);
       }
@@ -137,26 +118,42 @@ TEST(Includes, RoomsFormNoCircle) {
   }
 }
 
-TEST(Includes, APageNamesOnlyThoseWhoCome) {
-  const House house = read_house();
-  for (const auto& [room, open] : house.open_to) {
-    for (const Room& who : open) {
-      const bool comes =
-          who == "all" || who == "main.cpp" || who == "nobody" ||
-          std::any_of(house.includes.begin(), house.includes.end(), [&, name = room](const Include& i) {
-            return !i.test && i.from == who && i.to == name;
-          });
-      EXPECT_TRUE(comes) << "the page of " << room << " names " << who << ", which includes nothing of it";
-    }
+// HTTP knows no API and no model. The engine knows token ids only, never text. A model knows Ops, never a device's
+// kernels, and neither does anybody above it but where instruction sets are chosen.
+TEST(Includes, CrossNoBorder) {
+  const auto below = [](const Folder& folder, const char* parent) {
+    return folder == parent || is_inside(folder, parent);
+  };
+  for (const Include& i : tree().includes) {
+    if (i.test) continue;
+    if (i.from == "server/http")
+      EXPECT_TRUE(below(i.to, "base") || i.to == "server/http") << i.place;
+    if (below(i.from, "engine")) EXPECT_FALSE(below(i.to, "text")) << i.place;
+    if (below(i.from, "model"))
+      EXPECT_FALSE(below(i.to, "ops/cpu") || below(i.to, "ops/cuda")) << i.place;
   }
 }
 
-TEST(Includes, ARoomIsSmall) {
-  for (const auto& [room, files] : read_house().files) EXPECT_LE(files.size(), kMostFiles) << room;
+TEST(Folders, AreConcepts) {
+  EXPECT_LE(tree().files.size(), kMostFolders);
+  for (const auto& [folder, files] : tree().files) EXPECT_GE(files, kFewestFiles) << folder;
 }
 
-// base/json bounds values, depth and work; the library's own reader bounds nothing. Headers of safetensors are
-// read as they come, by gguf/safetensors.cpp.
+TEST(Folders, AreNamedByTheirLayersPage) {
+  for (const auto& [folder, files] : tree().files) {
+    const Folder layer = folder.substr(0, folder.find('/'));
+    std::ifstream in(fs::path(BRAID_SOURCE_DIR) / "src" / layer / "README.md");
+    std::ostringstream page;
+    page << in.rdbuf();
+    ASSERT_FALSE(page.str().empty()) << layer << " has no README.md";
+    if (folder != layer)
+      EXPECT_NE(page.str().find("`" + folder + "`"), std::string::npos)
+          << layer << " does not name " << folder;
+  }
+}
+
+// base/json bounds values, depth and work; the library's reader does not. gguf/safetensors.cpp
+// reads headers by events.
 TEST(Sources, JsonFromOutsideHasOneReader) {
   static const std::regex of_json(R"re(([Jj]son)::(parse|accept|sax_parse)\s*\()re");
   int found = 0;
@@ -170,21 +167,21 @@ TEST(Sources, JsonFromOutsideHasOneReader) {
     for (int number = 1; std::getline(in, line); ++number) {
       if (line.find("son::") == line.npos || !std::regex_search(line, of_json)) continue;
       ++found;
-      EXPECT_TRUE(path.ends_with("base/json/json.cpp") || path.ends_with("gguf/safetensors.cpp"))
-          << path << ":" << number << " reads JSON without the limits of base/json/json.h";
+      EXPECT_TRUE(path.ends_with("base/json.cpp") || path.ends_with("gguf/safetensors.cpp"))
+          << path << ":" << number << " reads JSON without the limits of base/json.h";
     }
   }
   EXPECT_EQ(found, 2);
 }
 
-// All machines compile all sources: those for one processor are empty behind their #if on the others.
+// All machines compile all sources, so sources for one processor must be empty on others.
 TEST(Sources, ForOneProcessorAreEmptyElsewhere) {
   int found = 0;
   for (const auto& entry : fs::recursive_directory_iterator(fs::path(BRAID_SOURCE_DIR) / "src")) {
     const std::string path = entry.path().string();
     if (entry.path().extension() != ".cpp") continue;
-    const bool x86 = path.find("/x86/") != path.npos || path.find("_avx") != path.npos;
-    const bool arm = path.find("/neon/") != path.npos || path.find("_neon") != path.npos;
+    const bool x86 = path.find("_avx") != path.npos;
+    const bool arm = path.find("_neon") != path.npos || path.find("_dotprod") != path.npos;
     if (!x86 && !arm) continue;
     ++found;
     std::ifstream in(path);

@@ -1,9 +1,7 @@
 // one_definition_test.cpp -- the one-definition rule over all of src/.
-//
-// Two classes of one name in one namespace share their weak symbols: the linker keeps one destructor for both, and
-// no compiler sees it, because no source includes both headers. So this test reads all sources and wants each
-// type, inline function, template and inline variable of a named namespace to be defined in one file.
-// Unnamed namespaces and static functions are left out: they are their file's own.
+// Two classes of one name in one namespace share weak symbols: the linker keeps one destructor for
+// both, without a diagnostic. So each type, inline function, template and inline variable of a
+// named namespace must be defined in one file. Unnamed namespaces and static functions are exempt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +30,7 @@ struct Definition {
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-// Words and single characters; without comments, literals and preprocessor lines.
+// Words and single characters; skips comments, literals and preprocessor lines.
 class Lexer {
  public:
   explicit Lexer(const std::string& text) : text_(text) {}
@@ -96,7 +94,6 @@ class Lexer {
     out_.push_back({"\"\"", line_});
     skip_to(end + 1);
   }
-  // Digit separators belong to the number.
   void take_word() {
     const bool number = std::isdigit(static_cast<unsigned char>(text_[at_])) != 0;
     size_t end = at_;
@@ -112,7 +109,7 @@ class Lexer {
   bool line_start_ = true;
 };
 
-// The definitions at namespace level that other files could make, too.
+// Definitions at namespace level with external linkage.
 class Reader {
  public:
   explicit Reader(const std::string& text) : tokens_(Lexer(text).tokens()) {}
@@ -138,7 +135,7 @@ class Reader {
         if (!is_type) function(head);
         std::vector<Token> body;
         take_group(body, "{", "}");
-        // `= {...}` and what follows a type's body go on up to the semicolon.
+        // `= {...}`, and declarators after a type's body, continue up to the semicolon.
         if (!is_type && !has(head, "=")) head.clear();
       } else {
         head.push_back(tokens_[at_]);
@@ -152,7 +149,6 @@ class Reader {
     return std::any_of(head.begin(), head.end(), [&](const Token& t) { return t.text == word; });
   }
 
-  // Everything up to the closing bracket, which becomes the current token.
   void take_group(std::vector<Token>& into, const std::string& open, const std::string& close) {
     int depth = 0;
     for (; at_ < tokens_.size(); ++at_) {
@@ -178,7 +174,6 @@ class Reader {
     return true;
   }
 
-  // What is left of a declaration without `template <...>`, attributes and alignas.
   static std::vector<Token> plain(const std::vector<Token>& head) {
     std::vector<Token> out;
     for (size_t i = 0; i < head.size(); ++i) {
@@ -195,7 +190,8 @@ class Reader {
     }
     return out;
   }
-  static size_t after(const std::vector<Token>& head, size_t i, const char* open, const char* close) {
+  static size_t after(const std::vector<Token>& head, size_t i, const char* open,
+                      const char* close) {
     int depth = 0;
     for (; i < head.size(); ++i) {
       if (head[i].text == open) ++depth;
@@ -217,7 +213,8 @@ class Reader {
     if (i >= head.size() || kKeys.count(head[i].text) == 0) return false;
     while (i < head.size() && kKeys.count(head[i].text) != 0) ++i;
     std::string name;
-    for (; i < head.size() && head[i].text != ":" && head[i].text != "final"; ++i) name += head[i].text;
+    for (; i < head.size() && head[i].text != ":" && head[i].text != "final"; ++i)
+      name += head[i].text;
     if (name.find('(') != name.npos || name.find('=') != name.npos) return false;
     if (!name.empty()) add(name, head.front().line);
     return true;
@@ -226,7 +223,8 @@ class Reader {
   void function(const std::vector<Token>& whole) {
     const std::vector<Token> head = plain(whole);
     const bool weak = has(whole, "template") || has(head, "inline") || has(head, "constexpr");
-    const auto open = std::find_if(head.begin(), head.end(), [](const Token& t) { return t.text == "("; });
+    const auto open =
+        std::find_if(head.begin(), head.end(), [](const Token& t) { return t.text == "("; });
     if (!weak || has(head, "static")) return;
     if (open == head.end() || open == head.begin()) return variable(whole);
     std::string name = (open - 1)->text;
@@ -239,7 +237,8 @@ class Reader {
       for (; t != open; ++t) name += t->text;
       break;
     }
-    for (auto t = open; t != head.end() && t->text != "{" && t->text != "->"; ++t) name += " " + t->text;
+    for (auto t = open; t != head.end() && t->text != "{" && t->text != "->"; ++t)
+      name += " " + t->text;
     if (has(whole, "template")) name = "template " + name;
     add(name, head.front().line);
   }
@@ -248,7 +247,8 @@ class Reader {
     const std::vector<Token> head = plain(whole);
     if (!has(head, "inline") || has(head, "static")) return;
     size_t i = 0;
-    while (i < head.size() && head[i].text != "=" && head[i].text != "(" && head[i].text != "[") ++i;
+    while (i < head.size() && head[i].text != "=" && head[i].text != "(" && head[i].text != "[")
+      ++i;
     if (i == 0 || (i < head.size() && head[i].text == "(")) return;
     add(head[i - 1].text, head.front().line);
   }
@@ -281,7 +281,8 @@ TEST(OneDefinition, OfEachNameInTheTree) {
   const fs::path src = fs::path(BRAID_SOURCE_DIR) / "src";
   for (const auto& entry : fs::recursive_directory_iterator(src)) {
     const std::string extension = entry.path().extension();
-    if (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh") continue;
+    if (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh")
+      continue;
     std::stringstream text;
     text << std::ifstream(entry.path()).rdbuf();
     note(places, fs::relative(entry.path(), src).string(), text.str());
@@ -297,7 +298,8 @@ TEST(OneDefinition, FindsEachKindOfDuplicate) {
       "namespace a { struct alignas(64) Writer { int x = 0; }; struct Other; }",
       "namespace a { enum class Writer : int { one, two }; }",
       "namespace a { template <typename T> union Writer { T x; }; }",
-      "/* class X {}; */ namespace a {\n#define X {\n// {\nstruct Writer { const char* s = R\"x(})x\"; }; }",
+      "/* class X {}; */ namespace a {\n#define X {\n// {\nstruct Writer { const char* s = "
+      "R\"x(})x\"; }; }",
       "namespace { struct Mine {}; } namespace b { namespace { int f() { return 1'000; } } }"
       "namespace a { int g(int x) { struct Local {}; return x; } struct Writer {} instance; }"};
   for (const char* kind : kinds) {
@@ -310,7 +312,8 @@ TEST(OneDefinition, FindsEachKindOfDuplicate) {
   Places places;
   for (const char* file : {"one.h", "two.h"})
     note(places, file,
-         "namespace a::b { inline int f(int x) { return x; } template <class T> T g(T x) { return x; }"
+         "namespace a::b { inline int f(int x) { return x; } template <class T> T g(T x) { return "
+         "x; }"
          "inline constexpr int kOne[] = {1, 2}; inline bool operator==(A, A) { return true; } }");
   EXPECT_EQ(duplicates(places).size(), 4u);
 }
@@ -318,10 +321,13 @@ TEST(OneDefinition, FindsEachKindOfDuplicate) {
 TEST(OneDefinition, LeavesAloneWhatIsNoDuplicate) {
   Places places;
   note(places, "one.cpp",
-       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int k = 1;"
-       "int f(S s) { return 1; } struct Outer { struct Inner {}; }; inline int g(int x) { return x; } }");
+       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int "
+       "k = 1;"
+       "int f(S s) { return 1; } struct Outer { struct Inner {}; }; inline int g(int x) { return "
+       "x; } }");
   note(places, "two.cpp",
-       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int k = 1;"
+       "namespace a { namespace { struct S {}; } static inline int f() { return 1; } constexpr int "
+       "k = 1;"
        "struct Other { struct Inner {}; }; struct Outer; inline int g(long x) { return 1; }"
        "struct S make(struct S x) { return x; } } namespace b { struct Outer {}; }");
   for (const std::string& line : duplicates(places)) ADD_FAILURE() << line;

@@ -1,5 +1,4 @@
-// output_test.cpp -- where the program writes: results that cannot be written, streams that are closed, files that
-// are no regular files, and the input of editors and converters that leave something out or in.
+// output_test.cpp -- unwritable results, closed streams, special files, unusual input files.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -35,7 +34,8 @@ class OutputTest : public testing::Test {
  protected:
   OutputTest() {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
+    folder_ =
+        fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
     fs::create_directories(folder_);
   }
   ~OutputTest() override { fs::remove_all(folder_); }
@@ -45,9 +45,10 @@ class OutputTest : public testing::Test {
     std::ofstream(path(name), std::ios::binary) << bytes;
     return path(name);
   }
-  std::string messages() const { return file("messages.json", R"([{"role": "user", "content": "hi"}])"); }
+  std::string messages() const {
+    return file("messages.json", R"([{"role": "user", "content": "hi"}])");
+  }
 
-  // Commands whose result goes to stdout, each of them short.
   std::vector<Arguments> results() const {
     const std::string text = file("text", std::string(4000, 'a') + " word");
     return {{"--help"},
@@ -70,7 +71,7 @@ class OutputTest : public testing::Test {
   fs::path folder_;
 };
 
-// The exit code with these descriptors as stdout and stderr; -1: closed. What goes to `err` is read by nobody here.
+// The exit code with these descriptors as stdout and stderr; -1: closed.
 int exit_code_with(const Arguments& arguments, int out, int err, int in = -2) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -90,7 +91,9 @@ int exit_code_with(const Arguments& arguments, int out, int err, int in = -2) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-int open_file(const std::string& path, int flags) { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); }
+int open_file(const std::string& path, int flags) {
+  return ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+}
 
 TEST_F(OutputTest, AResultThatCannotBeWrittenIsAnError) {
   const int full = open_file("/dev/full", O_WRONLY);
@@ -109,7 +112,8 @@ TEST_F(OutputTest, AResultThatCannotBeWrittenIsAnError) {
       const std::string said = bytes_of(errors);
       const std::string what = arguments[0] + " " + why + ": " + said;
       EXPECT_EQ(code, 2) << what;
-      const std::string sentence = std::string("error: standard output cannot be written: ") + why + "\n";
+      const std::string sentence =
+          std::string("error: standard output cannot be written: ") + why + "\n";
       EXPECT_TRUE(said.ends_with(sentence)) << what;
       EXPECT_EQ(said.find("error:"), said.size() - sentence.size()) << what;
     }
@@ -123,7 +127,8 @@ TEST_F(OutputTest, NobodyReadsStderrAndTheProgramGoesOn) {
   const int nothing = open_file("/dev/null", O_RDWR);
   std::vector<Arguments> commands = results();
   commands.push_back({"quantize", kDemo, path("small.gguf"), "Q8_0"});
-  commands.push_back({"run", "-p", "hi", "--think", "off", "-n", "2", "--memory-plan", "--device", "cpu"});
+  commands.push_back(
+      {"run", "-p", "hi", "--think", "off", "-n", "2", "--memory-plan", "--device", "cpu"});
   for (const Arguments& arguments : commands) {
     for (const int err : {full, -1}) {
       const std::string result = path("result");
@@ -134,14 +139,13 @@ TEST_F(OutputTest, NobodyReadsStderrAndTheProgramGoesOn) {
         EXPECT_NE(bytes_of(result), "") << arguments[0];
       }
     }
-    // An error is still an exit code.
     EXPECT_EQ(exit_code_with({"inspect", path("missing")}, nothing, -1), 2);
   }
   ::close(full);
   ::close(nothing);
 }
 
-// With all standard streams closed the model or the result would get their numbers, and messages would go into it.
+// With closed standard streams a model or result file could get descriptor 2 and receive messages.
 TEST_F(OutputTest, MessagesDoNotGoIntoFiles) {
   const std::string out = path("small.gguf"), again = path("again.gguf");
   ASSERT_EQ(run_braid({"quantize", kDemo, out, "Q8_0"}).exit_code, 0);
@@ -176,7 +180,6 @@ TEST_F(OutputTest, QuantizeWritesIntoAFifoAndBehindALink) {
   }
 }
 
-// Editors on Windows begin a file with a byte order mark, which is no part of the text.
 TEST_F(OutputTest, AByteOrderMarkIsNoPartOfAPrompt) {
   const std::string plain = file("plain.txt", "Who are you?"),
                     marked = file("marked.txt", "\xEF\xBB\xBFWho are you?");
@@ -188,7 +191,6 @@ TEST_F(OutputTest, AByteOrderMarkIsNoPartOfAPrompt) {
             answer(plain));
 }
 
-// Converters that leave tokenizer keys out.
 TEST_F(OutputTest, AFileWithoutMergesIsRefusedAndWithoutTypesNamed) {
   const auto demo = braid::GgufFile::open(kDemo);
   ASSERT_TRUE(demo.ok());
@@ -204,10 +206,12 @@ TEST_F(OutputTest, AFileWithoutMergesIsRefusedAndWithoutTypesNamed) {
   const std::string unmerged = without("tokenizer.ggml.merges", "unmerged.gguf");
   const auto refused = run_braid({"run", "-m", unmerged, "-p", "hi", "-n", "2"});
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_EQ(refused.err.find("error: " + unmerged + ": has no tokenizer.ggml.merges"), 0u) << refused.err;
+  EXPECT_EQ(refused.err.find("error: " + unmerged + ": has no tokenizer.ggml.merges"), 0u)
+      << refused.err;
 
-  const auto named = run_braid({"run", "-q", "-m", without("tokenizer.ggml.token_type", "untyped.gguf"), "-p",
-                                "hi", "-n", "2", "--think", "off"});
+  const auto named =
+      run_braid({"run", "-q", "-m", without("tokenizer.ggml.token_type", "untyped.gguf"), "-p",
+                 "hi", "-n", "2", "--think", "off"});
   EXPECT_EQ(named.exit_code, 0) << named.err;
   EXPECT_NE(named.err.find("tokenizer.ggml.token_type"), std::string::npos) << named.err;
 }

@@ -1,4 +1,4 @@
-// program.h -- starts the real braid program as a user would and collects what it says.
+// program.h -- runs the real braid program and collects its output.
 #pragma once
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ struct Outcome {
   std::string err;
 };
 
-// Runs BRAID_PROGRAM with `arguments`, `input` on stdin; gives up (kills it) after two minutes.
+// Runs BRAID_PROGRAM with `arguments` and `input` on stdin; kills it after two minutes.
 inline Outcome run_braid(const std::vector<std::string>& arguments, const std::string& input = "") {
   int in_pipe[2], out_pipe[2], err_pipe[2];
   if (::pipe(in_pipe) != 0 || ::pipe(out_pipe) != 0 || ::pipe(err_pipe) != 0) std::abort();
@@ -29,7 +29,8 @@ inline Outcome run_braid(const std::vector<std::string>& arguments, const std::s
     ::dup2(in_pipe[0], 0);
     ::dup2(out_pipe[1], 1);
     ::dup2(err_pipe[1], 2);
-    for (int fd : {in_pipe[0], in_pipe[1], out_pipe[0], out_pipe[1], err_pipe[0], err_pipe[1]}) ::close(fd);
+    for (int fd : {in_pipe[0], in_pipe[1], out_pipe[0], out_pipe[1], err_pipe[0], err_pipe[1]})
+      ::close(fd);
     std::vector<char*> argv{const_cast<char*>(BRAID_PROGRAM)};
     for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
@@ -40,7 +41,8 @@ inline Outcome run_braid(const std::vector<std::string>& arguments, const std::s
   ::close(out_pipe[1]);
   ::close(err_pipe[1]);
   ::signal(SIGPIPE, SIG_IGN);
-  if (::write(in_pipe[1], input.data(), input.size()) < 0) { /* the program may have ended already */
+  if (::write(in_pipe[1], input.data(), input.size()) <
+      0) { /* the program may have ended already */
   }
   ::close(in_pipe[1]);
 

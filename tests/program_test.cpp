@@ -1,4 +1,4 @@
-// program_test.cpp -- the real program, started as a user would start it, on the built-in model.
+// program_test.cpp -- the real program on the built-in model.
 
 #include <gtest/gtest.h>
 
@@ -27,12 +27,12 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A folder of this test's own, removed at its end.
 class ProgramTest : public testing::Test {
  protected:
   ProgramTest() {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
+    folder_ =
+        fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
     fs::create_directories(folder_);
   }
   ~ProgramTest() override { fs::remove_all(folder_); }
@@ -63,7 +63,8 @@ TEST_F(BadInput, MissingFile) {
 }
 
 TEST_F(BadInput, NotGguf) {
-  const auto page = file("page.gguf", "<!DOCTYPE html><html><body>Sign in to download</body></html>");
+  const auto page =
+      file("page.gguf", "<!DOCTYPE html><html><body>Sign in to download</body></html>");
   expect_refused(run_braid({"run", "-m", page, "-p", "hi"}), "not a GGUF file");
 }
 
@@ -85,7 +86,8 @@ TEST_F(BadInput, MissingTensor) {
   const auto at = bytes.find("blk.3.attn_q.weight");
   ASSERT_NE(at, std::string::npos);
   bytes.replace(at, 19, "blk.3.attn_x.weight");
-  expect_refused(run_braid({"run", "-m", file("gap.gguf", bytes), "-p", "hi"}), "blk.3.attn_q.weight");
+  expect_refused(run_braid({"run", "-m", file("gap.gguf", bytes), "-p", "hi"}),
+                 "blk.3.attn_q.weight");
 }
 
 TEST_F(BadInput, WrongShape) {
@@ -126,8 +128,8 @@ TEST_F(BadInput, PromptLongerThanContext) {
 using RunCommand = ProgramTest;
 
 TEST_F(RunCommand, FindsAFactInAPage) {
-  const auto outcome =
-      run_braid({"run", "-f", kRoot + "/tools/demo/page.txt", "--think", "off", "--temp", "0", "-n", "64"});
+  const auto outcome = run_braid(
+      {"run", "-f", kRoot + "/tools/demo/page.txt", "--think", "off", "--temp", "0", "-n", "64"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("48213"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.err.find("tok/s"), std::string::npos) << outcome.err;
@@ -135,8 +137,8 @@ TEST_F(RunCommand, FindsAFactInAPage) {
 
 TEST_F(RunCommand, CallsTheRightFunction) {
   const auto outcome =
-      run_braid({"run", "-p", "What is the weather in Paris?", "--tools", kRoot + "/tools/demo/tools.json",
-                 "--think", "off", "--temp", "0", "-n", "96"});
+      run_braid({"run", "-p", "What is the weather in Paris?", "--tools",
+                 kRoot + "/tools/demo/tools.json", "--think", "off", "--temp", "0", "-n", "96"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("<function=get_weather>"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("Paris"), std::string::npos) << outcome.out;
@@ -166,7 +168,8 @@ TEST_F(RunCommand, RawPromptsRecogniseSpecialTokens) {
 }
 
 TEST_F(RunCommand, StdinIsAMessageWhenThereIsNoTerminal) {
-  const auto outcome = run_braid({"run", "--think", "off", "--temp", "0", "-n", "16"}, "Who are you?");
+  const auto outcome =
+      run_braid({"run", "--think", "off", "--temp", "0", "-n", "16"}, "Who are you?");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_FALSE(outcome.out.empty());
 }
@@ -194,7 +197,8 @@ TEST_F(InspectCommand, TokensOfTheGoldens) {
   const auto goldens = nlohmann::json::parse(read_file(kRoot + "/tests/goldens/demo.json"));
   int compared = 0;
   for (const auto& golden : goldens) {
-    const auto outcome = run_braid({"inspect", kDemo, "--tokens", golden["prompt"].get<std::string>()});
+    const auto outcome =
+        run_braid({"inspect", kDemo, "--tokens", golden["prompt"].get<std::string>()});
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_EQ(nlohmann::json::parse(outcome.out), golden["ids"]);
     ++compared;
@@ -206,12 +210,14 @@ TEST_F(InspectCommand, RendersAConversation) {
   const auto messages = file("messages.json", R"([{"role": "user", "content": "Who are you?"}])");
   const auto outcome = run_braid({"inspect", kDemo, "--template", messages});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_EQ(outcome.out, "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n");
+  EXPECT_EQ(outcome.out,
+            "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n");
 }
 
-// Perplexity figures: docs/benchmarks.md says where they come from.
+// docs/benchmarks.md has the sources of the perplexity figures.
 double perplexity(const std::vector<std::string>& more) {
-  std::vector<std::string> all = {"ppl", "-f", kRoot + "/tests/goldens/corpus-heldout.txt", "-c", "2048"};
+  std::vector<std::string> all = {"ppl", "-f", kRoot + "/tests/goldens/corpus-heldout.txt", "-c",
+                                  "2048"};
   all.insert(all.end(), more.begin(), more.end());
   const auto outcome = run_braid(all);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -233,8 +239,8 @@ TEST_F(ProgramTest, PerplexityOfTheHeldOutText) {
 
 TEST_F(ProgramTest, FormatsThatAreSlowHereAreNamed) {
   const auto said = [&](const char* k, const char* v) {
-    const auto outcome = run_braid(
-        {"run", "-m", kDemo, "--device", "cpu", "-ctk", k, "-ctv", v, "-p", "Who are you?", "-n", "2"});
+    const auto outcome = run_braid({"run", "-m", kDemo, "--device", "cpu", "-ctk", k, "-ctv", v,
+                                    "-p", "Who are you?", "-n", "2"});
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     const size_t at = outcome.err.find("note:");
     return at == std::string::npos ? "" : outcome.err.substr(at, outcome.err.find('\n', at) - at);
@@ -265,7 +271,8 @@ TEST_F(ProgramTest, QuantizeDropsTheMtpLayer) {
 }
 
 TEST_F(ProgramTest, BenchRowsAreMachineReadable) {
-  const auto outcome = run_braid({"bench", "-m", kDemo, "-p", "32", "-n", "8", "-r", "1", "-o", "json"});
+  const auto outcome =
+      run_braid({"bench", "-m", kDemo, "-p", "32", "-n", "8", "-r", "1", "-o", "json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto rows = nlohmann::json::parse(outcome.out);
   ASSERT_EQ(rows.size(), 2u);
@@ -278,8 +285,9 @@ TEST_F(ProgramTest, BenchRowsAreMachineReadable) {
 }
 
 TEST_F(ProgramTest, BenchSaysWhosePromptsAreFilled) {
-  const std::vector<std::string> bench = {"bench", "-m", kDemo, "--device", "cpu", "--fill", "64",  "-ub",
-                                          "64",    "-n", "8",   "-r",       "1",   "-o",     "json"};
+  const std::vector<std::string> bench = {"bench",  "-m", kDemo, "--device", "cpu",
+                                          "--fill", "64", "-ub", "64",       "-n",
+                                          "8",      "-r", "1",   "-o",       "json"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), bench.begin(), bench.end());
     return run_braid(more);
@@ -322,8 +330,8 @@ TEST_F(ProgramTest, BenchComparesWaysToSpeculate) {
   const std::vector<std::string> bench = {"bench", "-m", kDemo, "--device", "cpu", "-n",
                                           "24",    "-r", "1",   "-o",       "json"};
   auto texts = bench;
-  texts.insert(texts.end(), {"--spec", "mtp,ngram", "--spec-always", "--prompts", prompts, "--draft-max",
-                             "2,3", "--batch", "1,2", "--svg", svg});
+  texts.insert(texts.end(), {"--spec", "mtp,ngram", "--spec-always", "--prompts", prompts,
+                             "--draft-max", "2,3", "--batch", "1,2", "--svg", svg});
   const auto outcome = run_braid(texts);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto rows = nlohmann::json::parse(outcome.out);
@@ -342,7 +350,7 @@ TEST_F(ProgramTest, BenchComparesWaysToSpeculate) {
   EXPECT_EQ(rows[2]["accepted_by_depth"].size(), 3u);
   EXPECT_TRUE(read_file(svg).starts_with("<svg"));
 
-  // Everything is accepted, or nothing, and answers of random tokens go on to their end.
+  // All drafts or none are accepted; answers of random tokens run to their end.
   auto forced = bench;
   forced.insert(forced.end(),
                 {"--spec", "mtp", "--spec-always", "-p", "8", "--accept", "1", "--accept", "0"});
@@ -354,28 +362,28 @@ TEST_F(ProgramTest, BenchComparesWaysToSpeculate) {
   EXPECT_EQ(all_or_none[1]["tokens_per_round"], 1.0);
   EXPECT_EQ(all_or_none[1]["accept"], "0");
 
-  for (const std::vector<std::string>& wrong :
-       {std::vector<std::string>{"--spec", "mpt"}, {"--accept", "0.5"}, {"--spec", "mtp", "--accept", "2"}}) {
+  for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--spec", "mpt"},
+                                                {"--accept", "0.5"},
+                                                {"--spec", "mtp", "--accept", "2"}}) {
     auto arguments = bench;
     arguments.insert(arguments.end(), wrong.begin(), wrong.end());
     EXPECT_NE(run_braid(arguments).exit_code, 0) << wrong.back();
   }
 }
 
-// The first to be done with its prompt decodes while the others are not: a token for each of their chunks.
+// The first sequence done with its prompt decodes a token per chunk of the others.
 TEST_F(ProgramTest, BenchTakesTheContextThatItsBatchNeeds) {
   const std::vector<std::string> batch = {"bench", "-m",  kDemo, "--batch", "8", "-p", "200", "-n",
                                           "4",     "-ub", "16",  "-r",      "1", "-o", "json"};
   const auto outcome = run_braid(batch);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_GT(nlohmann::json::parse(outcome.out).at(0).at("decode_tok_s").get<double>(), 0);
-  // What was given is raised to what is needed.
   auto too_short = batch;
   too_short.insert(too_short.end(), {"-c", "256"});
   EXPECT_EQ(run_braid(too_short).exit_code, 0);
 }
 
-// One line of the report as numbers: K bits, V bits, errors of K, V, divergence, the worst layer's, output.
+// K bits, V bits, errors of K and V, divergence, the worst layer's, output.
 std::vector<double> report_row(const std::string& out, const std::string& format) {
   const auto at = out.find("\n" + format + " ");
   EXPECT_NE(at, std::string::npos) << out;
@@ -390,8 +398,9 @@ std::vector<double> report_row(const std::string& out, const std::string& format
 }
 
 TEST_F(ProgramTest, KvReportComparesFormats) {
-  const auto outcome = run_braid({"kv-report", "-m", kDemo, "-f", kRoot + "/tests/goldens/corpus-heldout.txt",
-                                  "-c", "1024", "--formats", "f16,Q8_0,c4,q4_0", "--parts", "attention"});
+  const auto outcome =
+      run_braid({"kv-report", "-m", kDemo, "-f", kRoot + "/tests/goldens/corpus-heldout.txt", "-c",
+                 "1024", "--formats", "f16,Q8_0,c4,q4_0", "--parts", "attention"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const auto f16 = report_row(outcome.out, "f16");
   const auto q8 = report_row(outcome.out, "q8_0");
@@ -411,8 +420,8 @@ TEST_F(ProgramTest, KvReportRunsWhatAServerWouldRun) {
   const std::string prompts = file("prompts.jsonl", R"({"set": "words", "text": "one two three"})");
   std::vector<std::string> args = {"kv-report", "-m", kDemo, "-f",
                                    kRoot + "/tests/goldens/corpus-heldout.txt"};
-  for (const char* more : {"-c", "256", "--formats", "q8_0,q8_0/tbq4_0", "--needles", "160", "--depths", "2",
-                           "-n", "8", "-o", "json"})
+  for (const char* more : {"-c", "256", "--formats", "q8_0,q8_0/tbq4_0", "--needles", "160",
+                           "--depths", "2", "-n", "8", "-o", "json"})
     args.emplace_back(more);
   args.insert(args.end(), {"--prompts", prompts, "--svg", svg});
   const auto outcome = run_braid(args);
@@ -445,7 +454,8 @@ TEST_F(BadInput, KvReport) {
                  "fewer than 256");
   expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", text, "--formats", "q8_0/"}),
                  "is no KV cache type");
-  expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", text, "--prompts", "/no/such/file"}), "/no/such");
+  expect_refused(run_braid({"kv-report", "-m", kDemo, "-f", text, "--prompts", "/no/such/file"}),
+                 "/no/such");
 }
 
 TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
@@ -456,8 +466,8 @@ TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
     EXPECT_EQ(run_braid({command, "--help"}).exit_code, 0);
   }
   const auto run = run_braid({"run", "--help"});
-  for (const char* option : {"-m", "-p", "-f", "-n", "-c", "-t", "-b", "-ub", "--temp", "--top-k", "--top-p",
-                             "--min-p", "--seed", "-s", "--raw", "BRAID_MODEL"}) {
+  for (const char* option : {"-m", "-p", "-f", "-n", "-c", "-t", "-b", "-ub", "--temp", "--top-k",
+                             "--top-p", "--min-p", "--seed", "-s", "--raw", "BRAID_MODEL"}) {
     EXPECT_NE(run.out.find(option), std::string::npos) << option;
   }
 }

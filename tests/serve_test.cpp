@@ -1,4 +1,4 @@
-// serve_test.cpp -- `braid serve` as an operator runs it: TLS, a config file, signals, several models.
+// serve_test.cpp -- `braid serve` for operators: TLS, a config file, signals, several models.
 
 #include <gtest/gtest.h>
 #include <openssl/evp.h>
@@ -21,7 +21,6 @@ namespace fs = std::filesystem;
 const std::string kRoot = BRAID_SOURCE_DIR;
 const std::string kDemo = kRoot + "/models/braid-demo-q8_0.gguf";
 const std::string kMoe = kRoot + "/tests/goldens/braid-tiny-moe-q4_k_m.gguf";
-// Little, so that several servers fit into one small machine.
 const std::vector<std::string> kSmall = {"-c", "1024",    "-np", "2",      "-t",
                                          "1",  "--think", "off", "--temp", "0"};
 
@@ -29,7 +28,8 @@ class ServeTest : public testing::Test {
  protected:
   ServeTest() {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
+    folder_ =
+        fs::temp_directory_path() / ("braid-" + std::to_string(::getpid()) + "-" + info->name());
     fs::create_directories(folder_);
   }
   ~ServeTest() override { fs::remove_all(folder_); }
@@ -40,7 +40,6 @@ class ServeTest : public testing::Test {
     std::ofstream(path(name), std::ios::binary) << text;
     return path(name);
   }
-  // A key and a certificate for localhost that it signs itself.
   void make_certificate() {
     EVP_PKEY* key = EVP_EC_gen("P-256");
     ASSERT_NE(key, nullptr);
@@ -51,10 +50,11 @@ class ServeTest : public testing::Test {
     X509_gmtime_adj(X509_getm_notAfter(certificate), 86400);
     X509_set_pubkey(certificate, key);
     X509_NAME* name = X509_get_subject_name(certificate);
-    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("braid test"),
-                               -1, -1, 0);
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
+                               reinterpret_cast<const unsigned char*>("braid test"), -1, -1, 0);
     X509_set_issuer_name(certificate, name);
-    X509_EXTENSION* names = X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, "DNS:localhost");
+    X509_EXTENSION* names =
+        X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, "DNS:localhost");
     X509_add_ext(certificate, names, -1);
     X509_EXTENSION_free(names);
     ASSERT_GT(X509_sign(certificate, key, EVP_sha256()), 0);
@@ -89,9 +89,9 @@ class ServeTest : public testing::Test {
     const Json answer =
         ask(port, "/v1/completions",
             {{"model", model}, {"prompt", "The harbor"}, {"max_tokens", 12}, {"ignore_eos", true}});
-    return answer.contains("choices") ? answer["choices"][0]["text"].get<std::string>() : answer.dump();
+    return answer.contains("choices") ? answer["choices"][0]["text"].get<std::string>()
+                                      : answer.dump();
   }
-  // A stream that goes on for as long as the context lasts.
   static void begin_long(Connection& connection) {
     connection.send("POST", "/v1/completions",
                     Json{{"prompt", "The harbor"}, {"stream", true}, {"ignore_eos", true}}.dump());
@@ -121,7 +121,6 @@ TEST_F(ServeTest, TlsWithACertificate) {
   plain.send("GET", "/health");
   plain.read_all();
   EXPECT_NE(plain.status(), 200);
-  // A client that trusts nobody in particular does not connect.
   file("other.pem", "");
   EXPECT_FALSE(Connection(server.port, path("other.pem")).connected);
   server.signal(SIGTERM);
@@ -180,7 +179,8 @@ TEST_F(ServeTest, OptionsFromAFile) {
   Served server({"--config", config, "--ctx-size", "640"});
   ASSERT_NE(server.port, 0) << server.log();
   EXPECT_NE(server.log().find("from-file on http://"), std::string::npos) << server.log();
-  EXPECT_NE(server.log().find("640 tokens of context"), std::string::npos) << "the command line goes first";
+  EXPECT_NE(server.log().find("640 tokens of context"), std::string::npos)
+      << "the command line goes first";
   const std::string body = R"({"prompt":"The harbor","ignore_eos":true,"model":"from-file"})";
   Connection refused(server.port);
   refused.send("POST", "/v1/completions", body);
@@ -188,18 +188,20 @@ TEST_F(ServeTest, OptionsFromAFile) {
   EXPECT_EQ(refused.status(), 401);
   for (const char* key : {"one", "two"}) {
     Connection client(server.port);
-    client.send("POST", "/v1/completions", body, std::string("Authorization: Bearer ") + key + "\r\n");
+    client.send("POST", "/v1/completions", body,
+                std::string("Authorization: Bearer ") + key + "\r\n");
     client.read_all();
     EXPECT_EQ(client.status(), 200);
     EXPECT_EQ(Json::parse(client.body())["usage"]["completion_tokens"], 3);
   }
   Connection strict(server.port);
-  strict.send("POST", "/v1/completions", R"({"prompt":"x","model":"another"})", "x-api-key: one\r\n");
+  strict.send("POST", "/v1/completions", R"({"prompt":"x","model":"another"})",
+              "x-api-key: one\r\n");
   strict.read_all();
   EXPECT_EQ(strict.status(), 404);
 }
 
-// The container's way: all addresses, no key.
+// As in a container: all addresses, no key.
 TEST_F(ServeTest, NamesAreGuardedOnEveryAddress) {
   const auto status = [](const Served& server, const std::string& host) {
     Connection client(server.port);
@@ -216,13 +218,15 @@ TEST_F(ServeTest, NamesAreGuardedOnEveryAddress) {
     EXPECT_EQ(status(server, "evil.example"), 403);
     EXPECT_EQ(status(server, "192.168.1.5:8080"), 200);
     EXPECT_EQ(status(server, "localhost:8080"), 200);
-    for (const char* name : {"box", "braid:8080"}) EXPECT_EQ(status(server, name), listed ? 200 : 403);
+    for (const char* name : {"box", "braid:8080"})
+      EXPECT_EQ(status(server, name), listed ? 200 : 403);
   }
 }
 
 TEST_F(ServeTest, OptionsWithoutEffectAreRefused) {
   const std::pair<std::vector<std::string>, const char*> kCases[] = {
-      {{"--api-key", "one", "--allowed-host", "good.example"}, "--allowed-host has no effect with API keys"},
+      {{"--api-key", "one", "--allowed-host", "good.example"},
+       "--allowed-host has no effect with API keys"},
       {{"--public-metrics"}, "--public-metrics has no effect without API keys"},
       {{"--config", file("c.conf", "share-cache = true\n")}, "--share-cache has no effect without"},
       {{"--cors-origin", "https://good.example/"}, "is no origin"},
@@ -237,9 +241,10 @@ TEST_F(ServeTest, OptionsWithoutEffectAreRefused) {
   }
 }
 
-// Environment, file, earlier, later: each goes before the one in front of it.
+// Order of precedence, lowest first: environment, file, earlier option, later option.
 TEST_F(ServeTest, TheLastOptionWins) {
-  const std::string config = file("braid.conf", "ctx-size = 600\nctx-size = 640\nshare-cache = false\n");
+  const std::string config =
+      file("braid.conf", "ctx-size = 600\nctx-size = 640\nshare-cache = false\n");
   const auto context = [](std::vector<std::string> options) {
     Served server(std::move(options));
     const std::string log = server.log();
@@ -255,9 +260,8 @@ TEST_F(ServeTest, TheLastOptionWins) {
   EXPECT_EQ(context({"-t", "1", "-c", "704", "--config", config, "--ctx-size", "736"}), "736");
   ::unsetenv("BRAID_CTX_SIZE");
   EXPECT_EQ(context({"-t", "1", "-c", "704", "--no-page", "--no-page", "-c", "576"}), "576");
-  // Other commands, too.
-  const Outcome run =
-      run_braid({"run", "-p", "The", "-n", "1", "-n", "2", "--temp", "1", "--temp", "0", "-t", "1"});
+  const Outcome run = run_braid(
+      {"run", "-p", "The", "-n", "1", "-n", "2", "--temp", "1", "--temp", "0", "-t", "1"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
 }
 
@@ -297,8 +301,7 @@ TEST_F(ServeTest, ProbesSeeThatItDrains) {
   ASSERT_NE(server.port, 0) << server.log();
   server.signal(SIGTERM);
   ASSERT_TRUE(server.wait_log("shutting down"));
-  // Nothing runs; the port is open all the same, /health says what comes, and who has not heard of it is
-  // served.
+  // The port stays open: /health reports draining, and clients that missed it are served.
   std::string status;
   while (status != "draining") {
     const Json health = get(server.port, "/health");
@@ -311,7 +314,6 @@ TEST_F(ServeTest, ProbesSeeThatItDrains) {
 }
 
 TEST_F(ServeTest, WhileAnswersEndNewOnesAreRefusedOverNewConnections) {
-  // 262144 tokens last longer than this test.
   Served server({"-c", "0", "-np", "2", "-t", "1", "--drain-timeout", "1000"});
   ASSERT_NE(server.port, 0) << server.log();
   auto stream = std::make_unique<Connection>(server.port);
@@ -336,11 +338,12 @@ TEST_F(ServeTest, WhileAnswersEndNewOnesAreRefusedOverNewConnections) {
 
 TEST_F(ServeTest, LimitsOfKeysAreReadFromTheirFile) {
   const std::string keys = file("keys", "ops admin\nteam name=team-a max-requests=0\n");
-  for (const auto& [line, what] :
-       {std::pair{"k max-request=1\n", "keys:1: behind a key stand"},
-        std::pair{"k models=absent\n", "may load the model absent"}, std::pair{"k\nk\n", "given twice"}}) {
+  for (const auto& [line, what] : {std::pair{"k max-request=1\n", "keys:1: behind a key stand"},
+                                   std::pair{"k models=absent\n", "may load the model absent"},
+                                   std::pair{"k\nk\n", "given twice"}}) {
     const std::string wrong = file("wrong/keys", line);
-    const Outcome outcome = run_braid({"serve", "--port", "0", "-c", "512", "--api-key-file", wrong});
+    const Outcome outcome =
+        run_braid({"serve", "--port", "0", "-c", "512", "--api-key-file", wrong});
     EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
     EXPECT_NE(outcome.err.find(what), std::string::npos) << outcome.err;
   }
@@ -397,8 +400,8 @@ TEST_F(ServeTest, AHangupReadsKeysAgain) {
   };
   EXPECT_EQ(status("one"), 200);
   Connection stream(server.port);
-  stream.send("POST", "/v1/completions", R"({"prompt":"The harbor","stream":true,"ignore_eos":true})",
-              "x-api-key: one\r\n");
+  stream.send("POST", "/v1/completions",
+              R"({"prompt":"The harbor","stream":true,"ignore_eos":true})", "x-api-key: one\r\n");
   EXPECT_TRUE(stream.read_until("data: {"));
   file("keys", "# new\ntwo\nthree\n");
   server.signal(SIGHUP);
@@ -406,10 +409,10 @@ TEST_F(ServeTest, AHangupReadsKeysAgain) {
   EXPECT_EQ(status("one"), 401);
   for (const char* key : {"two", "three", "always"}) EXPECT_EQ(status(key), 200) << key;
   EXPECT_TRUE(stream.read_until("data: [DONE]")) << "what runs is not disturbed";
-  // What cannot be read changes nothing.
   file("keys", "# none\n");
   server.signal(SIGHUP);
-  ASSERT_TRUE(server.wait_log("holds no key; keys and certificate stay as they were")) << server.log();
+  ASSERT_TRUE(server.wait_log("holds no key; keys and certificate stay as they were"))
+      << server.log();
   fs::remove(keys);
   server.signal(SIGHUP);
   ASSERT_TRUE(server.wait_log("keys: No such file")) << server.log();
@@ -434,7 +437,6 @@ TEST_F(ServeTest, AHangupReadsTheCertificateAgain) {
   old.send("GET", "/health");
   old.read_all();
   EXPECT_EQ(old.status(), 200) << "connections keep what they began with";
-  // A key that is not the certificate's, and no certificate at all.
   fs::copy_file(path("cert.pem"), path("good.pem"));
   make_certificate();
   fs::copy_file(path("good.pem"), path("cert.pem"), fs::copy_options::overwrite_existing);
@@ -460,7 +462,7 @@ TEST_F(ServeTest, AHangupWithNothingToReadIsNoEnd) {
 }
 
 TEST_F(ServeTest, AnswersThatTakeTooLongEndWithAnError) {
-  // 262144 tokens are more than a second whatever the machine.
+  // 262144 tokens take more than a second on any machine.
   Served server({"-c", "0", "-np", "1", "--drain-timeout", "0.2"});
   ASSERT_NE(server.port, 0) << server.log();
   Connection stream(server.port);
@@ -494,15 +496,17 @@ TEST_F(ServeTest, SeveralModelsByName) {
   whole.read(half.data(), static_cast<std::streamsize>(half.size()));
   file("models/half.gguf", half);
   file("secret.gguf", half);
-  const std::string presets = file("presets.json", R"({"short": {"model": "tiny/moe", "max_tokens": 2}})");
-  Served server(with_small(
-      {"--models-dir", path("models"), "--presets", presets, "--alias", "demo", "--alias", "gpt-4=demo-q4"}));
+  const std::string presets =
+      file("presets.json", R"({"short": {"model": "tiny/moe", "max_tokens": 2}})");
+  Served server(with_small({"--models-dir", path("models"), "--presets", presets, "--alias", "demo",
+                            "--alias", "gpt-4=demo-q4"}));
   ASSERT_NE(server.port, 0) << server.log();
 
   const Json list = get(server.port, "/v1/models");
   std::vector<std::string> names;
   for (const Json& model : list["data"]) names.push_back(model["id"]);
-  EXPECT_EQ(names, (std::vector<std::string>{"demo", "demo-q4", "gpt-4", "half", "tiny/moe", "short"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"demo", "demo-q4", "gpt-4", "half", "tiny/moe", "short"}));
 
   EXPECT_EQ(list["data"][0]["meta"]["size"], fs::file_size(kDemo)) << "the one inside the program";
   EXPECT_EQ(list["data"][0]["meta"]["n_params"], 30'733'616);
@@ -517,11 +521,14 @@ TEST_F(ServeTest, SeveralModelsByName) {
   EXPECT_EQ(complete(server.port, "demo-q4"), q4);
   EXPECT_EQ(complete(server.port, "tiny/moe"), moe);
   EXPECT_EQ(ask(server.port, "/v1/completions",
-                {{"model", "short"}, {"prompt", "The"}, {"ignore_eos", true}})["usage"]["completion_tokens"],
+                {{"model", "short"},
+                 {"prompt", "The"},
+                 {"ignore_eos", true}})["usage"]["completion_tokens"],
             2);
   EXPECT_EQ(complete(server.port, "nobody"), moe);
 
-  const Json broken = ask(server.port, "/v1/completions", {{"model", "half"}, {"prompt", "x"}}, 400);
+  const Json broken =
+      ask(server.port, "/v1/completions", {{"model", "half"}, {"prompt", "x"}}, 400);
   EXPECT_EQ(broken["error"]["code"], "model_load_failed");
   const std::string sentence = broken["error"]["message"];
   EXPECT_NE(sentence.find("half.gguf: "), std::string::npos) << sentence;
@@ -530,18 +537,19 @@ TEST_F(ServeTest, SeveralModelsByName) {
   EXPECT_EQ(get(server.port, "/v1/models/half")["status"]["value"], "failed");
   EXPECT_EQ(get(server.port, "/v1/models/tiny%2fmoe")["status"]["value"], "loaded")
       << "it cost nobody anything";
-  const std::vector<std::string> kTricks = {"../secret", "secret.gguf", path("secret"), path("secret.gguf")};
+  const std::vector<std::string> kTricks = {"../secret", "secret.gguf", path("secret"),
+                                            path("secret.gguf")};
   for (const std::string& trick : kTricks) {
     EXPECT_EQ(complete(server.port, trick), moe) << trick;
   }
 
-  // Many at once, of all models.
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
       const std::string name = t == 0 ? "demo" : t == 1 ? "tiny/moe" : "demo-q4";
-      for (int i = 0; i < 2; ++i) right += complete(server.port, name) == (t == 0 ? demo : t == 1 ? moe : q4);
+      for (int i = 0; i < 2; ++i)
+        right += complete(server.port, name) == (t == 0 ? demo : t == 1 ? moe : q4);
     });
   }
   for (auto& thread : threads) thread.join();
@@ -570,7 +578,7 @@ TEST_F(ServeTest, TheCacheInFilesIsCounted) {
     ASSERT_NE(server.port, 0) << server.log();
     EXPECT_EQ(metric(server.port, "braid_disk_cache_files"), 0);
     text = ask(server.port, "/v1/completions", body)["choices"][0]["text"];
-    // Files are written behind the answer; what is still under way is written before the end.
+    // Files are written after the answer; pending ones are written before the end.
     server.signal(SIGTERM);
     EXPECT_EQ(server.wait(), 0);
   }
@@ -591,7 +599,7 @@ TEST_F(ServeTest, TheCacheInFilesIsCounted) {
   EXPECT_EQ(metric(server.port, "braid_disk_cache_write_errors_total"), 0);
 }
 
-// Agents of many turns at a time: what each has said before is still there when it comes back.
+// Conversations of many turns, interleaved: earlier turns are still cached at the next one.
 TEST_F(ServeTest, ConversationsFindTheirPrefixes) {
   constexpr int kConversations = 8, kTurns = 12;
   static const char* const kWords[] = {"harbor", "engine", "river",  "signal", "window", "garden",
@@ -613,7 +621,8 @@ TEST_F(ServeTest, ConversationsFindTheirPrefixes) {
          {"function",
           {{"name", name},
            {"description", std::string(name) + " works on the open project: " + prose(3, 16)},
-           {"parameters", {{"type", "object"}, {"properties", {{"path", text}, {"text", text}}}}}}}});
+           {"parameters",
+            {{"type", "object"}, {"properties", {{"path", text}, {"text", text}}}}}}}});
   }
   Served server({"-t", "1", "--think", "off", "--temp", "0"});
   ASSERT_NE(server.port, 0) << server.log();
@@ -622,12 +631,15 @@ TEST_F(ServeTest, ConversationsFindTheirPrefixes) {
   std::vector<std::thread> threads;
   for (uint32_t c = 0; c < kConversations; ++c) {
     threads.emplace_back([&, c] {
-      Json messages = Json::array({{{"role", "system"}, {"content", "You are an agent. " + prose(1, 300)}}});
+      Json messages =
+          Json::array({{{"role", "system"}, {"content", "You are an agent. " + prose(1, 300)}}});
       for (uint32_t turn = 0; turn < kTurns; ++turn) {
         messages.push_back({{"role", "user"}, {"content", prose(100 * c + turn + 10, 60) + "?"}});
-        const Json answer =
-            ask(server.port, "/v1/chat/completions",
-                {{"messages", messages}, {"tools", tools}, {"tool_choice", "none"}, {"max_tokens", 24}});
+        const Json answer = ask(server.port, "/v1/chat/completions",
+                                {{"messages", messages},
+                                 {"tools", tools},
+                                 {"tool_choice", "none"},
+                                 {"max_tokens", 24}});
         prompt += answer["usage"]["prompt_tokens"].get<int64_t>();
         cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
         messages.push_back(answer["choices"][0]["message"]);
@@ -636,12 +648,12 @@ TEST_F(ServeTest, ConversationsFindTheirPrefixes) {
   }
   for (std::thread& thread : threads) thread.join();
   const double share = 100.0 * static_cast<double>(cached) / static_cast<double>(prompt);
-  std::printf("[report] %d conversations of %d turns: %.1f %% of %lld prompt tokens cached\n", kConversations,
-              kTurns, share, static_cast<long long>(prompt));
+  std::printf("[report] %d conversations of %d turns: %.1f %% of %lld prompt tokens cached\n",
+              kConversations, kTurns, share, static_cast<long long>(prompt));
   EXPECT_GE(share, 88);
 }
 
-// Chats over one system message, one after the other: each computes its own question, whatever its length.
+// Chats over one system message, in sequence: each computes only its question, whatever its length.
 TEST_F(ServeTest, ASystemMessageIsComputedOnce) {
   Served server({"-c", "10240", "-np", "1", "-t", "2", "--think", "off", "--temp", "0"});
   ASSERT_NE(server.port, 0) << server.log();
@@ -651,20 +663,22 @@ TEST_F(ServeTest, ASystemMessageIsComputedOnce) {
       out += std::string(i == 0 ? "" : " ") + (((i * 7 + seed) % 11) < 5 ? "harbor" : "quiet");
     return out;
   };
-  const auto chat = [&](const std::string& salt, const std::string& system, const std::string& question) {
+  const auto chat = [&](const std::string& salt, const std::string& system,
+                        const std::string& question) {
     const Json usage = ask(server.port, "/v1/chat/completions",
                            {{"messages", Json::array({{{"role", "system"}, {"content", system}},
                                                       {{"role", "user"}, {"content", question}}})},
                             {"max_tokens", 2},
                             {"cache_salt", salt}})["usage"];
-    return std::pair<int, int>(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]);
+    return std::pair<int, int>(usage["prompt_tokens"],
+                               usage["prompt_tokens_details"]["cached_tokens"]);
   };
   std::string table;
   for (const int words : {500, 1000, 2000, 4000, 8000}) {
     const std::string salt = std::to_string(words), system = text(words, words);
     const auto [first, none] = chat(salt, system, text(5, 1));
     EXPECT_EQ(none, 0);
-    const int head = first - 5;  // with the marks of messages, which the question has too
+    const int head = first - 5;  // without the message marks, which the question has too
     table += "[report] system message of about " + std::to_string(words) + " tokens:";
     for (const int question : {5, 20, 100, 400}) {
       const auto [prompt, cached] = chat(salt, system, text(question, question + 2));
@@ -680,21 +694,26 @@ TEST_F(ServeTest, ASystemMessageIsComputedOnce) {
 TEST_F(ServeTest, APromptIsScoredAsItWasWritten) {
   Served server({"-c", "1024", "-np", "2", "-t", "1", "--temp", "0", "--act", "f32"});
   ASSERT_NE(server.port, 0) << server.log();
-  // What was generated, given back as a prompt, has the log probabilities that it was generated with.
-  const Json written = ask(
-      server.port, "/v1/completions",
-      {{"prompt", "The harbor"}, {"max_tokens", 24}, {"ignore_eos", true}, {"logprobs", 3}})["choices"][0];
+  // Generated tokens, sent back as a prompt, keep their log probabilities.
+  const Json written = ask(server.port, "/v1/completions",
+                           {{"prompt", "The harbor"},
+                            {"max_tokens", 24},
+                            {"ignore_eos", true},
+                            {"logprobs", 3}})["choices"][0];
   const std::string text = written["text"];
-  const Json read = ask(
-      server.port, "/v1/completions",
-      {{"prompt", "The harbor" + text}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 3}})["choices"][0];
+  const Json read = ask(server.port, "/v1/completions",
+                        {{"prompt", "The harbor" + text},
+                         {"max_tokens", 0},
+                         {"echo", true},
+                         {"logprobs", 3}})["choices"][0];
   EXPECT_EQ(read["text"], "The harbor" + text);
   const Json &as_written = written["logprobs"], &as_read = read["logprobs"];
   const size_t count = as_written["tokens"].size();
   ASSERT_GE(as_read["tokens"].size(), count);
   const size_t prompt = as_read["tokens"].size() - count;
   for (size_t i = 0; i < count; ++i) {
-    ASSERT_EQ(as_read["tokens"][prompt + i], as_written["tokens"][i]) << "the text is cut into other tokens";
+    ASSERT_EQ(as_read["tokens"][prompt + i], as_written["tokens"][i])
+        << "the text is cut into other tokens";
     EXPECT_NEAR(as_read["token_logprobs"][prompt + i].get<double>(),
                 as_written["token_logprobs"][i].get<double>(), 1e-3);
     EXPECT_EQ(as_read["top_logprobs"][prompt + i].size(), 3u);
@@ -702,8 +721,8 @@ TEST_F(ServeTest, APromptIsScoredAsItWasWritten) {
   EXPECT_EQ(read["finish_reason"], "length");
 }
 
-// A model that says one token for ever, in its thought and behind it: the thought is closed, then the answer
-// ends. And a limit, however small, leaves a visible part.
+// A model repeats one token, in its thought and after it: the thought is closed, then the answer
+// ends. Any limit, however small, leaves a visible part.
 TEST_F(ServeTest, AModelThatGoesRoundIsStopped) {
   Served server({"--ctx-size", "640"});
   ASSERT_NE(server.port, 0) << server.log();

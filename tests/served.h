@@ -1,4 +1,4 @@
-// served.h -- the real `braid serve` as a process of its own, and a client for it, with and without TLS.
+// served.h -- runs the real `braid serve` as a process, and a client for it, with and without TLS.
 #pragma once
 
 #include <arpa/inet.h>
@@ -20,13 +20,13 @@
 
 namespace braid::test {
 
-// Starts `braid serve --port 0 ...` and waits until it listens. Killed at the end if it still runs.
+// Starts `braid serve --port 0 ...` and waits until it listens. The destructor kills it.
 class Served {
  public:
   explicit Served(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {"serve", "--port", "0"});
     int pipe[2];
-    // Others may be started meanwhile: whoever held this pipe's end would keep the log open.
+    // CLOEXEC: another server that inherits the pipe would keep the log open.
     if (::pipe2(pipe, O_CLOEXEC) != 0) std::abort();
     child_ = ::fork();
     if (child_ == 0) {
@@ -68,14 +68,14 @@ class Served {
   }
 
   void signal(int number) { ::kill(child_, number); }
-  // The exit code, or 128 and the signal that ended it.
+  // The exit code, or 128 plus the signal.
   int wait() {
     int status = 0;
     ::waitpid(child_, &status, 0);
     ended_ = true;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
-  // Until stderr has said `text`, or ended.
+  // Waits until stderr contains `text` or ends.
   bool wait_log(const std::string& text) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::minutes(2),
@@ -99,10 +99,9 @@ class Served {
   bool closed_ = false;
 };
 
-// One request and its answer over a connection of its own.
 class Connection {
  public:
-  // With `certificate` (a PEM file to trust): TLS, and the name of the server is checked.
+  // With `certificate` (a PEM file to trust): TLS with a check of the server's name.
   explicit Connection(uint16_t port, const std::string& certificate = "")
       : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
@@ -138,7 +137,7 @@ class Connection {
       (void)!::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
     }
   }
-  // Until `text` has come; false when the connection ends first.
+  // Returns false if the connection ends before `text` arrives.
   bool read_until(const std::string& text) {
     while (received.find(text) == std::string::npos) {
       if (!read_some()) return false;
@@ -150,18 +149,7 @@ class Connection {
     }
     return received;
   }
-  int status() const { return received.size() < 12 ? 0 : std::stoi(received.substr(9, 3)); }
-  std::string body() const {
-    const size_t at = received.find("\r\n\r\n");
-    return at == std::string::npos ? "" : received.substr(at + 4);
-  }
-
-  std::string host = "localhost";  // of the Host field
-  bool connected = false;
-  bool closed_cleanly = false;  // TLS: the server said that this was all
-  std::string received;
-
- private:
+  // The next bytes; false when the connection has ended.
   bool read_some() {
     char buffer[16384];
     int count = 0;
@@ -177,7 +165,30 @@ class Connection {
     received.append(buffer, static_cast<size_t>(count));
     return true;
   }
+  int status() const { return received.size() < 12 ? 0 : std::stoi(received.substr(9, 3)); }
+  std::string body() const {
+    const size_t at = received.find("\r\n\r\n");
+    return at == std::string::npos ? "" : received.substr(at + 4);
+  }
 
+  std::string host = "localhost";  // of the Host field
+  bool connected = false;
+  bool closed_cleanly = false;  // TLS: the server said that this was all
+  std::string received;
+
+ private:
+  int status() const { return received.size() < 12 ? 0 : std::stoi(received.substr(9, 3)); }
+  std::string body() const {
+    const size_t at = received.find("\r\n\r\n");
+    return at == std::string::npos ? "" : received.substr(at + 4);
+  }
+
+  std::string host = "localhost";  // of the Host field
+  bool connected = false;
+  bool closed_cleanly = false;  // TLS: received close_notify
+  std::string received;
+
+ private:
   int socket_;
   SSL_CTX* context_ = nullptr;
   SSL* tls_ = nullptr;

@@ -1,11 +1,8 @@
-// two_servers_test.cpp -- two servers on one cache directory, either of which is killed again and again.
-//
-// Clients hold conversations whose answers are known from a server without a cache. Each turn goes to one of
-// the two servers, whichever; what a killed server had begun is sent again. Whatever was found in files that
-// the other one wrote, or an earlier life, the answers are the same to the last bit of their log
-// probabilities.
-//
-// TWO_SERVERS_REQUESTS: how many turns, 300 by default. TWO_SERVERS_KILL_EVERY: a kill after so many answers.
+// two_servers_test.cpp -- two servers on one cache directory, which are killed repeatedly.
+// Conversations have known answers from a server without a cache. Each turn goes to either server,
+// and again if it is killed. With files of any server and life, answers equal the known ones, log
+// probabilities bit by bit.
+// TWO_SERVERS_REQUESTS: number of turns, default 300. TWO_SERVERS_KILL_EVERY: answers per kill.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,8 +16,8 @@
 #include <random>
 #include <set>
 
-#include "engine/disk/disk_format.h"
-#include "engine/disk/disk_store.h"
+#include "engine/prefix/disk_format.h"
+#include "engine/prefix/disk_store.h"
 #include "served.h"
 
 namespace {
@@ -31,9 +28,9 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 constexpr int kClients = 4, kTurns = 3;
-constexpr int kSystemWords = 300;    // more than the least that a file is written for
-constexpr int kCachedTokens = 256;   // that no two conversations have in common
-constexpr uint64_t kLimitMiB = 128;  // that conversations do not fit into, nor few of them
+constexpr int kSystemWords = 300;    // above the minimum for a file
+constexpr int kCachedTokens = 256;   // not shared by two conversations
+constexpr uint64_t kLimitMiB = 128;  // less than all conversations take
 
 int from_environment(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -50,14 +47,13 @@ std::string prose(uint32_t seed, int words) {
   return out;
 }
 
-// A turn's request and what a server without a cache says to it.
 struct Turn {
   std::string body;
   std::string choice;
 };
 using Conversation = std::vector<Turn>;
 
-// The answer; null if the connection ended before it was whole.
+// Null if the connection ended early.
 Json ask(uint16_t port, const std::string& body) {
   Connection connection(port);
   if (!connection.connected) return nullptr;
@@ -67,9 +63,10 @@ Json ask(uint16_t port, const std::string& body) {
   return connection.status() == 200 && answer.contains("choices") ? answer : Json(nullptr);
 }
 
-int cached_tokens(const Json& answer) { return answer["usage"]["prompt_tokens_details"]["cached_tokens"]; }
+int cached_tokens(const Json& answer) {
+  return answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+}
 
-// Conversation `number`, turn by turn; each prompt holds the answers before it.
 Conversation hold(uint16_t port, int number) {
   Conversation out;
   const auto seed = static_cast<uint32_t>(number);
@@ -92,7 +89,7 @@ std::vector<std::string> options() {
   return {"-c", "1024", "-np", "2", "-t", "1", "--think", "off", "--temp", "0"};
 }
 
-// Of a page of /metrics; of the sample whose last label is `label`.
+// A value of a /metrics page; `label`: last label of the sample.
 double metric(const std::string& page, const std::string& name, const std::string& label = "") {
   for (size_t at = 0; (at = page.find("\n" + name + "{", at)) != std::string::npos; ++at) {
     const size_t end = page.find("} ", at);
@@ -108,8 +105,7 @@ std::string metrics(uint16_t port) {
   return connection.read_all();
 }
 
-// Whether every byte of a file is what its header and table say. A file may be removed at any time: then
-// there is nothing to say of it.
+// Whether a file matches its header and table. A file may vanish at any time; that counts as whole.
 bool is_whole(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return true;
@@ -117,35 +113,38 @@ bool is_whole(const fs::path& path) {
   DiskHeader header;
   if (bytes.size() < sizeof header) return false;
   std::memcpy(&header, bytes.data(), sizeof header);
-  const DiskKind kind{header.fingerprint, header.state_bytes, header.block_bytes, header.guess_bytes,
-                      header.guess_kind};
+  const DiskKind kind{header.fingerprint, header.state_bytes, header.block_bytes,
+                      header.guess_bytes, header.guess_kind};
   if (judge_header(header, bytes.size(), kind) != DiskVerdict::ours) return false;
   const DiskLayout layout = *disk_layout(header);
   const auto all = std::as_bytes(std::span(bytes));
-  const auto table = read_disk_table(header, all.subspan(sizeof header, layout.images_at - sizeof header));
+  const auto table =
+      read_disk_table(header, all.subspan(sizeof header, layout.images_at - sizeof header));
   if (!table) return false;
   const auto is_sound = [&](uint64_t at, uint64_t size, uint64_t checksum) {
     return disk_checksum(all.data() + at, size) == checksum;
   };
   for (uint32_t b = 0; b < header.block_count; ++b)
-    if (!is_sound(layout.images_at + b * header.block_bytes, header.block_bytes, table->checksums[b]))
+    if (!is_sound(layout.images_at + b * header.block_bytes, header.block_bytes,
+                  table->checksums[b]))
       return false;
   if (header.tail_tokens > 0 && !is_sound(layout.tail_at, header.block_bytes, header.tail_checksum))
     return false;
-  return !header.has_state() || is_sound(layout.state_at, header.state_bytes, header.state_checksum);
+  return !header.has_state() ||
+         is_sound(layout.state_at, header.state_bytes, header.state_checksum);
 }
 
 class TwoServers : public testing::Test {
  protected:
-  // One of the two, in one life after the other.
   struct Slot {
     std::mutex mutex;
     std::unique_ptr<Served> server;  // null: between two lives
     int life = 0;
-    std::set<int> seen, seen_in_life;  // conversations that were sent to it
+    std::set<int> seen, seen_in_life;  // conversations sent to it
   };
 
-  TwoServers() : folder_(fs::temp_directory_path() / ("braid-two-servers-" + std::to_string(::getpid()))) {
+  TwoServers()
+      : folder_(fs::temp_directory_path() / ("braid-two-servers-" + std::to_string(::getpid()))) {
     fs::create_directories(folder_);
   }
   ~TwoServers() override { fs::remove_all(folder_); }
@@ -160,7 +159,6 @@ class TwoServers : public testing::Test {
     return server;
   }
 
-  // The turns of all conversations, in any order of these.
   void hold_conversations(uint32_t seed) {
     std::mt19937 random(seed);
     while (!stop_) {
@@ -179,7 +177,7 @@ class TwoServers : public testing::Test {
     }
   }
 
-  // Sends it until a server that is not killed meanwhile has answered.
+  // Sends it until a server answers without being killed.
   std::string answer_to(int number, const std::string& body, std::mt19937& random) {
     while (!stop_) {
       Slot& slot = slots_[random() % 2];
@@ -229,7 +227,6 @@ class TwoServers : public testing::Test {
     slot.server = std::move(next);
   }
 
-  // What a server that runs says of its files.
   void count(Served& server) {
     const std::string page = metrics(server.port);
     loads_ += metric(page, "braid_disk_cache_hits_total");
@@ -265,7 +262,7 @@ class TwoServers : public testing::Test {
   std::atomic<bool> stop_ = false;
   std::atomic<int> sent_ = 0, answered_ = 0, wrong_ = 0, sent_again_ = 0, second_hand_ = 0,
                    from_the_other_ = 0;
-  int kills_ = 0;  // this and what follows: with kill_mutex_
+  int kills_ = 0;  // from here on: guarded by kill_mutex_
   double loads_ = 0, failed_loads_ = 0, evicted_ = 0;
 };
 
@@ -282,7 +279,8 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
   const auto begin = std::chrono::steady_clock::now();
   for (Slot& slot : slots_) slot.server = start();
   std::vector<std::thread> clients;
-  for (uint32_t c = 0; c < kClients; ++c) clients.emplace_back([this, c] { hold_conversations(c + 1); });
+  for (uint32_t c = 0; c < kClients; ++c)
+    clients.emplace_back([this, c] { hold_conversations(c + 1); });
   for (std::thread& client : clients) client.join();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   ASSERT_FALSE(stop_);
@@ -291,7 +289,7 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
 
   for (Slot& slot : slots_) {
     count(*slot.server);
-    slot.server->signal(SIGTERM);  // what is kept is written
+    slot.server->signal(SIGTERM);  // cached prefixes are written
     EXPECT_EQ(slot.server->wait(), 0);
   }
   expect_whole_files();
@@ -303,8 +301,9 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
     if (name.ends_with(kDiskSuffix) || name.ends_with(kIndexSuffix)) bytes += entry.file_size();
   }
   EXPECT_LE(bytes, kLimitMiB << 20);
-  EXPECT_EQ(metric(metrics(last->port), "braid_disk_cache_removed_total", "reason=\"unusable\""), 0);
-  // A new server finds what both have left, above all of what was used last.
+  EXPECT_EQ(metric(metrics(last->port), "braid_disk_cache_removed_total", "reason=\"unusable\""),
+            0);
+  // A new server finds the files of both, above all the last used ones.
   int found = 0;
   for (const size_t number : latest_first()) {
     const Conversation& conversation = conversations_[number];
@@ -316,14 +315,16 @@ TEST_F(TwoServers, KilledAtAnyTimeTheyGiveTheAnswersOfOneWithoutACache) {
   EXPECT_GT(found, 0);
   count(*last);
   std::printf(
-      "[report] %d requests to two servers in %.0f s: %d wrong answers, %d kills, %d sent again; prefixes "
+      "[report] %d requests to two servers in %.0f s: %d wrong answers, %d kills, %d sent again; "
+      "prefixes "
       "found in "
-      "files of an earlier life or the other server %d, of the other %d, of both at the end %d of %d; %.0f "
+      "files of an earlier life or the other server %d, of the other %d, of both at the end %d of "
+      "%d; %.0f "
       "loads, "
       "%.0f given up, %.0f files removed for the limit\n",
-      answered_.load(), took.count(), wrong_.load(), kills_, sent_again_.load(), second_hand_.load(),
-      from_the_other_.load(), found, static_cast<int>(conversations_.size()), loads_, failed_loads_,
-      evicted_);
+      answered_.load(), took.count(), wrong_.load(), kills_, sent_again_.load(),
+      second_hand_.load(), from_the_other_.load(), found, static_cast<int>(conversations_.size()),
+      loads_, failed_loads_, evicted_);
 }
 
 }  // namespace

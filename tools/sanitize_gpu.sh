@@ -5,7 +5,7 @@
 # TOOL: memcheck racecheck by default; initcheck, synccheck. Kernels run some hundred times slower: 16 processes for each GPU of
 # CUDA_VISIBLE_DEVICES, or PROCESSES in all, share the tests out until 3,600 s (SECONDS_ALL) are over; what has not come to its end is
 # named. For racecheck configure with -DBRAID_SANITIZE_CUDA=ON: in other builds it reports what it does not follow
-# (src/ops/cuda/primitives/barriers.cuh). BRAID_GPU=8.6 before it checks what an RTX 3090 gets.
+# (src/ops/cuda/barriers.cuh). BRAID_GPU=8.6 before it checks what an RTX 3090 gets.
 set -uo pipefail
 [ $# -ge 1 ] && command -v nvidia-smi >/dev/null || { echo "usage: see the head of $0; it needs a GPU (nvidia-smi)" >&2; exit 2; }
 export PROGRAM="$1/ops_test" BRAID_TEST_DEVICES=gpu

@@ -1,8 +1,6 @@
-// check.h -- promises of our own code, verified in every build.
-//
-// BRAID_CHECK stops the program with file, line and the broken promise. It is for what cannot happen unless
-// braid has a bug: wrong shapes, broken invariants. What the world can get wrong (files, requests, memory)
-// is an Error in a Result (result.h), never a check.
+// check.h -- checks of our own invariants, active in every build.
+// BRAID_CHECK stops the program. It is for conditions that only a bug in braid can break. Errors of
+// files, requests or memory are an Error in a Result (result.h).
 #pragma once
 
 #include <cstdio>
@@ -11,8 +9,8 @@
 namespace braid {
 
 [[noreturn]] inline void check_failed(const char* file, int line, const char* what) {
-  std::fprintf(stderr, "%s:%d: broken promise: %s\nThis is a bug in braid. Please report it.\n", file, line,
-               what);
+  std::fprintf(stderr, "%s:%d: broken promise: %s\nThis is a bug in braid. Please report it.\n",
+               file, line, what);
   std::abort();
 }
 

@@ -1,5 +1,4 @@
-// checked.h -- 64-bit arithmetic on numbers that came from outside: an overflow is an empty result, never a
-// wrap.
+// checked.h -- 64-bit arithmetic on untrusted numbers: an overflow gives an empty result.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,6 @@ inline std::optional<uint64_t> checked_add(uint64_t a, uint64_t b) {
   return out;
 }
 
-// Smallest multiple of `unit` (a power of two) that is at least `a`.
 inline std::optional<uint64_t> checked_align_up(uint64_t a, uint64_t unit) {
   const auto sum = checked_add(a, unit - 1);
   if (!sum) return std::nullopt;

@@ -13,7 +13,7 @@
 namespace braid {
 namespace {
 
-// "0-3,8,10-11" -> 0 1 2 3 8 10 11. Stops at the first thing that is no such list.
+// "0-3,8,10-11" -> 0 1 2 3 8 10 11. Stops at the first malformed item.
 std::vector<int> parse_cpu_list(const std::string& text) {
   std::vector<int> out;
   std::istringstream in(text);
@@ -43,23 +43,24 @@ void tighten(int* limit, long long quota, long long period) {
   if (*limit == 0 || cpus < *limit) *limit = cpus;
 }
 
-// The quota of one directory, whichever version's files it has.
 void read_quota(const std::string& folder, int* limit) {
   std::string line;
   if (read_line(folder + "/cpu.max", &line)) {
     std::istringstream in(line);
     long long quota, period;
-    if (in >> quota >> period) tighten(limit, quota, period);  // "max 100000" fails to parse: no limit
+    if (in >> quota >> period)
+      tighten(limit, quota, period);  // "max 100000" fails to parse: no limit
   }
   std::string quota, period;
-  if (read_line(folder + "/cpu.cfs_quota_us", &quota) && read_line(folder + "/cpu.cfs_period_us", &period)) {
+  if (read_line(folder + "/cpu.cfs_quota_us", &quota) &&
+      read_line(folder + "/cpu.cfs_period_us", &period)) {
     std::istringstream in(quota + " " + period);
     long long quota_us, period_us;
     if (in >> quota_us >> period_us) tighten(limit, quota_us, period_us);
   }
 }
 
-// Quotas hold for a group and everything below it, so each ancestor counts.
+// A quota holds for a group and all groups below it, so each ancestor counts.
 void read_quota_chain(const std::string& root, std::string path, int* limit) {
   while (true) {
     read_quota(root + path, limit);
@@ -86,7 +87,7 @@ std::vector<int> read_affinity() {
       if (CPU_ISSET_S(cpu, size_bytes, set)) out.push_back(cpu);
     }
     CPU_FREE(set);
-    if (ok) break;  // it fails while the set is smaller than the kernel's mask
+    if (ok) break;  // fails while the set is smaller than the kernel's mask
   }
   if (out.empty()) out.push_back(0);
   return out;
@@ -106,7 +107,8 @@ std::vector<int> one_per_core(const std::vector<int>& cpus, const std::string& c
     if (std::find(taken.begin(), taken.end(), cpu) != taken.end()) continue;
     out.push_back(cpu);
     std::string line;
-    if (read_line(cpu_root + "/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list", &line)) {
+    if (read_line(cpu_root + "/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
+                  &line)) {
       const std::vector<int> siblings = parse_cpu_list(line);
       taken.insert(taken.end(), siblings.begin(), siblings.end());
     }

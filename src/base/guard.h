@@ -1,7 +1,4 @@
-// guard.h -- where exceptions end: bodies of threads, and callbacks that other code calls.
-//
-// An exception that leaves a thread's body ends the program, and one that leaves a callback ends whatever its
-// caller was about to do next. Both run their work through guarded(), which logs what was thrown.
+// guard.h -- guarded() ends exceptions in thread bodies and callbacks, and logs them.
 #pragma once
 
 #include <exception>
@@ -11,7 +8,7 @@ namespace braid {
 
 enum class Guarded { fine, no_memory, failed };
 
-// One line in the log, also when there is no memory for it. `what` failed, because of `why`.
+// Logs that `what` failed because of `why`, even without free memory.
 void log_failure(const char* what, const char* why) noexcept;
 
 template <typename Work>

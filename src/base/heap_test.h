@@ -1,4 +1,4 @@
-// heap_test.h -- for tests of what predicts memory: what the program has of its heap.
+// heap_test.h -- heap use of the process, for tests of memory estimates.
 #pragma once
 
 #include <malloc.h>
@@ -7,7 +7,7 @@
 
 namespace braid {
 
-// 0 under a sanitizer, which has a heap of its own.
+// 0 under a sanitizer, which replaces the heap.
 inline uint64_t heap_bytes() {
   const auto info = ::mallinfo2();
   return info.uordblks + info.hblkhd;

@@ -1,4 +1,4 @@
-// host_pages.cpp -- memory maps that are filled by several threads (host_pages.h).
+// host_pages.cpp -- memory maps filled by several threads (host_pages.h).
 #include "base/host_pages.h"
 
 #include <fmt/format.h>
@@ -16,14 +16,14 @@ namespace braid {
 namespace {
 
 constexpr size_t kHugePageBytes = size_t{2} << 20;
-constexpr size_t kPieceBytes = size_t{32} << 20;  // that a thread asks for at a time
+constexpr size_t kPieceBytes = size_t{32} << 20;  // per request of a thread
 
 size_t page_bytes() {
   static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
 }
 
-// Zeros stay zeros. False: the system has no more.
+// Makes pages resident without changing their zeros. Returns false if the system is out of memory.
 bool fill(std::byte* data, size_t size_bytes) {
 #ifdef MADV_POPULATE_WRITE
   int result = 0;
@@ -33,15 +33,15 @@ bool fill(std::byte* data, size_t size_bytes) {
   if (result == 0) return true;
   if (errno == ENOMEM) return false;
 #endif
-  // A system that does not know the call (Linux before 5.14) or cannot do it now.
+  // Linux before 5.14 lacks the call, and it can fail for other reasons.
   for (size_t at = 0; at < size_bytes; at += page_bytes())
     *reinterpret_cast<volatile unsigned char*>(data + at) = 0;
   return true;
 }
 
 Error no_memory(size_t size_bytes, int error) {
-  return {ErrorKind::exhausted,
-          fmt::format("the system has no {} MiB of memory: {}", size_bytes >> 20, std::strerror(error))};
+  return {ErrorKind::exhausted, fmt::format("the system has no {} MiB of memory: {}",
+                                            size_bytes >> 20, std::strerror(error))};
 }
 
 }  // namespace
@@ -54,17 +54,16 @@ Result<std::byte*> take_pages(size_t size_bytes, int threads, const BytesDone& d
   BRAID_CHECK(size_bytes > 0 && threads >= 1);
   if (size_bytes > SIZE_MAX - 2 * kHugePageBytes) return no_memory(size_bytes, ENOMEM);
   const size_t bytes = pages_bytes(size_bytes);
-  void* mapped =
-      ::mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapped = ::mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return no_memory(size_bytes, errno);
-  // What is too much at both ends goes back.
   auto* const begin = static_cast<std::byte*>(mapped);
   const size_t before =
       (kHugePageBytes - reinterpret_cast<uintptr_t>(begin) % kHugePageBytes) % kHugePageBytes;
   std::byte* const data = begin + before;
   if (before > 0) ::munmap(begin, before);
   if (before < kHugePageBytes) ::munmap(data + bytes, kHugePageBytes - before);
-  // Both are wishes.
+  // Both are optional, so errors are ignored.
   ::madvise(data, bytes, MADV_HUGEPAGE);
   ::madvise(data, bytes, MADV_DONTFORK);
 

@@ -1,4 +1,4 @@
-// host_pages_test.cpp -- runs of pages are zeros, whole, writable, and gone when they are given back.
+// host_pages_test.cpp -- runs are zeroed, complete, writable, and unmapped when given back.
 #include "base/host_pages.h"
 
 #include <gtest/gtest.h>
@@ -13,9 +13,9 @@ namespace braid {
 namespace {
 
 constexpr size_t kOdd =
-    (size_t{70} << 20) + 12345;  // three pieces, the last neither whole nor in whole pages
+    (size_t{70} << 20) + 12345;  // three pieces; the last is partial and ends within a page
 
-// Pages of a run that are in memory; empty: nothing is mapped there.
+// One entry per page, its lowest bit set if resident. Empty: nothing is mapped there.
 std::vector<unsigned char> residence(void* data, size_t size_bytes) {
   std::vector<unsigned char> pages(pages_bytes(size_bytes) / pages_bytes(1));
   if (::mincore(data, size_bytes, pages.data()) != 0) {
@@ -33,7 +33,8 @@ TEST(HostPages, AreZerosInMemoryAndWritableToTheLastByte) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % (size_t{2} << 20), 0u);
     const auto pages = residence(data, kOdd);
     ASSERT_EQ(pages.size(), pages_bytes(kOdd) / pages_bytes(1));
-    EXPECT_TRUE(std::all_of(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; }));
+    EXPECT_TRUE(std::all_of(pages.begin(), pages.end(),
+                            [](unsigned char page) { return (page & 1) != 0; }));
     EXPECT_TRUE(std::all_of(data, data + kOdd, [](std::byte b) { return b == std::byte{0}; }));
     std::memset(data, 0x5a, kOdd);
     EXPECT_EQ(data[kOdd - 1], std::byte{0x5a});

@@ -1,5 +1,4 @@
-// log_line.h -- one finished line for the log, for sources that cannot include log.h (nvcc does not compile
-// spdlog).
+// log_line.h -- logs one line, for sources that cannot include log.h (nvcc fails on spdlog).
 #pragma once
 
 #include <string>

@@ -20,8 +20,11 @@ Error system_error(const std::string& path, const char* what) {
 }
 
 FileIdentity of_stat(const struct stat& info) {
-  const auto ns = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
-  return {info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size), ns(info.st_mtim), ns(info.st_ctim)};
+  const auto ns = [](const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  return {info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size), ns(info.st_mtim),
+          ns(info.st_ctim)};
 }
 }  // namespace
 

@@ -1,7 +1,5 @@
-// mapped_file.h -- a whole file, read-only, in memory.
-//
-// The bytes stay valid as long as the object lives. The size is taken once at opening; a file that another
-// program shortens meanwhile raises SIGBUS on access, as every mapping does.
+// mapped_file.h -- a whole file in memory, read-only, valid while the object lives.
+// The size is read at opening. If another program shortens the file, access raises SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -14,17 +12,16 @@
 
 namespace braid {
 
-// Which file it is, and in what state: a change of its bytes changes at least one of them, unless it comes within
-// the same tick of the file system's clock.
+// A change of the bytes changes a field, unless both are within a clock tick of the file system.
 struct FileIdentity {
   uint64_t device = 0, inode = 0, size_bytes = 0;
-  int64_t modified_ns = 0, changed_ns = 0;  // since 1970; nobody but the system sets the second
+  int64_t modified_ns = 0, changed_ns = 0;  // since 1970; only the system sets changed_ns
   bool operator==(const FileIdentity&) const = default;
 };
 
 class MappedFile {
  public:
-  // Errors: not_found (no such file), io (cannot open, is a directory, cannot map). An empty file is legal.
+  // Errors: not_found, io (cannot open, is a directory, cannot map). An empty file is legal.
   static Result<MappedFile> open(const std::string& path);
 
   MappedFile(MappedFile&& other) noexcept;
@@ -33,16 +30,16 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
   const std::string& path() const { return path_; }
-  // When it was opened.
   const FileIdentity& identity() const { return identity_; }
-  // Of what the path names now; none if there is no such file.
+  // Of the file now at `path`; empty if there is not one.
   static std::optional<FileIdentity> identity_of(const std::string& path);
 
-  // Tells the system that these bytes will not be read again soon: they leave the resident set.
+  // Drops the range from the resident set; it is not needed again soon.
   void release(std::span<const std::byte> range) const;
 
  private:
-  MappedFile(std::string path, const std::byte* data, size_t size_bytes, const FileIdentity& identity)
+  MappedFile(std::string path, const std::byte* data, size_t size_bytes,
+             const FileIdentity& identity)
       : path_(std::move(path)), data_(data), size_bytes_(size_bytes), identity_(identity) {}
   void close();
 

@@ -1,8 +1,6 @@
-// result.h -- errors of the world as values.
-//
-// A function that can fail because of a file, a request or a shortage returns Result<T> (or Status when there
-// is nothing to return). An Error carries a kind, for programs, and one sentence a user can act on, which
-// names what was read and where it went wrong. Bugs are not errors: see check.h.
+// result.h -- expected errors as values.
+// A function that can fail because of a file, a request or a shortage returns Result<T> or Status.
+// An Error has a kind for programs and one sentence for users. Bugs are not errors: see check.h.
 #pragma once
 
 #include <optional>
@@ -14,10 +12,10 @@
 namespace braid {
 
 enum class ErrorKind {
-  invalid_argument,  // an option or a request says something impossible
+  invalid_argument,  // an option or a request is impossible
   not_found,         // a file or a name does not exist
-  corrupt,           // bytes that break their format
-  unsupported,       // legal, but not something braid can do
+  corrupt,           // bytes break their format
+  unsupported,       // legal, but braid cannot do it
   exhausted,         // memory, disk or another planned limit
   io,                // the operating system refused
   cancelled,         // the caller asked to stop
@@ -28,7 +26,7 @@ struct Error {
   std::string message;
 };
 
-// Either a T or an Error. value() on an error is a bug and stops the program.
+// A T or an Error. value() of an Error is a bug and stops the program.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -66,7 +64,6 @@ class [[nodiscard]] Result {
   std::optional<Error> error_;
 };
 
-// Success, or an Error.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -85,7 +82,7 @@ class [[nodiscard]] Status {
 
 }  // namespace braid
 
-// BRAID_TRY(expr): returns the error of a Status or Result to the caller.
+// BRAID_TRY(expr) returns the error of a Status or Result to the caller.
 #define BRAID_TRY(expr)                               \
   do {                                                \
     if (auto braid_try_ = (expr); !braid_try_.ok()) { \
@@ -93,10 +90,11 @@ class [[nodiscard]] Status {
     }                                                 \
   } while (0)
 
-// BRAID_ASSIGN(decl, expr): `decl = value` or returns the error to the caller.
+// BRAID_ASSIGN(decl, expr) does `decl = value` or returns the error to the caller.
 #define BRAID_CONCAT2(a, b) a##b
 #define BRAID_CONCAT(a, b) BRAID_CONCAT2(a, b)
-#define BRAID_ASSIGN(decl, expr) BRAID_ASSIGN_IMPL(BRAID_CONCAT(braid_result_, __LINE__), decl, expr)
+#define BRAID_ASSIGN(decl, expr) \
+  BRAID_ASSIGN_IMPL(BRAID_CONCAT(braid_result_, __LINE__), decl, expr)
 #define BRAID_ASSIGN_IMPL(temp, decl, expr) \
   auto temp = (expr);                       \
   if (!temp.ok()) return temp.error();      \

@@ -1,12 +1,12 @@
-// threads.cpp -- the worker pool (threads.h).
+// threads.cpp -- the worker pool (threads.h). Three words, each on its own cache line:
 //
-// Three words, each on its own cache line, carry everything:
-//   epoch    the caller raises it to start a region; workers wait for it to change
-//   done     workers that have finished the region; the caller waits for size - 1
-//   phase    raised by the last to arrive at a barrier; the others wait for it to change
-// A waiter spins, then announces itself as a sleeper and calls futex. The waker stores first and reads the
-// sleeper count second, the sleeper counts itself first and lets the kernel compare the word second (both
-// sequentially consistent), so a wake-up is never lost and no system call is made while everybody spins.
+// - epoch: the caller raises it to start a region; workers wait for a change.
+// - done: workers that finished the region; the caller waits for size - 1.
+// - phase: raised by the last thread at a barrier; the others wait for a change.
+//
+// A waiter spins, then counts itself as a sleeper and calls futex, which compares the word. The
+// waker stores the word, then reads the sleeper count. Both are sequentially consistent, so no
+// wake-up is lost, and spinning threads need no system call.
 
 #include "base/threads.h"
 
@@ -33,7 +33,7 @@ namespace braid {
 namespace {
 
 constexpr std::chrono::microseconds kSpin{500};
-constexpr int kPausesPerLook = 32;  // between two looks at the clock
+constexpr int kPausesPerLook = 32;  // between two clock readings
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -48,13 +48,11 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
   return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
 }
 
-// A counter that threads wait on, alone on its cache line; the sleepers' count, which only slow paths write,
-// has the next one.
+// A counter to wait for. The sleeper count, used only in slow paths, is on the next cache line.
 struct Word {
   alignas(64) std::atomic<uint32_t> value{0};
   alignas(64) std::atomic<uint32_t> sleepers{0};
 
-  // Returns when reached(value).
   template <typename Reached>
   void wait(Reached reached, bool spin) {
     if (reached(value.load(std::memory_order_acquire))) return;
@@ -74,13 +72,13 @@ struct Word {
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // After a sequentially consistent store to `value`.
+  // Call after a sequentially consistent store to `value`.
   void wake() {
     if (sleepers.load(std::memory_order_seq_cst) > 0) futex(&value, FUTEX_WAKE, INT_MAX);
   }
 };
 
-// Being unable to pin costs speed, nothing else.
+// Failing to pin costs only speed.
 void allow(pthread_t thread, const std::vector<int>& cpus) {
   const int count = std::max(*std::max_element(cpus.begin(), cpus.end()) + 1, 1024);
   cpu_set_t* set = CPU_ALLOC(count);
@@ -115,17 +113,16 @@ struct ThreadPool::Impl {
   Word done;
   Word phase;
   alignas(64) std::atomic<uint32_t> arrived{0};
-  alignas(64) void (*call)(void*, int) = nullptr;  // null: the workers leave
+  alignas(64) void (*call)(void*, int) = nullptr;  // null: workers exit
   void* context = nullptr;
   bool spin = true;
   uint32_t others = 0;  // threads besides the caller
   std::vector<std::thread> workers;
-  int caller_cpu = -1;  // where the thread that calls run() belongs; -1: anywhere
-  pthread_t caller{};   // the thread that was last pinned there
+  int caller_cpu = -1;  // CPU for the thread that calls run(); -1: any
+  pthread_t caller{};   // the thread last pinned to caller_cpu
   bool caller_pinned = false;
 
-  // Left alone, the caller can end up on a worker's CPU, and on a busy machine it stays there: each region
-  // then takes a whole spin, because the one who waits keeps the one who works from running.
+  // An unpinned caller can stay on a worker's CPU: each region then takes a whole spin.
   void pin_caller() {
     if (caller_cpu < 0 || (caller_pinned && pthread_equal(caller, pthread_self()))) return;
     caller = pthread_self();
@@ -137,7 +134,7 @@ struct ThreadPool::Impl {
     const FlushDenormals flush;
     for (uint32_t seen = 0;;) {
       epoch.wait([&](uint32_t value) { return value != seen; }, spin);
-      seen++;  // the caller waits for everybody, so no epoch is ever skipped
+      seen++;  // run() waits for all workers, so no epoch is skipped
       if (call == nullptr) return;
       call(context, worker);
       if (done.value.fetch_add(1, std::memory_order_seq_cst) + 1 == others) done.wake();
@@ -145,17 +142,18 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads, Waiting waiting) : impl_(std::make_unique<Impl>()), size_(threads) {
+ThreadPool::ThreadPool(int threads, Waiting waiting)
+    : impl_(std::make_unique<Impl>()), size_(threads) {
   BRAID_CHECK(threads >= 1);
   impl_->others = static_cast<uint32_t>(threads - 1);
   if (threads == 1) return;
   std::vector<int> cores = one_per_core(affinity_cpus(), "/sys/devices/system/cpu");
-  // More threads than CPUs: a spinning waiter would keep the one it waits for from running.
+  // With more threads than CPUs, a spinning waiter would block the thread that it waits for.
   const bool spins = waiting == Waiting::spin;
   const bool roomy = spins && threads <= static_cast<int>(affinity_cpus().size());
   const bool pinned = spins && threads <= static_cast<int>(cores.size());
   impl_->spin = roomy;
-  // The caller stays where it is, workers take the others.
+  // The caller keeps its CPU; workers take the others.
   const int here = sched_getcpu();
   const auto own = std::find(cores.begin(), cores.end(), here);
   if (own != cores.end()) std::rotate(cores.begin(), own, own + 1);
@@ -194,7 +192,7 @@ void ThreadPool::barrier(int worker) {
   BRAID_CHECK(worker >= 0 && worker < size_);
   if (size_ == 1) return;
   Impl& impl = *impl_;
-  // The phase cannot move before this thread has arrived, so reading it first is safe.
+  // Safe to read first: the phase cannot change before this thread arrives.
   const uint32_t seen = impl.phase.value.load(std::memory_order_relaxed);
   if (impl.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size_)) {
     impl.arrived.store(0, std::memory_order_relaxed);

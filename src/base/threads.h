@@ -1,15 +1,15 @@
-// threads.h -- the worker pool that runs one region of work on every thread.
+// threads.h -- a worker pool that runs one region of work on every thread.
 //
-// run(f) calls f(worker) on all `size()` workers (the caller is worker 0) and returns when all are done.
-// Inside a region, barrier() makes all workers wait for each other. Workers spin for about half a millisecond
-// between regions, then sleep on a futex: spinning keeps a step's regions within a fraction of a microsecond,
-// sleeping keeps an idle engine from burning cores and survives a shared machine. A pool for work that is rare
-// sleeps at once, and its threads run wherever they are put (Waiting::sleep). Else all are pinned, the
-// caller from its first run() until the pool ends (threads it starts meanwhile inherit its CPU); every pool
-// thread flushes denormals to zero, the caller too while it is inside run().
+// run(f) calls f(worker) on all size() workers (the caller is worker 0) and returns when all are
+// done. In a region, barrier() makes them wait for each other. One thread owns a pool. Regions do
+// not nest. Nothing allocates after construction.
 //
-// Work is claimed statically by (worker, size()) or, for uneven work, from a Counter.
-// One thread owns a pool and calls run(); regions do not nest. Nothing allocates after construction.
+// - Waiting::spin: workers spin for about half a millisecond between regions, then sleep. All
+//   threads are pinned, the caller from its first run() to the end of the pool; threads that it
+//   starts meanwhile inherit its CPU.
+// - Waiting::sleep, for rare work: workers sleep at once and are not pinned.
+//
+// Pool threads flush denormals to zero, the caller while in run().
 #pragma once
 
 #include <atomic>
@@ -20,13 +20,11 @@
 
 namespace braid {
 
-// CPUs this process may use: one per physical core of the affinity mask, at most the cgroup's quota; at
-// least 1.
+// One CPU per physical core of the affinity mask, limited by the cgroup's quota; at least 1.
 int usable_cores();
 
-// While it lives, denormal results and operands of this thread are zero. run() does this by itself; work that
-// an op does on the calling thread alone needs one, or its bytes would differ from the same work done by a
-// worker.
+// Flushes denormals of this thread to zero while it lives. run() does so too. Work on the calling
+// thread alone needs it, or its bytes differ from those of a worker.
 class FlushDenormals {
  public:
   FlushDenormals();
@@ -48,7 +46,6 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // f(int worker)
   template <typename F>
   void run(F&& f) {
     auto call = [](void* context, int worker) {
@@ -60,8 +57,8 @@ class ThreadPool {
   // Inside run(): returns when all workers have called it.
   void barrier(int worker);
 
-  // Half-open share [begin, end) of `count` items for `worker`, sizes differing by at most one, in units of
-  // `unit`.
+  // Half-open share of `count` items for `worker`, in multiples of `unit`, differing by at most
+  // one.
   std::pair<int64_t, int64_t> share(int64_t count, int worker, int64_t unit = 1) const;
 
  private:
@@ -71,7 +68,7 @@ class ThreadPool {
   int size_;
 };
 
-// Hands out 0, 1, 2, ... to whoever asks first.
+// Hands out 0, 1, 2, ... to any thread.
 class alignas(64) Counter {
  public:
   void reset() { next_.store(0, std::memory_order_relaxed); }

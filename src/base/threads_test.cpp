@@ -1,4 +1,4 @@
-// threads_test.cpp -- every worker runs every region exactly once, and waits for the others where it should.
+// threads_test.cpp -- every worker runs every region exactly once, and barriers wait for all.
 
 #include "base/threads.h"
 
@@ -52,7 +52,7 @@ TEST_P(Pools, SleepersWakeForTheNextRegion) {
   ThreadPool pool(GetParam());
   std::atomic<int> runs{0};
   for (int i = 0; i < 8; i++) {
-    nap(i % 2 == 0 ? 2000 : 600);  // past the spin, and about at its end
+    nap(i % 2 == 0 ? 2000 : 600);  // well after the spin, and about at its end
     pool.run([&](int) { runs++; });
   }
   EXPECT_EQ(runs, 8 * pool.size());
@@ -104,7 +104,6 @@ TEST_P(Pools, ACounterHandsOutEachItemOnce) {
   for (const auto& times : taken) EXPECT_EQ(times, 1);
 }
 
-// Five workers are more than most test machines have cores.
 INSTANTIATE_TEST_SUITE_P(Sizes, Pools, testing::Values(1, 2, 3, 5));
 
 TEST(ThreadPool, DenormalsAreFlushedInsideARegionOnly) {
@@ -125,7 +124,7 @@ TEST(ThreadPool, TheCallerGetsItsCpusBack) {
   const int before = cpus_here();
   const int cores = usable_cores();
   {
-    ThreadPool pool(2), other(2);  // alive at the same time, as in tests that compare thread counts
+    ThreadPool pool(2), other(2);  // both alive, as in tests that compare thread counts
     for (int i = 0; i < 3; i++) {
       pool.run([](int) {});
       other.run([](int) {});

@@ -1,8 +1,10 @@
 // commands.h -- the subcommands of the braid program.
 //
 // Each add_* registers its subcommand with its options and, when chosen, runs it and sets *exit_code:
-// 0 success, 2 something the user can mend (bad input, bad option), 130 interrupted.
+// 0 success, 2 something that the user can correct (bad input, bad option), 130 interrupted.
 #pragma once
+
+#include <memory>
 
 namespace CLI {
 class App;
@@ -12,11 +14,17 @@ namespace braid::cli {
 
 void add_run(CLI::App& app, int* exit_code);
 void add_serve(CLI::App& app, int* exit_code);
+void add_plan(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);
 void add_ppl(CLI::App& app, int* exit_code);
 void add_kv_report(CLI::App& app, int* exit_code);
 void add_quantize(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
-void add_completion(CLI::App& app, int* exit_code);  // last: it tells of all the others
+// Last: they describe all the others.
+void add_completion(CLI::App& app, int* exit_code);
+void add_docs(CLI::App& app, int* exit_code);
+
+// The program with all its commands. `*exit_code` must live as long as the app.
+std::unique_ptr<CLI::App> make_program(int* exit_code);
 
 }  // namespace braid::cli

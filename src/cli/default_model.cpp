@@ -20,6 +20,8 @@ extern const std::byte braid_default_model_end[];
 
 namespace braid::cli {
 
-std::span<const std::byte> default_model() { return {braid_default_model_begin, braid_default_model_end}; }
+std::span<const std::byte> default_model() {
+  return {braid_default_model_begin, braid_default_model_end};
+}
 
 }  // namespace braid::cli

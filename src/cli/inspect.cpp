@@ -6,13 +6,13 @@
 #include <memory>
 #include <string>
 
-#include "base/json/json.h"
+#include "base/json.h"
 #include "cli/commands.h"
-#include "cli/generate.h"
-#include "cli/model_options.h"
-#include "cli/terminal/terminal.h"
+#include "cli/load_model.h"
+#include "cli/options/option_group.h"
+#include "cli/terminal.h"
 #include "engine/engine.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "gguf/gguf.h"
 #include "text/unicode.h"
 
@@ -29,6 +29,7 @@ struct InspectFlags {
   std::string tools;
   bool has_tokens = false;
   bool json = false;
+  bool tensors = false;
 };
 
 // Scalars and short arrays as JSON; long arrays as their first values and a count.
@@ -75,7 +76,8 @@ Json value_json(const GgufFile& file, const GgufEntry& entry) {
   switch (value.type) {
     case GgufValueType::STRING: {
       const auto text = file.get_string(entry.key);
-      return text.ok() ? Json(repaired_utf8(*text, Utf8Repair::maximal_subpart)) : Json(text.error().message);
+      return text.ok() ? Json(repaired_utf8(*text, Utf8Repair::maximal_subpart))
+                       : Json(text.error().message);
     }
     case GgufValueType::BOOL:
       return plain(file.get_bool(entry.key));
@@ -86,7 +88,8 @@ Json value_json(const GgufFile& file, const GgufEntry& entry) {
     case GgufValueType::I16:
     case GgufValueType::I32:
     case GgufValueType::I64:
-      if (const auto signed_value = file.get_i32(entry.key); signed_value.ok()) return *signed_value;
+      if (const auto signed_value = file.get_i32(entry.key); signed_value.ok())
+        return *signed_value;
       [[fallthrough]];
     default:
       return plain(file.get_u64(entry.key));
@@ -101,7 +104,8 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
   uint64_t parameters = 0;
   for (const auto& tensor : file.tensors()) parameters += tensor.elems();
   out["parameters"] = parameters;
-  for (const auto& entry : file.entries()) out["metadata"][std::string(entry.key)] = value_json(file, entry);
+  for (const auto& entry : file.entries())
+    out["metadata"][std::string(entry.key)] = value_json(file, entry);
   out["tensors"] = Json::array();
   for (const auto& tensor : file.tensors()) {
     Json shape = Json::array();
@@ -114,7 +118,8 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
   if (plan.ok()) {
     out["memory_plan"] = Json::array();
     for (const auto& row : plan->rows) {
-      out["memory_plan"].push_back({{"what", memory_use_name(row.use)}, {"bytes", row.predicted_bytes}});
+      out["memory_plan"].push_back(
+          {{"what", memory_use_name(row.use)}, {"bytes", row.predicted_bytes}});
     }
     out["memory_plan_context_tokens"] = plan->context_tokens;
     out["kv_token_bytes"] = plan->kv_token_bytes;
@@ -130,26 +135,32 @@ Json describe(const GgufFile& file, const Result<MemoryPlan>& plan) {
   return out;
 }
 
-void print_text(const Json& info, const Result<MemoryPlan>& plan) {
+void print_text(const Json& info, const Result<MemoryPlan>& plan, bool tensors) {
   print_result("{}: GGUF v{}, {}, {:.1f} million parameters\n\n", info["file"].get<std::string>(),
                info["gguf_version"].get<int>(), format_bytes(info["file_bytes"].get<uint64_t>()),
                info["parameters"].get<double>() / 1e6);
+  if (plan.ok()) {
+    print_result("{} tokens of context\n{}\n{}\n", plan->context_tokens, plan->table(),
+                 plan->format_table());
+  } else {
+    print_result("not runnable here: {}\n\n", plan.error().message);
+  }
   for (const auto& [key, value] : info["metadata"].items()) {
     std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
     if (text.size() > 100) text = text.substr(0, 100) + " ...";
     print_result("  {:<44} {}\n", key, repaired_utf8(text, Utf8Repair::maximal_subpart));
+  }
+  if (!tensors) {
+    print_result("\n  {} tensors (--tensors lists them)\n", info["tensors"].size());
+    return;
   }
   print_result("\n  {:<36} {:<8} {:>20} {:>12}\n", "tensor", "type", "shape", "size");
   for (const auto& tensor : info["tensors"]) {
     std::string shape;
     for (const auto& dim : tensor["shape"]) shape += (shape.empty() ? "" : " x ") + dim.dump();
     print_result("  {:<36} {:<8} {:>20} {:>12}\n", tensor["name"].get<std::string>(),
-                 tensor["type"].get<std::string>(), shape, format_bytes(tensor["bytes"].get<uint64_t>()));
-  }
-  if (plan.ok()) {
-    print_result("\n{}\n{}\n", plan->table(), plan->format_table());
-  } else {
-    print_result("\nnot runnable here: {}\n", plan.error().message);
+                 tensor["type"].get<std::string>(), shape,
+                 format_bytes(tensor["bytes"].get<uint64_t>()));
   }
 }
 
@@ -165,13 +176,14 @@ int print_tokens(const GgufFile& file, const std::string& text) {
 int print_prompt(const GgufFile& file, const InspectFlags& flags) {
   const auto tokenizer = make_tokenizer(file);
   if (!tokenizer.ok()) return fail(tokenizer.error());
-  const auto chat = make_chat_template(file, *tokenizer);
+  const auto chat = read_chat_template(file, *tokenizer, flags.model.chat_template);
   if (!chat.ok()) return fail(chat.error());
   auto read_json = [](const std::string& path) -> Result<Json> {
     BRAID_ASSIGN(const std::string text, read_text(path));
     auto json = parse_json(text);
     if (!json.ok()) return Error{ErrorKind::invalid_argument, path + ": " + json.error().message};
-    if (!json->is_array()) return Error{ErrorKind::invalid_argument, path + ": is not a JSON array"};
+    if (!json->is_array())
+      return Error{ErrorKind::invalid_argument, path + ": is not a JSON array"};
     return json;
   };
   const auto messages = read_json(flags.messages);
@@ -200,7 +212,7 @@ int run_inspect(const InspectFlags& flags) {
   if (flags.json) {
     print_result("{}\n", info.dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
-    print_text(info, plan);
+    print_text(info, plan, flags.tensors);
   }
   return 0;
 }
@@ -209,15 +221,22 @@ int run_inspect(const InspectFlags& flags) {
 
 void add_inspect(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<InspectFlags>();
-  auto* command = app.add_subcommand("inspect", "Metadata, tensors and memory plan of a model file");
-  command->add_option("file", flags->model.model, "GGUF file (default: the model built into braid)");
-  add_model_options(*command, flags->model, /*with_model=*/false);
-  command->add_flag("--json", flags->json, "everything as JSON");
+  auto* command =
+      app.add_subcommand("inspect", "Memory plan and contents of a model file, without loading it");
+  command->footer("  braid inspect model.gguf -c 131072 -np 2 -ctk q8_0 -ctv q8_0");
+  add_model_options(
+      *command, flags->model,
+      kModelPart | kMemoryPart | kParallelPart | kCachePart | kDrafterPart | kTemplatePart);
+  OptionGroup group(*command, "Inspect");
+  group.flag("--tensors", flags->tensors, "list all tensors, too");
+  group.flag("--json", flags->json, "everything as JSON");
   auto* tokens =
-      command->add_option("--tokens", flags->tokens, "print the token ids of this text as a JSON array");
-  command->add_option("--template", flags->messages,
-                      "render this JSON file of messages with the file's chat template");
-  command->add_option("--tools", flags->tools, "with --template: JSON file of tools");
+      group.add("--tokens", flags->tokens, "print the token ids of this text as a JSON array");
+  group
+      .add("--template", flags->messages,
+           "render this JSON file of messages with the chat template, and print the prompt")
+      ->type_name("FILE");
+  group.add("--tools", flags->tools, "with --template: JSON file of tools")->type_name("FILE");
   command->callback([flags, tokens, exit_code] {
     flags->has_tokens = tokens->count() > 0;
     *exit_code = run_inspect(*flags);

@@ -12,10 +12,10 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/model_options.h"
-#include "cli/terminal/interrupt.h"
-#include "cli/terminal/terminal.h"
-#include "engine/request/sampler.h"
+#include "cli/interrupt.h"
+#include "cli/load_model.h"
+#include "cli/terminal.h"
+#include "engine/sampler.h"
 
 namespace braid::cli {
 
@@ -36,7 +36,8 @@ struct QuietSink : Sink {
 int run_ppl(PplFlags flags) {
   if (flags.model.context == 0) flags.model.context = 2048;
   const int32_t window = flags.model.context;
-  if (window < 4) return fail({ErrorKind::invalid_argument, "-c must be at least 4 for a perplexity"});
+  if (window < 4)
+    return fail({ErrorKind::invalid_argument, "-c must be at least 4 for a perplexity"});
   auto text = read_text(flags.file);
   if (!text.ok()) return fail(text.error());
   auto loaded = load_model(flags.model);
@@ -46,9 +47,9 @@ int run_ppl(PplFlags flags) {
   if (!ids.ok()) return fail(ids.error());
   const size_t windows = ids->size() / static_cast<size_t>(window);
   if (windows == 0) {
-    return fail(
-        {ErrorKind::invalid_argument, fmt::format("{}: has {} tokens, fewer than one window of {} (-c)",
-                                                  flags.file, ids->size(), window)});
+    return fail({ErrorKind::invalid_argument,
+                 fmt::format("{}: has {} tokens, fewer than one window of {} (-c)", flags.file,
+                             ids->size(), window)});
   }
 
   const InterruptScope interrupt;
@@ -76,13 +77,14 @@ int run_ppl(PplFlags flags) {
     while (!engine.idle() && !interrupted()) engine.step();
     if (interrupted()) break;
     if (sink.end.reason == FinishReason::error) return fail({ErrorKind::io, sink.end.error});
-    progress.update(w + 1, windows, fmt::format("{:.4f}", std::exp(nll / static_cast<double>(scored))));
+    progress.update(w + 1, windows,
+                    fmt::format("{:.4f}", std::exp(nll / static_cast<double>(scored))));
   }
   progress.clear();
   if (interrupted()) return 130;
   const double seconds = (now_ms() - start_ms) / 1000.0;
-  print_status("{} windows of {} tokens, {} predictions scored, {:.0f} tok/s\n", windows, window, scored,
-               static_cast<double>(windows) * window / seconds);
+  print_status("{} windows of {} tokens, {} predictions scored, {:.0f} tok/s\n", windows, window,
+               scored, static_cast<double>(windows) * window / seconds);
   print_result("ppl {:.4f}\n", std::exp(nll / static_cast<double>(scored)));
   return 0;
 }
@@ -93,8 +95,10 @@ void add_ppl(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<PplFlags>();
   auto* command = app.add_subcommand("ppl", "Perplexity of a text");
   flags->model.spec_type = "none";  // nothing is generated
-  add_model_options(*command, flags->model);
-  command->add_option("-f,--file", flags->file, "text to score, - for stdin")->required();
+  add_model_options(*command, flags->model, kModelPart | kCachePart);
+  command->add_option("-f,--file", flags->file, "text to score, - for stdin")
+      ->required()
+      ->type_name("FILE");
   command->callback([flags, exit_code] { *exit_code = run_ppl(*flags); });
 }
 

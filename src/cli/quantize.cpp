@@ -9,11 +9,11 @@
 
 #include "base/threads.h"
 #include "cli/commands.h"
-#include "cli/terminal/interrupt.h"
-#include "cli/terminal/terminal.h"
+#include "cli/interrupt.h"
+#include "cli/terminal.h"
 #include "engine/memory_plan.h"
 #include "gguf/gguf.h"
-#include "gguf/quantize/quantize.h"
+#include "gguf/quantize.h"
 
 namespace braid::cli {
 
@@ -30,8 +30,8 @@ struct QuantizeFlags {
 int run_quantize(const QuantizeFlags& flags) {
   const QuantizeMix* mix = find_quantize_mix(flags.type);
   if (mix == nullptr) {
-    print_error(
-        fmt::format("\"{}\" is not a type braid writes: choose one of {}", flags.type, quantize_mix_names()));
+    print_error(fmt::format("\"{}\" is not a type braid writes: choose one of {}", flags.type,
+                            quantize_mix_names()));
     return 2;
   }
   const auto file = GgufFile::open(flags.in);
@@ -43,10 +43,11 @@ int run_quantize(const QuantizeFlags& flags) {
   const double start_ms = now_ms();
   ProgressLine progress("quantizing");
   const QuantizeOptions options{flags.drop_mtp, flags.threads > 0 ? flags.threads : usable_cores()};
-  const auto report = quantize_file(*file, flags.out, *mix, options, [&](const QuantizeProgress& step) {
-    progress.update(step.done_bytes, step.total_bytes, step.name);
-    return !interrupted();
-  });
+  const auto report =
+      quantize_file(*file, flags.out, *mix, options, [&](const QuantizeProgress& step) {
+        progress.update(step.done_bytes, step.total_bytes, step.name);
+        return !interrupted();
+      });
   progress.clear();
   if (!report.ok()) {
     print_error(report.error().message);

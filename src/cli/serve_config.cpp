@@ -10,22 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "cli/model_options.h"
-#include "server/access/access.h"
+#include "cli/load_model.h"
+#include "server/endpoints/access.h"
 
 namespace braid::cli {
-
-namespace {
-
-// The command and its groups of options.
-std::vector<const CLI::App*> option_groups(const CLI::App& command) {
-  std::vector<const CLI::App*> out{&command};
-  const auto groups = command.get_subcommands([](const CLI::App* app) { return app->get_name().empty(); });
-  out.insert(out.end(), groups.begin(), groups.end());
-  return out;
-}
-
-}  // namespace
 
 Status read_config(CLI::App& command, const std::string& path) {
   if (path.empty()) return {};
@@ -34,10 +22,8 @@ Status read_config(CLI::App& command, const std::string& path) {
     return Error{ErrorKind::invalid_argument, path + ": " + what};
   };
   std::set<const CLI::Option*> typed, seen;
-  for (const CLI::App* group : option_groups(command)) {
-    const auto& order = group->parse_order();  // values of the environment are not in it
-    typed.insert(order.begin(), order.end());
-  }
+  const auto& order = command.parse_order();  // values of the environment are not in it
+  typed.insert(order.begin(), order.end());
   try {
     std::istringstream lines(text);
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_config(lines)) {
@@ -48,7 +34,8 @@ Status read_config(CLI::App& command, const std::string& path) {
       if (typed.contains(option)) continue;
       if (seen.insert(option).second) option->clear();
       if (option->get_expected_max() == 0) {  // a flag
-        option->add_result(option->get_flag_value("", item.inputs.empty() ? "true" : item.inputs.front()));
+        option->add_result(
+            option->get_flag_value("", item.inputs.empty() ? "true" : item.inputs.front()));
       } else {
         option->add_result(item.inputs);
       }
@@ -62,12 +49,10 @@ Status read_config(CLI::App& command, const std::string& path) {
 
 std::set<std::string> given_options(const CLI::App& command) {
   std::set<std::string> out;
-  for (const CLI::App* group : option_groups(command)) {
-    for (const CLI::Option* option : group->get_options()) {
-      if (option->count() == 0 || option->get_lnames().empty()) continue;
-      const bool is_off = option->get_expected_max() == 0 && !option->as<bool>();
-      if (!is_off) out.insert("--" + option->get_lnames().front());
-    }
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || option->get_lnames().empty()) continue;
+    const bool is_off = option->get_expected_max() == 0 && !option->as<bool>();
+    if (!is_off) out.insert("--" + option->get_lnames().front());
   }
   return out;
 }
@@ -100,10 +85,12 @@ Status check_effects(const std::set<std::string>& given, bool has_keys) {
 std::string check_origin(const std::string& text) {
   if (text == "*" || text == "null") return "";
   const size_t at = text.find("://");
-  const bool fine = at != std::string::npos && at > 0 && at + 3 < text.size() &&
-                    text.find_first_of("/?#@ *", at + 3) == std::string::npos &&
-                    std::none_of(text.begin(), text.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
-  return fine ? "" : text + " is no origin: scheme://host or scheme://host:port in small letters, or *";
+  const bool fine =
+      at != std::string::npos && at > 0 && at + 3 < text.size() &&
+      text.find_first_of("/?#@ *", at + 3) == std::string::npos &&
+      std::none_of(text.begin(), text.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
+  return fine ? ""
+              : text + " is no origin: scheme://host or scheme://host:port in small letters, or *";
 }
 
 std::string check_host_name(const std::string& text) {

@@ -33,17 +33,17 @@ TEST(ServeConfig, OptionsWithoutEffectAreRefused) {
     EXPECT_EQ(status.error().message.rfind(what, 0), 0u) << status.error().message;
   }
   EXPECT_TRUE(check_effects({}, false).ok());
-  EXPECT_TRUE(check_effects({"--allowed-host", "--tls-key", "--tls-cert", "--model-wait", "--discover",
-                             "--cache-dir-size", "--cache-dir"},
+  EXPECT_TRUE(check_effects({"--allowed-host", "--tls-key", "--tls-cert", "--model-wait",
+                             "--discover", "--cache-dir-size", "--cache-dir"},
                             false)
                   .ok());
   EXPECT_TRUE(check_effects({"--public-metrics", "--public-models", "--share-cache"}, true).ok());
 }
 
 TEST(ServeConfig, SecondsAndSizesAreBounded) {
-  for (const char* option :
-       {"--model-wait", "--request-timeout", "--read-timeout", "--send-timeout", "--drain-delay",
-        "--drain-timeout", "--late-head", "--watchdog", "--max-body-mb", "--max-request-memory-mb"}) {
+  for (const char* option : {"--model-wait", "--request-timeout", "--read-timeout",
+                             "--send-timeout", "--drain-delay", "--drain-timeout", "--late-head",
+                             "--watchdog", "--max-body-mb", "--max-request-memory-mb"}) {
     for (const char* seconds : {"1e10", "1e300", "inf", "nan", "-1"}) {
       CLI::App app;
       int exit_code = 0;
@@ -56,10 +56,11 @@ TEST(ServeConfig, SecondsAndSizesAreBounded) {
 }
 
 TEST(ServeConfig, OriginsAndHostsThatNothingCouldMatchAreRefused) {
-  for (const char* good : {"*", "null", "http://localhost:3000", "https://chat.example", "app://program"})
+  for (const char* good :
+       {"*", "null", "http://localhost:3000", "https://chat.example", "app://program"})
     EXPECT_EQ(check_origin(good), "") << good;
-  for (const char* bad : {"", "chat.example", "http://", "http://a/", "http://a/b", "HTTP://a", "http://A",
-                          "http://*.example", "://a"})
+  for (const char* bad : {"", "chat.example", "http://", "http://a/", "http://a/b", "HTTP://a",
+                          "http://A", "http://*.example", "://a"})
     EXPECT_NE(check_origin(bad), "") << bad;
   for (const char* good : {"*", "braid", "host.docker.internal", "MY.box"})
     EXPECT_EQ(check_host_name(good), "") << good;
@@ -70,21 +71,22 @@ TEST(ServeConfig, OriginsAndHostsThatNothingCouldMatchAreRefused) {
 
 TEST(ServeConfig, AFileGoesBeforeTheEnvironmentAndBehindTheCommandLine) {
   const std::string path = testing::TempDir() + "serve-config-" + std::to_string(::getpid());
-  std::ofstream(path) << "temp = 2\ntop-k = 2\nctx = 1\nctx = 2\nname = [\"c\", \"d\"]\npage = false\n";
+  std::ofstream(path)
+      << "temp = 2\ntop-k = 2\nctx = 1\nctx = 2\nname = [\"c\", \"d\"]\npage = false\n";
   CLI::App app;
   CLI::App* command = app.add_subcommand("serve");
   double temp = 0, top_k = 0;
   int context = 0, other = 0;
   bool page = true;
   std::vector<std::string> names;
-  CLI::App* group = command->add_option_group("sampling");
-  group->add_option("--temp", temp);
-  group->add_option("--top-k", top_k);
+  command->add_option("--temp", temp);
+  command->add_option("--top-k", top_k);
   command->add_option("--ctx", context)->envname("BRAID_TEST_CTX")->take_last();
   command->add_option("--other", other)->envname("BRAID_TEST_OTHER");
   command->add_flag("--page", page);
   command->add_option("--name", names)->envname("BRAID_TEST_NAME");
-  for (const char* name : {"BRAID_TEST_CTX", "BRAID_TEST_OTHER", "BRAID_TEST_NAME"}) ::setenv(name, "9", 1);
+  for (const char* name : {"BRAID_TEST_CTX", "BRAID_TEST_OTHER", "BRAID_TEST_NAME"})
+    ::setenv(name, "9", 1);
   std::set<std::string> given;
   command->callback([&] {
     const Status status = read_config(*command, path);
@@ -92,7 +94,8 @@ TEST(ServeConfig, AFileGoesBeforeTheEnvironmentAndBehindTheCommandLine) {
     given = given_options(*command);
   });
   app.parse("serve --temp 1");
-  for (const char* name : {"BRAID_TEST_CTX", "BRAID_TEST_OTHER", "BRAID_TEST_NAME"}) ::unsetenv(name);
+  for (const char* name : {"BRAID_TEST_CTX", "BRAID_TEST_OTHER", "BRAID_TEST_NAME"})
+    ::unsetenv(name);
   ::unlink(path.c_str());
   EXPECT_EQ(temp, 1) << "the command line";
   EXPECT_EQ(top_k, 2);

@@ -1,4 +1,4 @@
-// engine.cpp -- the loop. See engine.h for its stages; setting up is in engine_setup.cpp.
+// engine.cpp -- see engine.h; setup is in engine_setup.cpp.
 #include "engine/engine.h"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 namespace braid {
 namespace {
 
-// So long until masks are asked again, and the caller may look for news of its own.
+// Delay before masks are checked again.
 constexpr std::chrono::microseconds kMaskPatience(200);
 
 double ms_between(Clock::time_point from, Clock::time_point to) {
@@ -36,9 +36,10 @@ const char* finish_reason_name(FinishReason reason) {
 }
 
 Status Engine::validate(const Request& request) const {
-  const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
+  const auto bad = [](const std::string& message) {
+    return Error{ErrorKind::invalid_argument, message};
+  };
   if (request.prompt.empty()) return bad("the prompt has no tokens");
-  // A request that only runs its prompt needs no room for an answer.
   const size_t longest = static_cast<size_t>(most_tokens()) - (request.max_tokens == 0 ? 0 : 1);
   if (request.prompt.size() > longest)
     return bad(fmt::format("the prompt has {} tokens; a context of {} leaves room for {}",
@@ -46,12 +47,13 @@ Status Engine::validate(const Request& request) const {
   const auto in_vocabulary = [&](int32_t id) { return id >= 0 && id < config().vocabulary; };
   for (const int32_t id : request.prompt)
     if (!in_vocabulary(id))
-      return bad(
-          fmt::format("token {} of the prompt is outside the vocabulary of {}", id, config().vocabulary));
+      return bad(fmt::format("token {} of the prompt is outside the vocabulary of {}", id,
+                             config().vocabulary));
   if (request.max_tokens < -1)
     return bad(fmt::format("{} tokens to generate is impossible", request.max_tokens));
-  if (!std::is_sorted(request.checkpoints.begin(), request.checkpoints.end(),
-                      [](const ResumePoint& a, const ResumePoint& b) { return a.position < b.position; }))
+  if (!std::is_sorted(
+          request.checkpoints.begin(), request.checkpoints.end(),
+          [](const ResumePoint& a, const ResumePoint& b) { return a.position < b.position; }))
     return bad("the checkpoint positions are not in ascending order");
   return braid::validate(request.sampling, config().vocabulary);
 }
@@ -65,7 +67,7 @@ Result<RequestId> Engine::submit(Request request, Sink& sink) {
 
 Result<std::unique_ptr<Sequence>> Engine::prepare(Request request) const {
   BRAID_TRY(validate(request));
-  // Far more than any context; keeps sums of counts inside 32 bits.
+  // Keeps sums of counts inside 32 bits.
   request.max_tokens = std::min(request.max_tokens, context_tokens());
 
   auto sequence = std::make_unique<Sequence>();
@@ -119,9 +121,9 @@ void Engine::run_until_idle() {
 
 bool Engine::step() {
   const bool more = turn();
-  // While somebody runs, the next turn queues work before it does anything that takes long.
+  // While sequences run, the next turn first queues work and then delivers events.
   if (!more || !late_events_ || scheduler_->running().empty()) events_.deliver();
-  // The caller may wait now for as long as nobody asks anything.
+  // The caller may now block until a request arrives.
   if (scheduler_->idle() && health_.ok()) scheduler_->all_queued_is_done();
   return more;
 }
@@ -142,16 +144,15 @@ bool Engine::turn() {
   const int32_t answering = step.plan.answering;
   const bool awaits_masks = step.plan.awaits_masks;
   if (!late_events_ || (!whole && !interleaved_)) events_.deliver();
-  // A copy may have failed for which everybody waits.
+  // Without a step, a failed copy must still be noticed: sequences wait for it.
   if (whole ? !run_whole(step, begin) : !device_works()) return false;
   const bool prompt_before = interleaved_.has_value();
   if ((answering > 0 || prompt_before) && !run_interleaved(answering)) return false;
-  // Nobody runs but those who wait for other threads.
-  if (!whole && awaits_masks && !prompt_before && !interleaved_) std::this_thread::sleep_for(kMaskPatience);
+  if (!whole && awaits_masks && !prompt_before && !interleaved_)
+    std::this_thread::sleep_for(kMaskPatience);
   return whole || !scheduler_->idle();
 }
 
-// One step to its end. False: the device has failed.
 bool Engine::run_whole(Step& step, Clock::time_point begin) {
   const Clock::time_point planned = Clock::now();
   propose(step.plan);
@@ -184,8 +185,6 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   return true;
 }
 
-// A prompt's chunk goes as far through the layers as the pacer leaves time between two steps of `answering`
-// sequences, and the next chunk after it; with nobody answering to its end. False: the device has failed.
 bool Engine::run_interleaved(int32_t answering) {
   Pacer& pacer = scheduler_->pacer();
   StepRunner::Slice slice;
@@ -214,8 +213,6 @@ bool Engine::run_interleaved(int32_t answering) {
   }
 }
 
-// What comes of the outputs: verdicts, then what sequences hold and clients will hear. False: the device has
-// failed.
 bool Engine::end_step(Step& step) {
   ++stats_.steps;
   stats_.rows += static_cast<uint64_t>(step.plan.rows());
@@ -223,18 +220,18 @@ bool Engine::end_step(Step& step) {
   judge_->begin_step();
   judge_->judge(step.plan.items, verdicts_);
   fork(step.plan, verdicts_);
-  if (!device_works()) return false;  // whole rows of logits may have been computed and fetched since
+  if (!device_works()) return false;  // the judge may have fetched rows of logits
   commit(step, verdicts_);
   settle(step.plan, verdicts_);
   return true;
 }
 
 bool Engine::device_works() {
-  if (const Status health = device_->health(); health_.ok() && !health.ok()) fail_all(health.error());
+  if (const Status health = device_->health(); health_.ok() && !health.ok())
+    fail_all(health.error());
   return health_.ok();
 }
 
-// The device is of no use any more: nobody gets another token from it.
 void Engine::fail_all(const Error& error) {
   health_ = error;
   interleaved_.reset();
@@ -242,8 +239,7 @@ void Engine::fail_all(const Error& error) {
     finish(std::move(s), {FinishReason::error, {}, error.message, {}, {}});
 }
 
-// Takes prompts that are to be filled out of the plan, and fills them up to the last chunk, one as long as
-// the plan's after the other.
+// Removes the prompts to fill from the plan and fills them, chunk by chunk, up to the last chunk.
 void Engine::fill_prompts(StepPlan& plan) {
   std::erase_if(plan.items, [&](const StepItem& item) {
     Sequence& s = *item.sequence;
@@ -257,7 +253,7 @@ void Engine::fill_prompts(StepPlan& plan) {
       s.computed_tokens = end;
       scheduler_->committed(s);
       end += item.certain;
-      // A prompt's last token is not run alone (Scheduler::chunk).
+      // A prompt's last token never runs alone (Scheduler::chunk).
     } while (s.prompt_tokens() - end >= 2 && scheduler_->grow(s, end));
     memory_.cache.move_state(s.slot, begin, s.computed_tokens);
     plan.prompt_tokens -= item.certain;
@@ -265,9 +261,8 @@ void Engine::fill_prompts(StepPlan& plan) {
   });
 }
 
-// Blocks behind the computed tokens are copies of those that the prompt's computed part begins with, again
-// and again. Of group 1, where these are given back, they are copies of the block before, and zeros where
-// that is given back, too (a KV tail of 0).
+// Blocks after the computed tokens repeat computed ones. Where group 1 has released these, the
+// previous block is copied, or zeros if it is gone too (a KV tail of 0).
 void Engine::fill_blocks(const Sequence& s) {
   const auto computed_blocks = static_cast<size_t>(filled_from_ / kBlockTokens);
   const auto first = static_cast<size_t>(s.computed_tokens / kBlockTokens);
@@ -289,11 +284,13 @@ void Engine::propose(StepPlan& plan) {
   if (drafter_ == nullptr) return;
   for (StepItem& item : plan.items) {
     const Sequence& s = *item.sequence;
-    // Not behind a prompt: others may go on from its last row. The model's own token follows the last draft.
-    const int32_t left = s.request.max_tokens < 0 ? most_tokens() : s.request.max_tokens - s.generated() - 1;
+    // A prompt's last row gets no drafts, since forks use it; -1 for the model's own token.
+    const int32_t left =
+        s.request.max_tokens < 0 ? most_tokens() : s.request.max_tokens - s.generated() - 1;
     const int32_t room =
         std::min(left, scheduler_->tokens_to_checkpoint(s, s.computed_tokens + item.certain));
-    item.draft_depth = item.wants_next && s.decoding() ? std::clamp(room, 0, options_.draft_depth) : 0;
+    item.draft_depth =
+        item.wants_next && s.decoding() ? std::clamp(room, 0, options_.draft_depth) : 0;
     item.draft_count = options_.max_drafts;
   }
   draft(plan);
@@ -301,8 +298,9 @@ void Engine::propose(StepPlan& plan) {
     Sequence& s = *item.sequence;
     BRAID_CHECK(item.drafts.empty() || item.wants_next);
     BRAID_CHECK(static_cast<int32_t>(item.drafts.size()) <= options_.max_drafts);
-    // Nobody is preempted for guesses.
-    if (!item.drafts.empty() && !scheduler_->grow(s, s.computed_tokens + item.rows())) item.drafts.clear();
+    // Drafts never cause a preemption.
+    if (!item.drafts.empty() && !scheduler_->grow(s, s.computed_tokens + item.rows()))
+      item.drafts.clear();
     if (!item.drafts.empty()) count_drafts(item);
   }
   proposed_ = Clock::now();
@@ -324,7 +322,6 @@ void Engine::count_drafts(const StepItem& item) {
   }
 }
 
-// A path has one draft of each depth.
 void Engine::count_accepted(const StepItem& item, const Verdict& verdict) {
   stats_.accepted += verdict.accepted.size();
   for (size_t depth = 0; depth < verdict.accepted.size(); ++depth) {
@@ -337,8 +334,9 @@ void Engine::count_accepted(const StepItem& item, const Verdict& verdict) {
 void Engine::draft(StepPlan& plan) {
   DraftBudget* const budget = this->budget();
   const bool admitted = budget == nullptr || budget->admit(plan);
-  // A record of a step has it or not, whatever is wanted when it is replayed: where steps are recorded it is kept.
-  if (budget != nullptr) model_->catch_up(budget->catches_up() || !device_->computes_in_host_memory());
+  // A recorded step cannot switch catching up on or off, so a GPU always catches up.
+  if (budget != nullptr)
+    model_->catch_up(budget->catches_up() || !device_->computes_in_host_memory());
   if (!admitted) return;
   const Clock::time_point begin = Clock::now();
   drafter_->propose(plan, memory_.max_rows - plan.rows());
@@ -350,27 +348,26 @@ void Engine::draft(StepPlan& plan) {
   budget->cut(plan, std::max(0.0, drafting_ms - records_->take_making_ms()));
 }
 
-// Sequences that wait with the prompt of one whose prompt has just been run go on from the same row of
-// logits.
+// Sequences that wait with an equal prompt continue from the same row of logits.
 void Engine::fork(StepPlan& plan, std::vector<Verdict>& verdicts) {
   const size_t planned = plan.items.size();
   for (size_t i = 0; i < planned; ++i) {
     const StepItem item = plan.items[i];
     const Sequence& s = *item.sequence;
-    const bool prompt_done =
-        item.wants_next && item.drafts.empty() && s.computed_tokens + item.certain == s.prompt_tokens();
+    const bool prompt_done = item.wants_next && item.drafts.empty() &&
+                             s.computed_tokens + item.certain == s.prompt_tokens();
     if (!prompt_done || verdicts[i].failed) continue;
     for (Sequence* twin : scheduler_->fork(*item.sequence)) {
       StepItem forked = item;
       forked.sequence = twin;
-      forked.certain = 0;  // nothing of it was run: it holds what the other holds
+      forked.certain = 0;  // it holds the same computed tokens
       plan.items.push_back(forked);
     }
   }
   judge_->judge(std::span(plan.items).subspan(planned), verdicts);
 }
 
-// Accepted drafts lie at cells in the order they were proposed; their path moves down to its positions.
+// Accepted drafts lie in cells in proposal order; the accepted path moves to its own positions.
 void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) {
   const StepPlan& plan = step.plan;
   std::vector<CellMove> moves;
@@ -398,7 +395,7 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
     const Verdict& verdict = verdicts[i];
     Sequence& s = *item.sequence;
     if (verdict.failed) {
-      s.in_flight_tokens = item.rows();  // what it held before stays, and is all that may be found
+      s.in_flight_tokens = item.rows();  // only the tokens before this step remain valid
       continue;
     }
     stats_.prompt_rows +=
@@ -432,8 +429,8 @@ void Engine::settle(const StepPlan& plan, std::span<Verdict> verdicts) {
   for (size_t i = 0; i < plan.items.size(); ++i) {
     Sequence& s = *plan.items[i].sequence;
     Verdict& verdict = verdicts[i];
-    announce(s);                                   // forked just now
-    if (s.cancelled && !verdict.events.empty()) {  // by another's sink, after it was judged
+    announce(s);                                   // if just forked
+    if (s.cancelled && !verdict.events.empty()) {  // cancelled by a sink after the judge ran
       verdict.events.clear();
       verdict.finished = true;
       verdict.end.reason = FinishReason::cancelled;

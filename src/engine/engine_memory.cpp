@@ -9,16 +9,14 @@
 #include "engine/draft/dflash_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
-#include "engine/step/step_outputs.h"
+#include "engine/schedule/step_outputs.h"
 
 namespace braid {
 namespace {
 
 constexpr int32_t kSmallestContext = 512;
-constexpr int32_t kInterleavedTokens = 512;  // of an interleaved step: larger ones gain nothing
+constexpr int32_t kInterleavedTokens = 512;  // larger interleaved steps gain nothing
 
-// What the ops keep beside their operands: the device's word, or a rough upper bound for one that does not
-// know.
 uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds& needs) {
   if (const size_t known = device.workspace_bytes(needs); known > 0) return known;
   const auto rows = static_cast<uint64_t>(needs.max_tokens);
@@ -28,10 +26,10 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
   return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
 }
 
-// Prefixes that can be gone on from: a handful for each who runs, the turns of a conversation.
-int64_t usual_images(const EngineOptions& options) { return std::max(16, 4 * options.max_sequences); }
+int64_t usual_images(const EngineOptions& options) {
+  return std::max(16, 4 * options.max_sequences);
+}
 
-// What host memory has to spare for copies.
 uint64_t spare_host_bytes(const MemoryPlan& plan) {
   return plan.own_memory ? available_memory_bytes() / 2 : plan.spare_bytes();
 }
@@ -52,7 +50,7 @@ std::vector<MemoryPlan::KvFormatBytes> kv_formats_of(const ModelConfig& config, 
   return formats;
 }
 
-// Without what drafts.
+// Without draft heads.
 ModelConfig trunk_of(ModelConfig config) {
   config.mtp.clear();
   config.drafter.clear();
@@ -61,8 +59,7 @@ ModelConfig trunk_of(ModelConfig config) {
 
 }  // namespace
 
-// What the cache takes by itself, the widest first. Fewer bits are for people to ask for: of those that are
-// fast on a CPU, c4 has been measured with no real model yet (docs/kv-cache.md).
+// Automatic choices, the widest first. Narrower formats must be requested (docs/kv-cache.md).
 constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
 
 Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& device) {
@@ -74,7 +71,7 @@ Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& dev
     tried.k_codec = tried.v_codec = name == "f16" ? nullptr : *find_kv_codec(name);
     const Status status = plan_with(tried, model, device);
     if (!status.ok() && status.error().kind == ErrorKind::unsupported)
-      continue;  // by the model or the device
+      continue;  // unsupported by the model or the device
     chosen = tried;
     if (status.ok() && all_contexts_fit && plan.check_fits().ok()) break;
   }
@@ -93,55 +90,58 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   if (options.max_sequences > 1 && options.gap_limit > 0)
     interleaved_tokens = std::min(options.ubatch_tokens, kInterleavedTokens);
   decoding_rows = options.max_sequences * per_sequence;
-  logit_rows = StepOutputs::rows_for(options.max_sequences, decoding_rows, max_rows, config.vocabulary);
-  if (dflash != nullptr)  // whose blocks are guessed together
+  logit_rows =
+      StepOutputs::rows_for(options.max_sequences, decoding_rows, max_rows, config.vocabulary);
+  if (dflash != nullptr)  // its blocks run together
     logit_rows = std::max(logit_rows, std::min(decoding_rows, dflash_sizes(options).block_rows));
 
   sizes.slots = options.max_sequences;
   sizes.ring = device.delta_ring(options.max_drafts);
-  // Paths of a tree are not as deep as it has rows.
+  // Paths of a tree are shorter than its number of rows.
   sizes.ring.lag = std::min(sizes.ring.lag, options.draft_depth);
   sizes.k_format = options.k_format;
   sizes.v_format = options.v_format;
   BRAID_TRY(plan_sealing(options, config));
   if (config.drafts()) sizes.hidden_cells = options.max_drafts + 1;
-  // Files know nothing of groups: with a cache directory all layers keep everything, as beside recurrent
-  // ones.
+  // Files have no KV groups, so with a cache directory all layers keep all blocks.
   if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty() && !sizes.seals())
     sizes.window = config.largest_window();
   BRAID_TRY(device.accepts(workspace_needs(options, model)));
-  plan.own_memory = !device.computes_in_host_memory();
+  plan.own_memory = !device.computes_in_host_memory() || options.plan_own_memory;
   plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
   if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;
   plan.max_sequences = options.max_sequences;
   if (plan.own_memory && options.prefix_cache && options.state_memory_bytes != 0)
     sizes.snapshot_bytes = checkpoint_bytes(config);
   const size_t drafter_bytes = dflash != nullptr ? dflash->weights().planned_bytes(device) : 0;
-  plan.rows = {{MemoryUse::weights, model.weights().planned_bytes(device) + drafter_bytes},
-               {MemoryUse::kv_blocks},
-               {MemoryUse::state_slots, sizes.slot_bytes(config) + sizes.snapshot_bytes},
-               {MemoryUse::activations, activation_bytes(options, model, device)},
-               {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
-               {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
+  plan.rows = {
+      {MemoryUse::weights, model.weights().planned_bytes(device) + drafter_bytes},
+      {MemoryUse::kv_blocks},
+      {MemoryUse::state_slots, sizes.slot_bytes(config) + sizes.snapshot_bytes},
+      {MemoryUse::activations, activation_bytes(options, model, device)},
+      {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
+      {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
 
-  const bool runs_drafters = options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
+  const bool runs_drafters =
+      options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
   if (runs_drafters) plan.rows.push_back({MemoryUse::drafts});
   plan.rows.push_back({MemoryUse::block_books, 0, 0, true});
-  if (options.spec_type.has(SpecType::ngram)) plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
+  if (options.spec_type.has(SpecType::ngram))
+    plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
   if (plan.own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
   plan_books(options, config);
   if (options.state_memory_bytes != 0 && options.prefix_cache)
     plan.rows.push_back({MemoryUse::checkpoints, 0, 0, true});
   if (options.swap_memory_bytes != 0) plan.rows.push_back({MemoryUse::swap, 0, 0, true});
   BRAID_TRY(plan_blocks(options, config));
-  plan.set_predicted(MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model)));
+  plan.set_predicted(MemoryUse::workspaces,
+                     expected_workspaces(device, workspace_needs(options, model)));
   if (runs_drafters) plan.set_predicted(MemoryUse::drafts, draft_bytes(options));
   plan_books(options, config);
   plan_host_images(options, config);
   return plan_disk(options, config);
 }
 
-// Which layers' blocks are sealed, and what stays exact beside them.
 Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfig& config) {
   if (options.k_codec == nullptr) return {};
   BRAID_CHECK(options.v_codec != nullptr);
@@ -149,28 +149,28 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
   sizes.k_codec = options.k_codec;
   sizes.v_codec = options.v_codec;
   sizes.tail = options.kv_tail;
-  for (const KvCodec* codec : {options.k_codec, options.v_codec}) BRAID_TRY(codec_fits(*codec, config));
+  for (const KvCodec* codec : {options.k_codec, options.v_codec})
+    BRAID_TRY(codec_fits(*codec, config));
   if (sizes.tail.tail_blocks < 0 || sizes.tail.sink_blocks < 0 ||
       int64_t{sizes.tail.most_exact_blocks()} * kBlockTokens > config.context_length)
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("{} blocks of tail and {} of sinks are not within a context of {} tokens",
-                             sizes.tail.tail_blocks, sizes.tail.sink_blocks, config.context_length)};
-  if (const int32_t deepest = options.draft_depth; !sizes.tail.holds_drafts(deepest))
     return Error{
         ErrorKind::invalid_argument,
-        fmt::format(
-            "drafts {} deep need a KV tail of {} blocks at least; it has {}; --spec-type none drafts nothing",
-            deepest, blocks_for(deepest), sizes.tail.tail_blocks)};
+        fmt::format("{} blocks of tail and {} of sinks are not within a context of {} tokens",
+                    sizes.tail.tail_blocks, sizes.tail.sink_blocks, config.context_length)};
+  if (const int32_t deepest = options.draft_depth; !sizes.tail.holds_drafts(deepest))
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("drafts {} deep need a KV tail of {} blocks at least; it has {}; "
+                             "--spec-type none drafts nothing",
+                             deepest, blocks_for(deepest), sizes.tail.tail_blocks)};
   return {};
 }
 
-// Of what a sequence reads exact, in a checkpoint; 0 where nothing is sealed.
+// Size of the exact rows in a checkpoint; 0: nothing is sealed.
 uint64_t EngineMemory::exact_bytes(const ModelConfig& config) const {
   if (!sizes.seals()) return 0;
   return static_cast<uint64_t>(sizes.tail.most_exact_blocks()) * sizes.block_bytes(config, 1);
 }
 
-// Of a checkpoint's image; 0: a sequence is nothing but its blocks.
 uint64_t EngineMemory::checkpoint_bytes(const ModelConfig& config) const {
   CacheSizes one = sizes;
   one.slots = 1;
@@ -178,17 +178,20 @@ uint64_t EngineMemory::checkpoint_bytes(const ModelConfig& config) const {
   return resume_bytes == 0 ? 0 : resume_bytes + sizes.block_bytes(config, 0);
 }
 
-// In host memory more rows gain nothing. A GPU reads its weights once a step: a dense model is bound by
-// arithmetic from about a thousand rows on, a mixture meets all of its experts and gains up to several
-// thousand (docs/benchmarks.md). What a step's rows take stays below a thirty-second of the device's memory.
-int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model, const Device& device) {
+// Host memory gains nothing from more rows. A GPU reads its weights once per step: dense models
+// gain up to about 1,000 rows, mixtures up to several thousand (docs/benchmarks.md). A step's rows
+// take at most 1/32 of the device's memory.
+int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model,
+                                    const Device& device) {
   constexpr int32_t kSmall = 512;
-  if (device.computes_in_host_memory()) return kSmall;
+  if (device.computes_in_host_memory() && !options.plan_own_memory) return kSmall;
   const auto& layers = model.config().layers;
-  const bool mixture =
-      std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.feed_forward.is_moe(); });
-  const int32_t context = options.context_tokens > 0 ? options.context_tokens : model.config().context_length;
-  const uint64_t memory = options.memory_limit_bytes > 0 ? options.memory_limit_bytes : device.free_bytes();
+  const bool mixture = std::any_of(layers.begin(), layers.end(),
+                                   [](const LayerConfig& l) { return l.feed_forward.is_moe(); });
+  const int32_t context =
+      options.context_tokens > 0 ? options.context_tokens : model.config().context_length;
+  const uint64_t memory =
+      options.memory_limit_bytes > 0 ? options.memory_limit_bytes : device.free_bytes();
   int32_t tokens = mixture ? 8192 : 2048;
   for (; tokens > kSmall; tokens /= 2) {
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
@@ -218,22 +221,24 @@ size_t EngineMemory::activation_bytes(const EngineOptions& options, const Model&
   return bytes + dflash->activation_bytes(dflash_sizes(options), device.activation_type());
 }
 
-// Once the context is known. Beside others the head drafts less deep: this is the most.
+// An upper bound, once the context is known: beside other drafters the head's depth is smaller.
 size_t EngineMemory::draft_bytes(const EngineOptions& options) const {
   DrafterOptions drafter;
   drafter.sequences = options.max_sequences;
   drafter.depth = options.draft_depth;
-  drafter.block_table = static_cast<int32_t>(blocks_for(int64_t{plan.context_tokens} + options.max_drafts));
+  drafter.block_table =
+      static_cast<int32_t>(blocks_for(int64_t{plan.context_tokens} + options.max_drafts));
   size_t bytes = 0;
   if (options.spec_type.has(SpecType::dflash)) bytes += DflashDrafter::bytes(*dflash, drafter);
   if (options.spec_type.has(SpecType::mtp)) bytes += ModelDrafter::bytes(drafter);
   return bytes;
 }
 
-// For the largest step; before the context is known, for the model's own.
-Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options, const Model& model) const {
+Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options,
+                                                     const Model& model) const {
   Device::WorkspaceNeeds needs = model.workspace_needs(max_rows);
-  const int32_t context = plan.context_tokens > 0 ? plan.context_tokens : model.config().context_length;
+  const int32_t context =
+      plan.context_tokens > 0 ? plan.context_tokens : model.config().context_length;
   needs.max_sequences = options.max_sequences;
   needs.max_context = context + options.max_drafts;
   needs.max_drafts = options.max_drafts;
@@ -243,54 +248,56 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   return needs;
 }
 
-// Of the KV groups. Layers with windows want for each sequence what its window sees, for steps under way
-// their rows, and what the windows see of some prefixes that may be asked for again (as many as other models
-// have checkpoints of, but a quarter of what the other layers keep at most); never more than those. Layers
-// that seal blocks want for each sequence what it reads exact, and the rows of steps.
+// Layers with windows need each sequence's window, the rows of steps, and windows of prefixes to
+// reuse, at most a quarter of the full layers' blocks. Sealing layers need exact rows and the rows
+// of steps.
 void EngineMemory::set_blocks(const EngineOptions& options, int64_t blocks) {
   sizes.blocks[0] = static_cast<int32_t>(blocks);
   const int64_t steps = blocks_for(max_rows) + blocks_for(interleaved_tokens);
   if (sizes.seals()) {
-    // What each reads exact, with drafts behind it, and one to spare (scheduler_admit.cpp).
+    // With drafts and one spare (scheduler_admit.cpp).
     const int64_t exact = sizes.tail.most_exact_blocks() + blocks_for(options.max_drafts) + 2;
     sizes.blocks[1] = static_cast<int32_t>(std::min(blocks, options.max_sequences * exact + steps));
     return;
   }
   if (sizes.window == 0) return;
-  // Where they begin and end inside blocks, and one to spare (scheduler_admit.cpp).
+  // Partial blocks at both ends, and one spare (scheduler_admit.cpp).
   const int64_t tail = blocks_for(int64_t{sizes.window} + options.max_drafts) + 3;
   const int64_t prefixes = options.prefix_cache ? usual_images(options) * tail : 0;
   sizes.blocks[1] = static_cast<int32_t>(
       std::min(blocks, options.max_sequences * tail + steps + std::min(prefixes, blocks / 4)));
 }
 
-// The KV cache takes what the contexts of all sequences ask for, as far as memory goes, and at least one
-// context: sequences that grow at the same time share what there is (scheduler.h).
+// Blocks for all contexts if they fit, at least for one; sequences share them (scheduler.h).
 Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig& config) {
-  const auto blocks_of = [&](int32_t tokens) { return blocks_for(int64_t{tokens} + options.max_drafts); };
+  const auto blocks_of = [&](int32_t tokens) {
+    return blocks_for(int64_t{tokens} + options.max_drafts);
+  };
   const auto bytes_of = [&](int64_t count) {
     set_blocks(options, count);
     return sizes.kv_bytes(config);
   };
-  const auto fitting = [&](uint64_t bytes, int64_t most) {  // how many blocks, of `most`, fit
+  const auto fitting = [&](uint64_t bytes, int64_t most) {  // at most `most`
     int64_t fit = 0;
     for (int64_t step = std::bit_floor(static_cast<uint64_t>(most)); step > 0; step /= 2)
       if (fit + step <= most && bytes_of(fit + step) <= bytes) fit += step;
     return fit;
   };
 
-  const int32_t context = options.context_tokens > 0 ? options.context_tokens : config.context_length;
-  const uint64_t budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : plan.spare_bytes();
+  const int32_t context =
+      options.context_tokens > 0 ? options.context_tokens : config.context_length;
+  const uint64_t budget =
+      options.kv_memory_bytes > 0 ? options.kv_memory_bytes : plan.spare_bytes();
   const int64_t wanted = std::min<int64_t>(blocks_of(context) * options.max_sequences, INT32_MAX);
   int64_t blocks = fitting(budget, wanted);
   all_contexts_fit = blocks == wanted;
   if (options.context_tokens > 0) {
     if (options.kv_memory_bytes > 0 && blocks < blocks_of(context))
-      return Error{
-          ErrorKind::exhausted,
-          fmt::format("a context of {} tokens needs {} of KV blocks; --kv-memory gives {}", context,
-                      format_bytes(bytes_of(blocks_of(context))), format_bytes(options.kv_memory_bytes))};
-    blocks = std::max(blocks, blocks_of(context));  // check_fits() has the last word
+      return Error{ErrorKind::exhausted,
+                   fmt::format("a context of {} tokens needs {} of KV blocks; --kv-memory gives {}",
+                               context, format_bytes(bytes_of(blocks_of(context))),
+                               format_bytes(options.kv_memory_bytes))};
+    blocks = std::max(blocks, blocks_of(context));  // check_fits() may still refuse
     plan.context_tokens = context;
   } else {
     blocks = std::max(blocks, blocks_of(std::min(kSmallestContext, context)));
@@ -298,8 +305,9 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
     plan.context_tokens = static_cast<int32_t>(std::min<int64_t>(holds, context));
   }
   if (blocks > INT32_MAX)
-    return Error{ErrorKind::invalid_argument, fmt::format("{} contexts of {} tokens are too many",
-                                                          options.max_sequences, plan.context_tokens)};
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{} contexts of {} tokens are too many", options.max_sequences,
+                             plan.context_tokens)};
   plan.set_predicted(MemoryUse::kv_blocks, bytes_of(blocks));
   plan.window_tokens = config.largest_window();
   plan.exact_tokens = sizes.seals() ? (sizes.tail.tail_blocks + 1) * kBlockTokens : 0;
@@ -312,34 +320,36 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
   return {};
 }
 
-// What the engine keeps on the host about sequences and blocks. Before the context is known, for the longest it
-// may be, and without blocks.
+// Without a known context: for the longest one, without blocks.
 void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& config) {
-  const int32_t longest = options.context_tokens > 0 ? options.context_tokens : config.context_length;
+  const int32_t longest =
+      options.context_tokens > 0 ? options.context_tokens : config.context_length;
   const int32_t context = plan.context_tokens > 0 ? plan.context_tokens : longest;
   plan.set_predicted(MemoryUse::block_books,
                      BlockPool::bytes(sizes.blocks[0]) + BlockPool::bytes(sizes.blocks[1]));
   plan.set_predicted(MemoryUse::ngram_tables, NgramDrafter::bytes(options.max_sequences, context));
-  plan.set_predicted(MemoryUse::fetched_logits, StepOutputs::host_bytes(std::max(logit_rows, decoding_rows),
-                                                                        config.vocabulary, config.width));
+  plan.set_predicted(MemoryUse::fetched_logits,
+                     StepOutputs::host_bytes(std::max(logit_rows, decoding_rows), config.vocabulary,
+                                             config.width));
 }
 
-// Host memory beside the device's: checkpoints of recurrent states, blocks of preempted sequences.
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
   const uint64_t image_bytes = checkpoint_bytes(config);
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
-    const uint64_t most = asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
+    const uint64_t most =
+        asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
     return static_cast<int32_t>(std::min<uint64_t>({most, asked < 0 ? chosen : most, 1 << 20}));
   };
   if (options.prefix_cache && image_bytes > 0 && options.state_memory_bytes != 0) {
-    const int64_t most = options.max_checkpoints > 0 ? options.max_checkpoints : usual_images(options);
+    const int64_t most =
+        options.max_checkpoints > 0 ? options.max_checkpoints : usual_images(options);
     host_images.checkpoint_count =
         count(options.state_memory_bytes, image_bytes, static_cast<uint64_t>(most));
     plan.set_predicted(MemoryUse::checkpoints,
                        static_cast<uint64_t>(host_images.checkpoint_count) * image_bytes);
   }
   if (options.swap_memory_bytes == 0) return;
-  // A quarter of the blocks, or what was asked for in the same proportion.
+  // A quarter of the blocks, or the requested size in the same proportion.
   const uint64_t kv_bytes = std::max<uint64_t>(sizes.kv_bytes(config), 1);
   const uint64_t spare = spare_host_bytes(plan) / 4;
   const uint64_t chosen = options.max_sequences > 1 ? std::min(kv_bytes / 4, spare) : 0;
@@ -364,20 +374,21 @@ DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fi
           static_cast<uint32_t>(block - sizes.block_bytes(trunk_of(config), 0)), guess_kind};
 }
 
-// Host memory through which prefixes go to the disk and come back.
 Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& config) {
   if (options.cache_dir.empty()) return {};
   const DiskKind kind = disk_kind(config, {}, 0);
   if (kind.block_bytes == 0)
     return Error{ErrorKind::unsupported, "a cache directory needs a model with attention layers"};
   if (!options.prefix_cache || (kind.state_bytes > 0 && host_images.checkpoint_count == 0))
-    return Error{ErrorKind::invalid_argument,
-                 "a cache directory needs the prefix cache and memory for checkpoints (--state-memory)"};
+    return Error{
+        ErrorKind::invalid_argument,
+        "a cache directory needs the prefix cache and memory for checkpoints (--state-memory)"};
   const int32_t interval = scheduler_limits(options, config).checkpoint_interval;
   const uint64_t good = DiskStaging::write_bytes(
       kind, std::min(interval > 0 ? interval + options.ubatch_tokens : 8192, plan.context_tokens));
   disk_write_bytes = std::min(good, std::max(spare_host_bytes(plan) / 8, 2 * kind.block_bytes));
-  plan.rows.push_back({MemoryUse::disk_staging, disk_write_bytes + DiskStaging::read_bytes(kind), 0, true});
+  plan.rows.push_back(
+      {MemoryUse::disk_staging, disk_write_bytes + DiskStaging::read_bytes(kind), 0, true});
   return {};
 }
 
@@ -395,15 +406,13 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.seals = sizes.seals();
   limits.tail = sizes.tail;
   limits.preemption = options.preemption;
-  // Where results do not depend on what runs beside, nor do they on preemption: many rows at a time are another
-  // form of attention than one. That is slow, so they are copied where there is room. (In host memory a copy
-  // costs less in any case, also before the time of a token is known.)
+  // Many rows use another form of attention than one, so recomputation may change results. Where it
+  // must not, blocks are copied if there is room. In host memory a copy is always cheaper.
   limits.answers_by_rows = options.deterministic || !plan.own_memory;
   if (limits.answers_by_rows && limits.preemption == Preemption::cheaper)
     limits.preemption = Preemption::swap;
-  // In tokens whose keys and values take the room of one state, or of what the windows see: copies shall not
-  // outgrow what they belong to. Without what is kept for guesses: checkpoints stand at the same places
-  // whoever drafts, and so do hits.
+  // In tokens with the KV size of one state or window. Draft memory is not counted, as checkpoints
+  // and later hits must not depend on the drafter.
   const ModelConfig trunk = trunk_of(config);
   CacheSizes plain = sizes;
   plain.slots = 1;
@@ -414,8 +423,8 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   };
   const auto state_bytes = static_cast<int64_t>(plain.slot_bytes(trunk) + exact_bytes(trunk));
   const int64_t kept_bytes = state_bytes + sizes.window * token_bytes(1);
-  const auto state_tokens =
-      static_cast<int32_t>(std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));
+  const auto state_tokens = static_cast<int32_t>(
+      std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));
   const auto rounded = [](int32_t tokens) {
     return (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
   };
@@ -438,25 +447,29 @@ Status EngineMemory::take(const EngineOptions& options, Model& model, Device& de
   plan.set_actual(MemoryUse::kv_blocks, cache.kv_bytes());
   plan.set_actual(MemoryUse::state_slots, cache.slot_bytes());
   plan.set_actual(MemoryUse::activations, activation_bytes(options, model, device));
-  BRAID_ASSIGN(const size_t workspace_bytes, device.reserve_workspaces(workspace_needs(options, model)));
+  BRAID_ASSIGN(const size_t workspace_bytes,
+               device.reserve_workspaces(workspace_needs(options, model)));
   plan.set_actual(MemoryUse::workspaces, workspace_bytes);
   return take_host_images(options, config, device);
 }
 
 Status EngineMemory::take_host_images(const EngineOptions& options, const ModelConfig& config,
                                       Device& device) {
-  const size_t checkpoint_bytes = static_cast<size_t>(host_images.checkpoint_count) *
-                                  Scheduler::checkpoint_bytes(cache, scheduler_limits(options, config));
+  const size_t checkpoint_bytes =
+      static_cast<size_t>(host_images.checkpoint_count) *
+      Scheduler::checkpoint_bytes(cache, scheduler_limits(options, config));
   size_t swap_bytes = 0;
   for (int32_t g = 0; g < kKvGroups; ++g)
     swap_bytes += static_cast<size_t>(host_images.swap[g].count) * cache.block_bytes(g);
   const auto taking = [&](size_t before) -> BytesDone {
     if (!options.host_progress) return nullptr;
-    return
-        [&, before](uint64_t done) { options.host_progress(before + done, checkpoint_bytes + swap_bytes); };
+    return [&, before](uint64_t done) {
+      options.host_progress(before + done, checkpoint_bytes + swap_bytes);
+    };
   };
   if (checkpoint_bytes > 0) {
-    BRAID_ASSIGN(checkpoint_memory, device.allocate_host(checkpoint_bytes, "checkpoints", taking(0)));
+    BRAID_ASSIGN(checkpoint_memory,
+                 device.allocate_host(checkpoint_bytes, "checkpoints", taking(0)));
   }
   if (swap_bytes > 0) {
     BRAID_ASSIGN(swap_memory, device.allocate_host(swap_bytes, "swap", taking(checkpoint_bytes)));
@@ -477,7 +490,8 @@ Status EngineMemory::take_disk_staging(DiskTier& disk, const DiskKind& kind, Dev
   const size_t bytes = disk_write_bytes + DiskStaging::read_bytes(kind);
   BRAID_ASSIGN(disk_memory, device.allocate_host(bytes, "disk staging"));
   const std::span<std::byte> memory(static_cast<std::byte*>(disk_memory.data()), bytes);
-  disk.set_staging({memory.first(disk_write_bytes), memory.subspan(disk_write_bytes)}, cache.state_form());
+  disk.set_staging({memory.first(disk_write_bytes), memory.subspan(disk_write_bytes)},
+                   cache.state_form());
   plan.set_actual(MemoryUse::disk_staging, bytes);
   return {};
 }

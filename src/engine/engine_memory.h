@@ -1,15 +1,13 @@
-// engine_memory.h -- all memory that the engine takes at start: sizes from options, a plan with numbers, and
-// then the memory itself.
+// engine_memory.h -- all memory that the engine takes at start.
 //
-// make_plan() takes nothing and may be asked what would be; take() follows it once. What the host keeps
-// beside a device (checkpoints, swap, staging for the disk) is planned here too. Members are read by the
-// engine and its parts.
+// make_plan() allocates nothing; take() follows it once. Host memory beside a device (checkpoints,
+// swap, disk staging) is planned too.
 #pragma once
 
 #include "base/result.h"
-#include "engine/disk/disk.h"
 #include "engine/engine_options.h"
 #include "engine/memory_plan.h"
+#include "engine/prefix/disk.h"
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/scheduler.h"
 #include "model/dflash/dflash.h"
@@ -19,31 +17,29 @@
 namespace braid {
 
 struct EngineMemory {
-  Dflash* dflash = nullptr;  // the drafter, if it has a file of its own; before all else
+  Dflash* dflash = nullptr;  // a drafter with its own file; set it first
 
-  // Formats of the KV cache that are to be chosen are so in `options` afterwards. Errors: invalid_argument
-  // (options that contradict each other), exhausted, unsupported.
+  // Also sets automatic KV formats in `options`. Errors: invalid_argument, exhausted, unsupported.
   Status make_plan(EngineOptions& options, Model& model, Device& device);
-  // Loads the weights and takes everything but logits and the disk's staging. Errors: exhausted, and the
-  // file's.
+  // Takes all memory except logits and disk staging. Errors: exhausted, and the file's.
   Status take(const EngineOptions& options, Model& model, Device& device);
   Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
 
-  // Prompt tokens of a step that suit the model and the device.
-  static int32_t choose_ubatch(const EngineOptions& options, const Model& model, const Device& device);
-  // Rows of the largest step.
+  static int32_t choose_ubatch(const EngineOptions& options, const Model& model,
+                               const Device& device);
   static int32_t most_rows(const EngineOptions& options);
   StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }
-  // After make_plan():
+  // Valid after make_plan().
   SchedulerLimits scheduler_limits(const EngineOptions& options, const ModelConfig& config) const;
-  DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint, uint64_t guess_kind) const;
+  DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint,
+                     uint64_t guess_kind) const;
 
   MemoryPlan plan;
   CacheSizes sizes;
   int32_t max_rows = 0;            // of a step
-  int32_t interleaved_tokens = 0;  // of an interleaved step, at most; 0: there are none
+  int32_t interleaved_tokens = 0;  // at most; 0: no interleaved steps
   int32_t decoding_rows = 0;       // of a step of all sequences, with drafts
-  int32_t logit_rows = 0;          // whose logits are there at once
+  int32_t logit_rows = 0;          // computed at once
   bool all_contexts_fit = false;   // the KV blocks are for max_sequences whole contexts
 
   SequenceCache cache;
@@ -55,7 +51,8 @@ struct EngineMemory {
 
  private:
   Dflash::Sizes dflash_sizes(const EngineOptions& options) const;
-  size_t activation_bytes(const EngineOptions& options, const Model& model, const Device& device) const;
+  size_t activation_bytes(const EngineOptions& options, const Model& model,
+                          const Device& device) const;
   size_t draft_bytes(const EngineOptions& options) const;
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
   void set_blocks(const EngineOptions& options, int64_t blocks);

@@ -1,10 +1,10 @@
-// engine_memory_test.cpp -- what sizes the engine chooses by itself, and what it plans for them.
+// engine_memory_test.cpp -- automatic sizes and the memory plan.
 #include "engine/engine_memory.h"
 
 #include <gtest/gtest.h>
 
 #include "engine/draft/ngram_drafter.h"
-#include "engine/step/step_outputs.h"
+#include "engine/schedule/step_outputs.h"
 #include "engine/tests/demo_test.h"
 
 namespace braid {
@@ -13,7 +13,6 @@ namespace {
 using testing_demo::kDemoDrafter;
 using testing_demo::kDemoModel;
 
-// What is planned for the demo model, as Engine::open() gets to it.
 struct Planned {
   EngineMemory memory;
   SchedulerLimits limits;
@@ -58,11 +57,9 @@ SchedulerLimits limits_of(EngineOptions options) {
   return planned_for(options).limits;
 }
 
-// Slots and blocks hold more for a head or a drafter, but checkpoints stand where they would without, and so
-// later prompts find as much.
+// Later prompts must find the same checkpoints with and without a drafter.
 TEST(EngineMemory, DraftersDoNotMoveCheckpoints) {
   const SchedulerLimits plain = limits_of({});
-  // By the model's sizes, not by what is the least or the most of any model.
   EXPECT_GT(plain.checkpoint_spacing, 64);
   EXPECT_LT(plain.checkpoint_spacing, 512);
   EXPECT_GT(plain.checkpoint_interval, 1024);
@@ -79,7 +76,6 @@ TEST(EngineMemory, DraftersDoNotMoveCheckpoints) {
   }
 }
 
-// Books of blocks, and the drafter's tables where it has any.
 TEST(EngineMemory, WhatTheHostKeepsIsPlanned) {
   EngineOptions options;
   options.spec_type = SpecType::none;
@@ -87,15 +83,17 @@ TEST(EngineMemory, WhatTheHostKeepsIsPlanned) {
   const Planned plain = planned_for(options);
   EXPECT_GT(plain.memory.sizes.blocks[0], 1000);
   EXPECT_EQ(plain.bytes(MemoryUse::block_books),
-            BlockPool::bytes(plain.memory.sizes.blocks[0]) + BlockPool::bytes(plain.memory.sizes.blocks[1]));
+            BlockPool::bytes(plain.memory.sizes.blocks[0]) +
+                BlockPool::bytes(plain.memory.sizes.blocks[1]));
   EXPECT_EQ(plain.bytes(MemoryUse::ngram_tables), 0u);
   EXPECT_EQ(plain.bytes(MemoryUse::fetched_logits), 0u) << "the host reads the device's";
   options.spec_type = SpecType::ngram;
   options.max_drafts = 7;
   EXPECT_EQ(planned_for(options).bytes(MemoryUse::ngram_tables), NgramDrafter::bytes(512, 4096));
   EXPECT_GT(NgramDrafter::bytes(512, 4096), uint64_t{512} * 2 * 4096 * sizeof(int32_t));
-  EXPECT_LT(NgramDrafter::bytes(512, 1 << 20), uint64_t{129} << 20) << "bounded whatever the context";
-  // Eight rows of logits, or of what they are made of; of every row the best 64, their ids and a sum.
+  EXPECT_LT(NgramDrafter::bytes(512, 1 << 20), uint64_t{129} << 20)
+      << "bounded whatever the context";
+  // Eight rows of logits or hidden values; for every row the best 64, their ids and a sum.
   EXPECT_EQ(StepOutputs::host_bytes(4, 1000, 512), (8u * 1000 + 4 * 129) * sizeof(float));
   EXPECT_EQ(StepOutputs::host_bytes(4, 10, 512), (8u * 512 + 4 * 21) * sizeof(float));
 }

@@ -1,25 +1,29 @@
-// engine_setup.cpp -- from a file and options to an engine that can run. Sizes and memory: engine_memory.cpp.
+// engine_setup.cpp -- builds a running engine from a file and options. Memory: engine_memory.cpp.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
-#include "engine/disk/model_hash.h"
 #include "engine/draft/dflash_drafter.h"
 #include "engine/draft/joint_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
+#include "engine/prefix/model_hash.h"
 
 namespace braid {
 namespace {
 
 Status check_options(const EngineOptions& o, const ModelConfig& config) {
-  const auto bad = [](const std::string& message) { return Error{ErrorKind::invalid_argument, message}; };
-  if (o.context_tokens < 0) return bad(fmt::format("a context of {} tokens is impossible", o.context_tokens));
+  const auto bad = [](const std::string& message) {
+    return Error{ErrorKind::invalid_argument, message};
+  };
+  if (o.context_tokens < 0)
+    return bad(fmt::format("a context of {} tokens is impossible", o.context_tokens));
   if (o.context_tokens > config.context_length)
-    return bad(fmt::format("a context of {} tokens is more than the {} that this model was made for",
-                           o.context_tokens, config.context_length));
+    return bad(
+        fmt::format("a context of {} tokens is more than the {} that this model was made for",
+                    o.context_tokens, config.context_length));
   if (o.max_sequences < 1 || o.max_sequences > 4096)
     return bad(fmt::format("{} sequences at a time is not between 1 and 4096", o.max_sequences));
   if (o.ubatch_tokens < 0 || o.ubatch_tokens > 65536)
@@ -34,8 +38,8 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
   if (o.draft_vocabulary < ModelOptions::kDraftTokensByModel ||
       (o.draft_vocabulary > 0 && o.draft_vocabulary < kGuessCandidates))
-    return bad(
-        fmt::format("a draft vocabulary of {} tokens is too small; 0 stands for all", o.draft_vocabulary));
+    return bad(fmt::format("a draft vocabulary of {} tokens is too small; 0 stands for all",
+                           o.draft_vocabulary));
   if (o.spec_type.has(SpecType::dflash) && o.draft_model.empty())
     return bad("a DFlash drafter needs its file: -md");
   if (!o.spec_type.has(SpecType::dflash) && !o.draft_model.empty())
@@ -43,18 +47,17 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
   return {};
 }
 
-// What the model is opened with.
 constexpr int32_t kLeastWindow = 32;
 
 Status check_window(int32_t tokens) {
   if (tokens == 0 || tokens >= kLeastWindow) return {};
-  return Error{ErrorKind::invalid_argument,
-               fmt::format("attention over the newest {} positions is not possible: {} are the least, and 0 "
-                           "stands for all",
-                           tokens, kLeastWindow)};
+  return Error{
+      ErrorKind::invalid_argument,
+      fmt::format("attention over the newest {} positions is not possible: {} are the least, and 0 "
+                  "stands for all",
+                  tokens, kLeastWindow)};
 }
 
-// Drafts of a kind one behind the other, where nobody says otherwise.
 constexpr int32_t kNgramDepth = 7;
 constexpr int32_t kHeadDepth = 3;
 constexpr int32_t kFewSequences = 8;
@@ -76,8 +79,8 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
                fmt::format("unknown device {}; there are auto, cuda, cpu and ref", options.device)};
 }
 
-// Everything a cached prefix depends on, apart from its tokens: the model, formats, and how the device computes and
-// lays out its states; not what drafts. Prefixes that this process alone keeps need no name of the model.
+// Everything that cached prefixes depend on: model, formats, arithmetic and state layout; not the
+// drafter. Without a cache directory the model is left out.
 PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, const Device& device,
                           int32_t tile_columns, int32_t folds_every, const PrefixSecret& secret) {
   std::string text;
@@ -91,14 +94,14 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
   if (options.k_codec != nullptr)
     text += fmt::format("|sealed {} {} {} {}", options.k_codec->name, options.v_codec->name,
                         options.kv_tail.tail_blocks, options.kv_tail.sink_blocks);
-  // What a layer writes depends on what the layers before it have seen.
+  // Deeper layers depend on what earlier layers attended to.
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
-  // Prefixes computed by other forms would bring other bytes in.
+  // Other kernels would compute other bytes.
   if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
   return seed_hash(text, secret);
 }
 
-// What drafts and keeps cells beside the model's. The head is in the model's file.
+// Drafters that keep cells beside the model's. The head is part of the model's file.
 uint64_t guess_kind_of(Dflash* drafter, const EngineOptions& options, const PrefixSecret& secret) {
   std::string text = options.spec_type.has(SpecType::mtp) ? "mtp" : "";
   if (drafter != nullptr) {
@@ -126,8 +129,9 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
     } else if (!options.deterministic) {
       types.add(SpecType::mtp);
     }
-    // Their drafts are deeper than the head's: every slot gets entries for them, which many sequences feel.
-    if (!options.deterministic && options.max_sequences <= kFewSequences) types.add(SpecType::ngram);
+    // Their deep drafts add entries to every slot, which is costly with many sequences.
+    if (!options.deterministic && options.max_sequences <= kFewSequences)
+      types.add(SpecType::ngram);
   }
   ModelOptions model_options;
   model_options.with_mtp = types.has(SpecType::mtp);
@@ -157,13 +161,13 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
   return memory_.make_plan(options_, *model_, *device_);
 }
 
-// How deep each drafter goes, and how many drafts a step verifies: of chains no more than the deepest has, as a
-// sequence for which one drafter promises much is not asked of the next (JointDrafter).
+// Chains need only the deepest drafter's number of drafts: a sequence with a promising draft skips
+// the next drafter (JointDrafter).
 void Engine::choose_drafts() {
   int32_t& most = options_.max_drafts;
   int32_t& depth = options_.draft_depth;
   const SpecTypes& types = options_.spec_type;
-  if (types.none()) {  // those of set_drafter()
+  if (types.none()) {  // for set_drafter()
     depth = depth > 0 ? std::min(depth, most) : most;
     return;
   }
@@ -185,16 +189,21 @@ Status Engine::load() {
   const ModelConfig& config = model_->config();
   BRAID_TRY(memory_.take(options_, *model_, *device_));
   BRAID_TRY(outputs_.allocate(*device_, *model_, memory_.logit_rows, memory_.decoding_rows));
-  memory_.plan.set_actual(MemoryUse::logits, StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
-  memory_.plan.set_actual(MemoryUse::fetched_logits,
-                          StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
-                                                  config.vocabulary, config.width));
+  memory_.plan.set_actual(MemoryUse::logits,
+                          StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
+  memory_.plan.set_actual(
+      MemoryUse::fetched_logits,
+      StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
+                              config.vocabulary, config.width));
   if (disk_)
-    BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
-  scheduler_ = std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
-                                           memory_.sizes.slots, memory_.cache, memory_.host_images);
+    BRAID_TRY(
+        memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
+  scheduler_ =
+      std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
+                                  memory_.sizes.slots, memory_.cache, memory_.host_images);
   uint64_t book_bytes = 0;
-  for (int32_t g = 0; g < kKvGroups; ++g) book_bytes += BlockPool::bytes(scheduler_->blocks(g).total());
+  for (int32_t g = 0; g < kKvGroups; ++g)
+    book_bytes += BlockPool::bytes(scheduler_->blocks(g).total());
   memory_.plan.set_actual(MemoryUse::block_books, book_bytes);
   scheduler_->set_disk(disk_.get());
   install_hooks();
@@ -205,7 +214,8 @@ Status Engine::load() {
   sizes.rows = memory_.max_rows;
   sizes.sequences = options_.max_sequences;
   sizes.decoding_rows = 1 + options_.max_drafts;
-  sizes.block_table = static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
+  sizes.block_table =
+      static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
   sizes.kv_groups = scheduler_->groups();
   sizes.interleaved_tokens = memory_.interleaved_tokens;
   BRAID_TRY(runner_->allocate(sizes));
@@ -235,13 +245,14 @@ Status Engine::make_drafter(int32_t block_table) {
                             NgramDrafter::bytes(options_.max_sequences, context_tokens()));
   }
   if (types.has(SpecType::dflash)) {
-    BRAID_TRY(
-        add(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_, *records_)));
+    BRAID_TRY(add(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_,
+                                                  *records_)));
     bytes += DflashDrafter::bytes(*dflash_, options);
   }
   if (types.has(SpecType::mtp)) {
     options.depth = std::min(head_depth_, options_.draft_depth);
-    BRAID_TRY(add(std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_, *records_)));
+    BRAID_TRY(add(
+        std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_, *records_)));
     bytes += ModelDrafter::bytes(options);
   }
   memory_.plan.set_actual(MemoryUse::drafts, bytes);
@@ -253,21 +264,22 @@ Status Engine::make_drafter(int32_t block_table) {
     own_drafter_ = std::move(all);
   }
   drafter_ = own_drafter_.get();
-  // On a GPU that is told to be deterministic, the clock shall not choose the rows of a step.
+  // A deterministic GPU engine must not choose rows by time.
   const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
   if (drafter_ != nullptr && !fixed && !options_.spec_always)
-    budget_ = std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram),
-                                            [this](int32_t rows) { return device_->padded_rows(rows); });
+    budget_ =
+        std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram),
+                                      [this](int32_t rows) { return device_->padded_rows(rows); });
   if (joint != nullptr && budget_)
     joint->set_survives(
         [this](const Draft& draft, int32_t depth) { return budget_->survival(draft, depth); });
   stats_.drafts.pays = drafter_ != nullptr && !budget_;  // else the budget decides
-  // Where steps may leave out what a drafter keeps of their rows, that begins as zeros in every block and
-  // slot, and not as what somebody else has left there.
+  // Steps may skip the drafter's cells; those must then be zeros and not another sequence's data.
   const auto trunk = static_cast<size_t>(model_->config().count(LayerKind::attention));
   if (budget_ && memory_.cache.memory().kv.size() > trunk && device_->computes_in_host_memory() &&
       !options_.hooks.poison_unused) {
-    scheduler_->blocks(0).on_unused([this, trunk](int32_t b) { memory_.cache.clear_layers(trunk, b); });
+    scheduler_->blocks(0).on_unused(
+        [this, trunk](int32_t b) { memory_.cache.clear_layers(trunk, b); });
     scheduler_->slots().on_unused([this](int32_t slot) { memory_.cache.clear_hidden(slot); });
   }
   return {};
@@ -278,12 +290,14 @@ void Engine::install_hooks() {
   if (hooks.shuffle_blocks != 0) {
     uint64_t n = 0;
     for (int32_t g = 0; g < kKvGroups; ++g)
-      scheduler_->blocks(g).shuffle_free(
-          [&] { return (n = n * 6364136223846793005u + 1442695040888963407u) >> 32 ^ hooks.shuffle_blocks; });
+      scheduler_->blocks(g).shuffle_free([&] {
+        return (n = n * 6364136223846793005u + 1442695040888963407u) >> 32 ^ hooks.shuffle_blocks;
+      });
   }
   if (hooks.poison_unused) {
     for (int32_t g = 0; g < kKvGroups; ++g)
-      scheduler_->blocks(g).on_unused([this, g](int32_t block) { memory_.cache.poison_block(g, block); });
+      scheduler_->blocks(g).on_unused(
+          [this, g](int32_t block) { memory_.cache.poison_block(g, block); });
     scheduler_->slots().on_unused([this](int32_t slot) { memory_.cache.poison_slot(slot); });
   }
 }
@@ -294,19 +308,21 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
   BRAID_TRY(engine->memory_.plan.check_fits());
   if (options.cache_dir.empty()) {
     engine->secret_ = random_secret();
-  } else {  // refused before a model is read for it
+  } else {  // refuse before reading a model
     BRAID_ASSIGN(const DiskDirectory directory, DiskDirectory::open(options.cache_dir));
     BRAID_ASSIGN(engine->secret_, directory.secret());
   }
-  const int32_t columns = engine->device_->state_tile_columns(engine->model_->config().largest_delta());
+  const int32_t columns =
+      engine->device_->state_tile_columns(engine->model_->config().largest_delta());
   engine->fingerprint_ = fingerprint_of(file, engine->options_, *engine->device_, columns,
                                         engine->memory_.sizes.ring.every, engine->secret_);
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
     disk.directory = options.cache_dir;
     disk.limit_bytes = options.cache_dir_bytes;
-    // Before loading: it may refuse, and its threads shall not inherit the CPU that this one is pinned to.
-    const uint64_t guess_kind = guess_kind_of(engine->dflash_.get(), engine->options_, engine->secret_);
+    // Before loading: it may refuse, and its threads must not inherit this thread's CPU affinity.
+    const uint64_t guess_kind =
+        guess_kind_of(engine->dflash_.get(), engine->options_, engine->secret_);
     BRAID_ASSIGN(engine->disk_,
                  DiskTier::open(disk, engine->memory_.disk_kind(engine->model_->config(),
                                                                 engine->fingerprint_, guess_kind)));
@@ -323,7 +339,7 @@ Result<MemoryPlan> Engine::plan_memory(const GgufFile& file, const EngineOptions
 
 Engine::~Engine() {
   if (!disk_) return;
-  // What was kept last is still to be written; a device that failed has nothing worth it.
+  // Queued stores must still be written, unless the device has failed.
   device_->synchronize();
   if (scheduler_ && device_->health().ok()) scheduler_->all_queued_is_done();
   disk_.reset();

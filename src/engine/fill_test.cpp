@@ -1,5 +1,4 @@
-// fill_test.cpp -- prompts whose cells are copied instead of computed, for benches
-// (Engine::fill_prompts_from).
+// fill_test.cpp -- prompts whose cells are copied, for benches (Engine::fill_prompts_from).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,9 +21,10 @@ using Bytes = std::vector<std::byte>;
 
 constexpr int32_t kFilledFrom = 64;
 
-// The pools of the attention layers.
 struct Pools : Observer {
-  void attention(int32_t layer, Tensor, const KvLayer& kv, const Batch&) override { of_layer[layer] = kv; }
+  void attention(int32_t layer, Tensor, const KvLayer& kv, const Batch&) override {
+    of_layer[layer] = kv;
+  }
   std::map<int32_t, KvLayer> of_layer;
 };
 
@@ -35,7 +35,7 @@ Bytes on_host(Engine& engine, const std::byte* from, int64_t bytes) {
   return out;
 }
 
-// K, then V of a full block: its units, or its rows where nothing is sealed.
+// K, then V of a full block: units if sealed, else rows.
 Bytes full_block(Engine& engine, const KvLayer& kv, const Sequence& s, size_t index) {
   const bool sealed = static_cast<bool>(kv.cold);
   const int32_t block = s.blocks[sealed ? 0 : kv.group][index];
@@ -48,8 +48,7 @@ Bytes full_block(Engine& engine, const KvLayer& kv, const Sequence& s, size_t in
   return k;
 }
 
-// Rows of computed cells that a sequence still holds and nobody has written since they were poisoned
-// (SequenceCache::poison_block).
+// Poisoned rows (SequenceCache::poison_block) of computed cells that a sequence still holds.
 int count_unwritten(Engine& engine, const KvLayer& kv, const Sequence& s) {
   int unwritten = 0;
   const int64_t bytes = kv_row_bytes(kv.shape.k_format, kv.shape.head_dim);
@@ -57,7 +56,8 @@ int count_unwritten(Engine& engine, const KvLayer& kv, const Sequence& s) {
     const int32_t block = s.blocks[kv.group][static_cast<size_t>(cell / kBlockTokens)];
     if (block == kGone) continue;
     const Bytes row = on_host(engine, kv.k_row(block, 0, cell % kBlockTokens), bytes);
-    unwritten += std::all_of(row.begin(), row.end(), [](std::byte b) { return b == std::byte{0x5b}; });
+    unwritten +=
+        std::all_of(row.begin(), row.end(), [](std::byte b) { return b == std::byte{0x5b}; });
   }
   return unwritten;
 }
@@ -101,7 +101,6 @@ TEST_P(FilledPrompts, HoldCopiesOfTheirFirstBlocks) {
     Collector sink;
     ASSERT_TRUE(engine->submit(uncached(600, 8), sink).ok());
     while (engine->stats().generated == 0 && engine->step()) engine->check();
-    // Chunks of 64: the first, and the last from 576 on.
     EXPECT_EQ(engine->stats().prompt_rows, 64u + 24u);
     const Sequence& s = *engine->scheduler().running()[0];
     ASSERT_FALSE(pools.of_layer.empty());
@@ -116,7 +115,6 @@ TEST_P(FilledPrompts, HoldCopiesOfTheirFirstBlocks) {
   }
 }
 
-// How else prompts are cut, kept and drafted for.
 struct Way {
   const char* name;
   const char* format;
@@ -131,8 +129,9 @@ TEST_P(FilledPrompts, HoldNumbersWhereverTheyAreReadAndEndAsAlways) {
        {Way{"f16", "f16", 64, 1, SpecType::none}, Way{"c4", "c4", 64, 1, SpecType::none},
         Way{"pieces of blocks", "f16", 50, 1, SpecType::none},
         Way{"pieces, nothing exact", "c4", 50, 0, SpecType::none},
-        Way{"pieces, sealed", "q8_0", 50, 3, SpecType::none}, Way{"head", "f16", 50, 1, SpecType::mtp},
-        Way{"head, sealed", "c4", 64, 1, SpecType::mtp}, Way{"drafter", "c4", 50, 1, SpecType::dflash}}) {
+        Way{"pieces, sealed", "q8_0", 50, 3, SpecType::none},
+        Way{"head", "f16", 50, 1, SpecType::mtp}, Way{"head, sealed", "c4", 64, 1, SpecType::mtp},
+        Way{"drafter", "c4", 50, 1, SpecType::dflash}}) {
     SCOPED_TRACE(way.name);
     EngineOptions options = options_on(GetParam(), way.format);
     options.max_sequences = 2;
@@ -154,7 +153,8 @@ TEST_P(FilledPrompts, HoldNumbersWhereverTheyAreReadAndEndAsAlways) {
       for (const auto& s : engine->scheduler().running()) {
         EXPECT_NE(s->prompt_tokens() - s->computed_tokens, 1) << "a prompt's last token alone";
         for (const auto& [layer, kv] : pools.of_layer)
-          ASSERT_EQ(count_unwritten(*engine, kv, *s), 0) << "layer " << layer << ", " << s->computed_tokens;
+          ASSERT_EQ(count_unwritten(*engine, kv, *s), 0)
+              << "layer " << layer << ", " << s->computed_tokens;
       }
     }
     EXPECT_LT(engine->stats().prompt_rows, 2u * 4 * 64);
@@ -166,7 +166,6 @@ TEST_P(FilledPrompts, HoldNumbersWhereverTheyAreReadAndEndAsAlways) {
   }
 }
 
-// Layers that give back what lies behind their window.
 TEST_P(FilledPrompts, MayHaveWindows) {
   EngineOptions options = on(GetParam());
   options.context_tokens = 1024;
@@ -181,7 +180,8 @@ TEST_P(FilledPrompts, MayHaveWindows) {
   while (m.engine->step()) {
     m.engine->check();
     for (const auto& s : m.engine->scheduler().running())
-      for (const auto& [layer, kv] : pools.of_layer) ASSERT_EQ(count_unwritten(*m.engine, kv, *s), 0);
+      for (const auto& [layer, kv] : pools.of_layer)
+        ASSERT_EQ(count_unwritten(*m.engine, kv, *s), 0);
   }
   EXPECT_LE(m.engine->stats().prompt_rows, 2u * 50);
   EXPECT_EQ(m.sink.answers[id].tokens.size(), 12u);
@@ -222,7 +222,7 @@ TEST(SequenceCache, MovesAStateToAnotherPosition) {
   EXPECT_EQ(memory.hidden.row(1, 149)[0], 7);
 }
 
-// What others may find, and whose every position is reported, is computed.
+// Prompts that others may find or that are scored.
 TEST(FilledPromptsAreBenches, OthersAreComputed) {
   const GgufFile file = parsed(demo_bytes());
   const auto engine = engine_of(file, options_on("cpu", "f16"));

@@ -19,8 +19,9 @@ std::optional<std::string> read_text(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-// The number after `key` in lines of the form "key   123 unit"; or the whole text when key is empty.
-std::optional<uint64_t> number_after(const std::optional<std::string>& text, const std::string& key) {
+// The number after `key` in lines like "key   123 unit"; the whole text if key is empty.
+std::optional<uint64_t> number_after(const std::optional<std::string>& text,
+                                     const std::string& key) {
   if (!text) return std::nullopt;
   std::istringstream lines(*text);
   for (std::string line; std::getline(lines, line);) {
@@ -28,13 +29,13 @@ std::optional<uint64_t> number_after(const std::optional<std::string>& text, con
     const size_t first = line.find_first_of("0123456789", key.size());
     if (first == std::string::npos || line.find_first_not_of(" \t:", key.size()) != first) continue;
     uint64_t value = 0;
-    const auto [end, error] = std::from_chars(line.data() + first, line.data() + line.size(), value);
+    const auto [end, error] =
+        std::from_chars(line.data() + first, line.data() + line.size(), value);
     if (error == std::errc()) return value;
   }
   return std::nullopt;
 }
 
-// What a cgroup directory leaves, if it limits memory.
 std::optional<uint64_t> left_in_cgroup(const std::string& directory, bool v2) {
   const char* limit_file = v2 ? "/memory.max" : "/memory.limit_in_bytes";
   const char* usage_file = v2 ? "/memory.current" : "/memory.usage_in_bytes";
@@ -96,12 +97,12 @@ uint64_t available_memory_bytes(const std::string& root) {
     const bool v2 = controllers.empty();
     if (!v2 && controllers != "memory") continue;
     const std::string mount = root + (v2 ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
-    // Every level may limit; inside a container the path may not exist below the mount, the mount itself
-    // does.
+    // Every level may have a limit. In a container the path may not exist below the mount.
     std::string path = line.substr(second + 1);
     while (true) {
       if (path == "/") path.clear();
-      if (const auto left = left_in_cgroup(mount + path, v2)) available = std::min(available, *left);
+      if (const auto left = left_in_cgroup(mount + path, v2))
+        available = std::min(available, *left);
       if (path.empty()) break;
       path.resize(path.find_last_of('/') == std::string::npos ? 0 : path.find_last_of('/'));
     }
@@ -129,8 +130,8 @@ uint64_t MemoryPlan::predicted_bytes() const {
 }
 
 uint64_t MemoryPlan::spare_bytes() const {
-  // 300 to 330 MiB on an H200 once kernels have run, and recorded steps, 1.5 MiB each of a 27B's. A step for which
-  // there is no memory is queued for good, which takes longer.
+  // 300 to 330 MiB on an H200, plus CUDA graphs (1.5 MiB each for a 27B). Without memory for its
+  // graph a step is queued each time, which is slower.
   constexpr uint64_t kDriverBytes = uint64_t{512} << 20;
   const uint64_t taken = predicted_bytes();
   const uint64_t left = available_bytes > taken ? available_bytes - taken : 0;
@@ -158,12 +159,15 @@ void MemoryPlan::set_actual(MemoryUse use, uint64_t bytes) {
 std::string MemoryPlan::table() const {
   const bool taken = actual_bytes() > 0;
   const auto line = [&](const std::string& label, uint64_t predicted, uint64_t actual) {
-    return taken ? fmt::format("{:<16} {:>12} {:>12}\n", label, format_bytes(predicted), format_bytes(actual))
+    return taken ? fmt::format("{:<16} {:>12} {:>12}\n", label, format_bytes(predicted),
+                               format_bytes(actual))
                  : fmt::format("{:<16} {:>12}\n", label, format_bytes(predicted));
   };
   std::string out = taken ? fmt::format("{:<16} {:>12} {:>12}\n", "memory", "predicted", "actual")
                           : fmt::format("{:<16} {:>12}\n", "memory", "predicted");
-  const auto empty = [](const MemoryRow& row) { return row.predicted_bytes == 0 && row.actual_bytes == 0; };
+  const auto empty = [](const MemoryRow& row) {
+    return row.predicted_bytes == 0 && row.actual_bytes == 0;
+  };
   for (const MemoryRow& row : rows)
     if (!empty(row) && (!own_memory || !row.on_host))
       out += line(memory_use_name(row.use), row.predicted_bytes, row.actual_bytes);
@@ -172,18 +176,21 @@ std::string MemoryPlan::table() const {
     out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(available_bytes));
   for (const MemoryRow& row : rows)
     if (!empty(row) && own_memory && row.on_host)
-      out += line(std::string(memory_use_name(row.use)) + " (host)", row.predicted_bytes, row.actual_bytes);
+      out += line(std::string(memory_use_name(row.use)) + " (host)", row.predicted_bytes,
+                  row.actual_bytes);
   if (exact_tokens > 0)
-    return out + fmt::format("keys in {}, values in {}: {} a token, f16 until {} more have followed it\n",
-                             k_type, v_type, format_bytes(kv_old_token_bytes), exact_tokens);
+    return out +
+           fmt::format("keys in {}, values in {}: {} a token, f16 until {} more have followed it\n",
+                       k_type, v_type, format_bytes(kv_old_token_bytes), exact_tokens);
   if (window_tokens == 0) return out;
   out += fmt::format("keys and values: {} a token", format_bytes(kv_token_bytes));
   out +=
       kv_old_token_bytes < kv_token_bytes
-          ? fmt::format(", {} when the window of {} tokens has passed it\n", format_bytes(kv_old_token_bytes),
-                        window_tokens)
-          : fmt::format("; windows of {} tokens save none of it (recurrent layers, or a cache directory)\n",
-                        window_tokens);
+          ? fmt::format(", {} when the window of {} tokens has passed it\n",
+                        format_bytes(kv_old_token_bytes), window_tokens)
+          : fmt::format(
+                "; windows of {} tokens save none of it (recurrent layers, or a cache directory)\n",
+                window_tokens);
   return out;
 }
 
@@ -205,17 +212,20 @@ Status MemoryPlan::check_fits() const {
   std::string help = "a smaller model is needed";
   if (rest < available_bytes && kv > 0 && max_sequences > 0) {
     const auto left = static_cast<double>(available_bytes - rest);
-    // A shorter context leaves the windows what they are, or makes all layers keep all of it.
+    // A shorter context keeps the windows, or lets all layers keep the whole context.
     const double long_context = (left - static_cast<double>(kv_window_bytes)) /
-                                std::max(1.0, static_cast<double>(kv - kv_window_bytes)) * context_tokens;
-    const double short_context = kv_window_bytes == 0 ? 0 : left / static_cast<double>(kv_token_bytes);
+                                std::max(1.0, static_cast<double>(kv - kv_window_bytes)) *
+                                context_tokens;
+    const double short_context =
+        kv_window_bytes == 0 ? 0 : left / static_cast<double>(kv_token_bytes);
     const auto fitting = static_cast<uint64_t>(std::max(long_context, short_context));
     help = fmt::format("a context of at most {} tokens would fit (-c {})", fitting, fitting);
   }
-  return Error{ErrorKind::exhausted,
-               fmt::format("a context of {} tokens needs {} ({} of it KV cache) and {} are available; {}",
-                           context_tokens, format_bytes(predicted_bytes()), format_bytes(kv),
-                           format_bytes(available_bytes), help)};
+  return Error{
+      ErrorKind::exhausted,
+      fmt::format("a context of {} tokens needs {} ({} of it KV cache) and {} are available; {}",
+                  context_tokens, format_bytes(predicted_bytes()), format_bytes(kv),
+                  format_bytes(available_bytes), help)};
 }
 
 }  // namespace braid

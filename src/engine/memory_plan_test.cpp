@@ -1,4 +1,4 @@
-// memory_plan_test.cpp -- what the system says about memory, read from made-up trees; and the table.
+// memory_plan_test.cpp -- available memory, read from made-up trees; and the table.
 #include "engine/memory_plan.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,8 @@ class FakeRoot : public ::testing::Test {
 
 TEST_F(FakeRoot, WithoutCgroupsTheMachineDecides) {
   EXPECT_EQ(available(), UINT64_MAX);
-  write("proc/meminfo", "MemTotal:       2000 kB\nMemFree:        10 kB\nMemAvailable:    1000 kB\n");
+  write("proc/meminfo",
+        "MemTotal:       2000 kB\nMemFree:        10 kB\nMemAvailable:    1000 kB\n");
   EXPECT_EQ(available(), 1000u * 1024);
 }
 
@@ -70,7 +71,6 @@ TEST(MemoryPlan, SaysWhatWouldFit) {
   EXPECT_NE(plan.table().find("512.0 KiB"), std::string::npos) << plan.table();
 }
 
-// The driver of a device takes memory of its own, which a twentieth of little does not hold.
 TEST(MemoryPlan, ADeviceKeepsWhatItsDriverTakes) {
   constexpr uint64_t kMiB = 1 << 20;
   MemoryPlan plan;
@@ -91,7 +91,7 @@ TEST(MemoryPlan, ADeviceKeepsWhatItsDriverTakes) {
   EXPECT_EQ(spare(7000), 3500);
 }
 
-// What the host keeps beside a device is shown and does not count there; in host memory it does.
+// Host rows beside a device do not count against it; in host memory they do.
 TEST(MemoryPlan, BooksCountWhereTheyLie) {
   MemoryPlan plan;
   plan.rows = {{MemoryUse::weights, 1000},
@@ -102,14 +102,14 @@ TEST(MemoryPlan, BooksCountWhereTheyLie) {
   EXPECT_NE(plan.table().find("block books "), std::string::npos) << plan.table();
   plan.own_memory = true;
   EXPECT_EQ(plan.predicted_bytes(), 1000u);
-  for (const char* label : {"block books (host) ", "n-gram tables (host) ", "fetched logits (host) "})
+  for (const char* label :
+       {"block books (host) ", "n-gram tables (host) ", "fetched logits (host) "})
     EXPECT_NE(plan.table().find(label), std::string::npos) << plan.table();
 }
 
-// What is said to fit does, whether the windows want less than the context or as much.
 TEST(MemoryPlan, WindowsDoNotShrinkWithTheContext) {
   MemoryPlan plan;
-  plan.rows = {{MemoryUse::kv_blocks, 10000 * 100 + 2000 * 300}};  // 10,000 tokens, 2,000 of them in windows
+  plan.rows = {{MemoryUse::kv_blocks, 10000 * 100 + 2000 * 300}};  // 2,000 in windows
   plan.kv_window_bytes = 2000 * 300;
   plan.kv_token_bytes = 400;
   plan.kv_old_token_bytes = 100;

@@ -10,11 +10,11 @@
 
 namespace braid {
 
-// Keeps the client's sink as long as its request lives, and counts it. Lets no token through once its client
-// has cancelled: the engine hears of that only between two steps.
+// Keeps the client's sink while its request lives. Drops tokens after cancel().
 class EngineService::HeldSink : public Sink {
  public:
-  HeldSink(std::shared_ptr<Sink> sink, EngineService& service) : sink_(std::move(sink)), service_(service) {}
+  HeldSink(std::shared_ptr<Sink> sink, EngineService& service)
+      : sink_(std::move(sink)), service_(service) {}
   void cancel() { cancelled_ = true; }
   void started(RequestId id, int32_t cached_tokens) override { sink_->started(id, cached_tokens); }
   void drafts(RequestId id, int32_t drafted, int32_t accepted) override {
@@ -24,7 +24,9 @@ class EngineService::HeldSink : public Sink {
     withheld_ = withheld_ || cancelled_;
     if (!withheld_) sink_->token(id, event);
   }
-  void progress(RequestId id, int32_t done, int32_t total) override { sink_->progress(id, done, total); }
+  void progress(RequestId id, int32_t done, int32_t total) override {
+    sink_->progress(id, done, total);
+  }
   void finished(RequestId id, const Finished& event) override {
     std::unique_ptr<HeldSink> self;
     {
@@ -34,7 +36,7 @@ class EngineService::HeldSink : public Sink {
       service_.held_.erase(held);
     }
     Finished end = event;
-    if (withheld_ && end.reason != FinishReason::error) {  // not an end that its client knows
+    if (withheld_ && end.reason != FinishReason::error) {  // the client has cancelled
       end.reason = FinishReason::cancelled;
       end.stop_id.reset();
     }
@@ -46,7 +48,7 @@ class EngineService::HeldSink : public Sink {
   std::shared_ptr<Sink> sink_;
   EngineService& service_;
   std::atomic<bool> cancelled_{false};
-  bool withheld_ = false;  // of the engine's thread: a token came after that
+  bool withheld_ = false;  // engine's thread: a token came after cancel()
 };
 
 std::unique_ptr<EngineService> EngineService::start(std::unique_ptr<Engine> engine,
@@ -79,7 +81,7 @@ Result<RequestId> EngineService::submit(Request request, std::shared_ptr<Sink> s
     if (waiting >= options_.max_queued)
       return Error{ErrorKind::exhausted,
                    fmt::format("{} requests are waiting already; try again later", waiting)};
-    // Without memory for all of it nothing is held.
+    // Reserve first, so that a failed allocation changes nothing.
     if (incoming_.size() == incoming_.capacity()) incoming_.reserve(2 * incoming_.size() + 8);
     const auto held = held_.emplace(id, std::make_unique<HeldSink>(std::move(sink), *this)).first;
     incoming_.push_back({id, std::move(sequence), held->second.get()});
@@ -106,7 +108,7 @@ EngineStatus EngineService::status() const {
     const std::lock_guard lock(mutex_);
     status = status_;
   }
-  // Its threads work on while the engine is idle.
+  // The disk's threads also work while the engine is idle.
   if (status.has_disk) status.disk = engine_->disk()->stats();
   return status;
 }
@@ -134,11 +136,12 @@ void EngineService::take_queue(bool may_wait) {
         in.sink->finished(in.id, {FinishReason::error, {}, accepted.error().message, {}, {}});
     };
     const auto refuse = [&] {
-      in.sink->finished(in.id, {FinishReason::error, {}, "there is no memory left for the request", {}, {}});
+      in.sink->finished(
+          in.id, {FinishReason::error, {}, "there is no memory left for the request", {}, {}});
     };
     if (guarded("a new request", submit) != Guarded::fine) guarded("the end of a request", refuse);
   }
-  // After the submits: a request may be cancelled before the engine has heard of it.
+  // After the submits: a request may be cancelled before the engine receives it.
   for (const RequestId id : cancelled) engine_->cancel(id);
 }
 
@@ -149,8 +152,9 @@ void EngineService::publish_status() {
   for (const auto& sequence : s.running()) now.prefilling += sequence->generated() == 0 ? 1 : 0;
   now.waiting = static_cast<int32_t>(s.waiting().size());
   const auto free_share = [&](int32_t group) {
-    return s.blocks(group).total() > 0 ? static_cast<double>(s.blocks(group).free()) / s.blocks(group).total()
-                                       : 1;
+    return s.blocks(group).total() > 0
+               ? static_cast<double>(s.blocks(group).free()) / s.blocks(group).total()
+               : 1;
   };
   int32_t fullest = 0;
   for (int32_t g = 1; g < s.groups(); ++g)
@@ -173,7 +177,7 @@ void EngineService::publish_status() {
   status_ = now;
 }
 
-// The state of the engine is unknown now: nothing of it is touched, the clients are told.
+// The engine's state is unknown and not used any more; clients receive an error.
 void EngineService::die(const std::string& why) {
   spdlog::error("the engine has stopped: {}", why);
   std::vector<std::pair<RequestId, HeldSink*>> held;

@@ -1,18 +1,15 @@
 // service.h -- an engine with a thread of its own, for programs with many clients.
 //
-// Any thread may submit, cancel and ask; one queue leads in, one sink per request leads out. The engine
-// thread takes what has queued up between two steps, so a cancel takes effect within two of them; its client
-// hears of no token from the moment on when cancel() has returned, but for a call that its sink is in just
-// then. Sinks are called on the engine thread; they must not block (hand the event to somebody else).
+// Any thread may call it; calls take effect between two steps. After cancel() returns, the sink
+// receives no token, except from a call in progress. Sinks run on the engine's thread and must not
+// block.
 //
 //   auto service = EngineService::start(std::move(engine), {});
 //   RequestId id = *service->submit(std::move(request), sink);
 //
-// If something throws on the engine's thread (memory runs out, a mask misbehaves), every request ends with an
-// error, status().alive is false from then on, and submit() refuses.
-//
-// Lock: one mutex guards the queue and the last status; it is never held while the device works or a sink
-// runs.
+// If the engine's thread throws, every request ends with an error, status().alive becomes false,
+// and submit() refuses. One mutex guards the queue and the status, never while the device works or
+// a sink runs.
 #pragma once
 
 #include <atomic>
@@ -31,19 +28,18 @@
 namespace braid {
 
 struct ServiceOptions {
-  int32_t max_queued = 1024;  // requests that may wait; more are refused
+  int32_t max_queued = 1024;  // waiting requests; more are refused
 };
 
-// How things stand, as of the last step.
 struct EngineStatus {
-  bool alive = true;  // false: the device has failed for good or the thread is gone; nothing will finish
+  bool alive = true;  // false: the device failed or the thread ended; nothing finishes
   int32_t running = 0;
-  int32_t prefilling = 0;  // of them, those still in their prompt
+  int32_t prefilling = 0;  // of them, in their prompt
   int32_t waiting = 0;
-  // Of the KV group that is fullest: who waits, waits for it.
+  // Of the fullest KV group, which limits admission.
   int32_t blocks = 0;
-  int32_t free_blocks = 0;       // findable ones included
-  int32_t published_blocks = 0;  // that prefixes can be found in
+  int32_t free_blocks = 0;       // including findable ones
+  int32_t published_blocks = 0;  // findable
   int32_t slots = 0;
   int32_t free_slots = 0;
   int32_t checkpoints = 0;
@@ -52,34 +48,32 @@ struct EngineStatus {
   uint64_t checkpoint_evictions = 0;
   EngineStats engine;
   SchedulerStats scheduler;
-  DiskStats disk;  // of the cache in files, as of now; zeros without one
+  DiskStats disk;  // current; zeros without a disk
   bool has_disk = false;
-  // The last step, or when work came to an idle engine: with work and without progress since long, it hangs.
+  // Last step, or arrival of work at an idle engine. Old while work exists: the engine hangs.
   std::chrono::steady_clock::time_point last_progress;
 };
 
 class EngineService {
  public:
-  static std::unique_ptr<EngineService> start(std::unique_ptr<Engine> engine, const ServiceOptions& options);
-  // Cancels what still runs and waits for the thread.
+  static std::unique_ptr<EngineService> start(std::unique_ptr<Engine> engine,
+                                              const ServiceOptions& options);
   ~EngineService();
   EngineService(const EngineService&) = delete;
   EngineService& operator=(const EngineService&) = delete;
 
-  // The sink is kept until its finished() has returned. Errors: invalid_argument (Engine::validate),
-  // exhausted (too many are waiting), cancelled (the service is stopping).
+  // The sink is kept until finished() has returned. Errors: invalid_argument (Engine::validate),
+  // exhausted (queue full), cancelled (stopping).
   Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink);
-  // Unknown ids are ignored: the request may just have ended.
   void cancel(RequestId id);
 
   EngineStatus status() const;
-  // Requests accepted and not finished.
   int32_t active() const { return active_.load(); }
 
-  // Refuses new requests from now on; those accepted go on.
+  // Refuses new requests; accepted ones continue.
   void drain();
 
-  // What is fixed after loading may be read from any thread.
+  // Only parts that are fixed after loading may be read from other threads.
   const Engine& engine() const { return *engine_; }
 
  private:
@@ -103,7 +97,7 @@ class EngineService {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::unordered_map<RequestId, std::unique_ptr<HeldSink>> held_;  // guarded by mutex_; not finished yet
+  std::unordered_map<RequestId, std::unique_ptr<HeldSink>> held_;  // guarded by mutex_; unfinished
   std::vector<Incoming> incoming_;                                 // guarded by mutex_
   std::vector<RequestId> cancelled_;                               // guarded by mutex_
   bool draining_ = false;                                          // guarded by mutex_

@@ -1,4 +1,4 @@
-// service_test.cpp -- many clients on many threads, more work than memory, forms that bind the answer.
+// service_test.cpp -- many clients on many threads, memory shortage, masks.
 #include "engine/service.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,6 @@ namespace {
 
 using namespace testing_models;
 
-// Hands the end of one answer to whoever waits for it.
 class Waiter : public Sink {
  public:
   void token(RequestId, const TokenEvent& event) override { tokens.push_back(event.id); }
@@ -50,7 +49,6 @@ struct Fixture {
 Request request_of(uint64_t n) {
   std::mt19937_64 random(n);
   Request r;
-  // Beginnings are shared by every fifth.
   for (uint64_t i = 0, end = 10 + random() % 90; i < end; ++i)
     r.prompt.push_back(static_cast<int32_t>(i < 40 ? (i * 13 + n % 5) % 320 : random() % 320));
   r.max_tokens = static_cast<int32_t>(1 + random() % 40);
@@ -77,7 +75,6 @@ class ServiceOn : public testing_devices::OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Devices, ServiceOn, ::testing::Values("cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
-// All of them want to run at once and need a tenth more blocks than there are.
 TEST_P(ServiceOn, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
   constexpr uint64_t kCount = 200;
   const auto alone = answers_alone(GetParam(), kCount);
@@ -89,11 +86,11 @@ TEST_P(ServiceOn, TwoHundredRequestsAtElevenTenthsOfThePoolAnswerAsAlone) {
   EngineOptions options;
   options.max_sequences = kCount;
   const Fixture probe(GetParam());
-  const auto block_bytes =
-      static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(KvFormat::f16, KvFormat::f16)) *
-      kBlockTokens;
+  const auto block_bytes = static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(
+                               KvFormat::f16, KvFormat::f16)) *
+                           kBlockTokens;
   options.kv_memory_bytes = block_bytes * static_cast<uint64_t>(blocks * 10 / 11);
-  options.prefix_cache = false;  // sharing would make room
+  options.prefix_cache = false;  // sharing would save blocks
   Fixture fixture(GetParam(), options);
   std::vector<std::unique_ptr<Waiter>> waiters;
   for (uint64_t n = 0; n < kCount; ++n) {
@@ -139,7 +136,7 @@ TEST_P(ServiceOn, ClientsOnManyThreads) {
   EXPECT_FALSE(service->submit(request_of(0), late).ok());
 }
 
-// Holds the engine's thread in its third token until its client has cancelled.
+// Blocks the engine's thread in its third token until its client has cancelled.
 class Held : public Waiter {
  public:
   void token(RequestId id, const TokenEvent& event) override {
@@ -153,7 +150,7 @@ class Held : public Waiter {
   std::promise<void> third, released;
 };
 
-// The engine is in the middle of telling; cancel() returns, and what it still has to tell stays with it.
+// cancel() returns during delivery; the rest is dropped.
 TEST_P(ServiceOn, NoTokenComesAfterCancelHasReturned) {
   EngineOptions options;
   options.max_sequences = 2;
@@ -168,7 +165,6 @@ TEST_P(ServiceOn, NoTokenComesAfterCancelHasReturned) {
   const auto second_id = service->submit(r, second);
   ASSERT_TRUE(first_id.ok() && second_id.ok());
   first->third.get_future().wait();
-  // In the same step or the next there is a third token for the second.
   service->cancel(*first_id);
   service->cancel(*second_id);
   first->cancelled = second->cancelled = true;
@@ -191,7 +187,8 @@ TEST_P(ServiceOn, StoppingEndsWhatRuns) {
   ASSERT_TRUE(service->submit(std::move(endless), waiter).ok());
   service.reset();
   done.wait();
-  EXPECT_TRUE(waiter->end.reason == FinishReason::cancelled || waiter->end.reason == FinishReason::length);
+  EXPECT_TRUE(waiter->end.reason == FinishReason::cancelled ||
+              waiter->end.reason == FinishReason::length);
 }
 
 TEST_P(ServiceOn, TooManyWaitingAreRefused) {
@@ -212,19 +209,19 @@ TEST_P(ServiceOn, TooManyWaitingAreRefused) {
   service.reset();
 }
 
-// Only even tokens, and never the same one twice in a row.
+// Allows only even tokens, never the same one twice in a row.
 class EvenMask : public TokenMask {
  public:
   void allowed(std::span<uint64_t> bits) override {
     for (int32_t id = 0; id < 320; id += 2)
-      if (path.empty() || id != path.back()) bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
+      if (path.empty() || id != path.back())
+        bits[static_cast<size_t>(id) / 64] |= uint64_t{1} << (id % 64);
   }
   void advance(int32_t token) override { path.push_back(token); }
   void rewind(int32_t tokens) override { path.resize(path.size() - static_cast<size_t>(tokens)); }
   std::vector<int32_t> path;
 };
 
-// Is ready when it is told to be.
 class WaitingMask : public EvenMask {
  public:
   bool ready(int64_t&) override { return is_ready; }
@@ -262,7 +259,7 @@ TEST_P(ServiceOn, AMaskThatIsNotReadyHoldsItsOwnAnswerOnly) {
   mask->is_ready = true;
   steps_until([&] { return held.tokens.size() >= 5; });
   steps_until([&] { return free.tokens.size() >= 30; });
-  for (int step = 0; step < 3; ++step) EXPECT_TRUE(fixture.engine->step());  // nobody runs, somebody waits
+  for (int step = 0; step < 3; ++step) EXPECT_TRUE(fixture.engine->step());  // all wait
   EXPECT_EQ(held.tokens.size(), 5u);
   mask->is_ready = true;
   fixture.engine->run_until_idle();
@@ -291,7 +288,6 @@ TEST_P(ServiceOn, MasksBindTheAnswer) {
   }
 }
 
-// Ten turns: each computes what is new, and at most what lies between two checkpoints.
 TEST_P(ServiceOn, AConversationComputesOnlyWhatIsNew) {
   EngineOptions options;
   options.context_tokens = 4096;
@@ -310,14 +306,13 @@ TEST_P(ServiceOn, AConversationComputesOnlyWhatIsNew) {
     ASSERT_TRUE(fixture.engine->submit(std::move(r), waiter).ok());
     fixture.engine->run_until_idle();
     const auto computed = static_cast<size_t>(fixture.engine->stats().prompt_rows - before);
-    // The last token of the answer before was never run.
+    // The last token of the previous answer was never run.
     EXPECT_LE(computed, conversation.size() - known + 1) << "turn " << turn;
     EXPECT_EQ(static_cast<size_t>(waiter.end.usage.cached_tokens), conversation.size() - computed);
     conversation.insert(conversation.end(), waiter.tokens.begin(), waiter.tokens.end());
   }
 }
 
-// Writes down what it hears.
 class Listener : public Waiter {
  public:
   void started(RequestId, int32_t cached_tokens) override { cached.push_back(cached_tokens); }
@@ -335,7 +330,6 @@ TEST_P(ServiceOn, TheStartTellsOnceWhatWasCached) {
   Fixture fixture(GetParam(), options);
   Request r = request_of(3);
   r.max_tokens = 20;
-  // Long enough for a checkpoint near its end.
   while (r.prompt.size() < 150) r.prompt.push_back(static_cast<int32_t>(r.prompt.size()));
   Listener first, again, forked[2];
   ASSERT_TRUE(fixture.engine->submit(r, first).ok());
@@ -345,12 +339,12 @@ TEST_P(ServiceOn, TheStartTellsOnceWhatWasCached) {
   fixture.engine->run_until_idle();
   EXPECT_EQ(again.cached, std::vector<int32_t>{again.end.usage.cached_tokens});
   EXPECT_GT(again.cached.at(0), 0);
-  // Equal prompts at once: one is run, the other forked.
   r.prompt[0] += 1;
   for (Listener& one : forked) ASSERT_TRUE(fixture.engine->submit(r, one).ok());
   fixture.engine->run_until_idle();
-  for (const Listener& one : forked) EXPECT_EQ(one.cached, std::vector<int32_t>{one.end.usage.cached_tokens});
-  // Ended while it waited: no start.
+  for (const Listener& one : forked)
+    EXPECT_EQ(one.cached, std::vector<int32_t>{one.end.usage.cached_tokens});
+  // Cancelled in the queue: no start.
   Listener cancelled;
   const RequestId id = *fixture.engine->submit(r, cancelled);
   fixture.engine->cancel(id);

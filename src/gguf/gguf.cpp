@@ -1,4 +1,4 @@
-// gguf.cpp -- typed access to the metadata of a parsed file. All structure was checked by gguf_parse.cpp.
+// gguf.cpp -- typed access to the metadata of a file whose structure gguf_parse.cpp has checked.
 #include "gguf/gguf.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,6 @@ T load(const std::byte* at) {
   return value;
 }
 
-// Calls use(x) with the integer of that type at `at`; false if the type is not an integer.
 template <typename Use>
 bool visit_integer(GgufValueType type, const std::byte* at, Use use) {
   switch (type) {
@@ -90,40 +89,45 @@ uint32_t gguf_value_bytes(GgufValueType type) {
 }
 
 Error GgufFile::missing(std::string_view key) const {
-  return Error{ErrorKind::corrupt, fmt::format("{}: the metadata key {} is missing", name_, quoted(key))};
+  return Error{ErrorKind::corrupt,
+               fmt::format("{}: the metadata key {} is missing", name_, quoted(key))};
 }
 
 Error GgufFile::wrong(std::string_view key, const std::string& why) const {
-  return Error{ErrorKind::corrupt, fmt::format("{}: the metadata key {} {}", name_, quoted(key), why)};
+  return Error{ErrorKind::corrupt,
+               fmt::format("{}: the metadata key {} {}", name_, quoted(key), why)};
 }
 
 const GgufValue* GgufFile::find(std::string_view key) const {
-  const auto at =
-      std::lower_bound(entries_by_key_.begin(), entries_by_key_.end(), key,
-                       [&](uint32_t i, std::string_view wanted) { return entries_[i].key < wanted; });
+  const auto at = std::lower_bound(
+      entries_by_key_.begin(), entries_by_key_.end(), key,
+      [&](uint32_t i, std::string_view wanted) { return entries_[i].key < wanted; });
   return at != entries_by_key_.end() && entries_[*at].key == key ? &entries_[*at].value : nullptr;
 }
 
 const GgufTensor* GgufFile::find_tensor(std::string_view name) const {
-  const auto at =
-      std::lower_bound(tensors_by_name_.begin(), tensors_by_name_.end(), name,
-                       [&](uint32_t i, std::string_view wanted) { return tensors_[i].name < wanted; });
+  const auto at = std::lower_bound(
+      tensors_by_name_.begin(), tensors_by_name_.end(), name,
+      [&](uint32_t i, std::string_view wanted) { return tensors_[i].name < wanted; });
   return at != tensors_by_name_.end() && tensors_[*at].name == name ? &tensors_[*at] : nullptr;
 }
 
 Result<const GgufTensor*> GgufFile::tensor(std::string_view name) const {
   const GgufTensor* found = find_tensor(name);
   if (found == nullptr) {
-    return Error{ErrorKind::corrupt, fmt::format("{}: the tensor {} is missing", name_, quoted(name))};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: the tensor {} is missing", name_, quoted(name))};
   }
   return found;
 }
 
 template <typename T>
-Result<T> GgufFile::integer(std::string_view key, const GgufValue& value, std::string_view wanted) const {
+Result<T> GgufFile::integer(std::string_view key, const GgufValue& value,
+                            std::string_view wanted) const {
   T out{};
   const Fit fit = load_number(value.type, value.bytes.data(), out);
-  if (fit == Fit::other_type) return wrong(key, fmt::format("is {}, not {}", shown_type(value), wanted));
+  if (fit == Fit::other_type)
+    return wrong(key, fmt::format("is {}, not {}", shown_type(value), wanted));
   if (fit == Fit::no) return wrong(key, fmt::format("has a value that does not fit {}", wanted));
   return out;
 }
@@ -137,18 +141,20 @@ Result<std::vector<T>> GgufFile::numbers(std::string_view key, std::string_view 
   const GgufValue* value = find(key);
   if (value == nullptr) return missing(key);
   const uint32_t size = value->is_array() ? gguf_value_bytes(value->elem_type) : 0;
-  if (size == 0) return wrong(key, fmt::format("is {}, not an array of {}", shown_type(*value), wanted));
+  if (size == 0)
+    return wrong(key, fmt::format("is {}, not an array of {}", shown_type(*value), wanted));
   std::vector<T> out(value->count);
   for (uint64_t i = 0; i < value->count; ++i) {
     const Fit fit = load_number(value->elem_type, value->bytes.data() + i * size, out[i]);
     if (fit == Fit::other_type)
       return wrong(key, fmt::format("is {}, not an array of {}", shown_type(*value), wanted));
-    if (fit == Fit::no) return wrong(key, fmt::format("has an element ({}) out of range for {}", i, wanted));
+    if (fit == Fit::no)
+      return wrong(key, fmt::format("has an element ({}) out of range for {}", i, wanted));
   }
   return out;
 }
 
-// One getter that requires the key and one that does not, from a conversion.
+// Defines get_name (required) and find_name (optional) from a conversion.
 #define BRAID_GGUF_GETTERS(type, name, convert)                                   \
   Result<type> GgufFile::get_##name(std::string_view key) const {                 \
     const GgufValue* value = find(key);                                           \
@@ -168,13 +174,15 @@ BRAID_GGUF_GETTERS(float, f32, real(key, *value))
 BRAID_GGUF_GETTERS(bool, bool,
                    value->type == GgufValueType::BOOL
                        ? Result<bool>(value->bytes[0] != std::byte{0})
-                       : Result<bool>(wrong(key, fmt::format("is {}, not a bool", shown_type(*value)))))
-BRAID_GGUF_GETTERS(
-    std::string_view, string,
-    value->type == GgufValueType::STRING
-        ? Result<std::string_view>(std::string_view(reinterpret_cast<const char*>(value->bytes.data()),
-                                                    value->bytes.size()))
-        : Result<std::string_view>(wrong(key, fmt::format("is {}, not a string", shown_type(*value)))))
+                       : Result<bool>(wrong(key,
+                                            fmt::format("is {}, not a bool", shown_type(*value)))))
+BRAID_GGUF_GETTERS(std::string_view, string,
+                   value->type == GgufValueType::STRING
+                       ? Result<std::string_view>(
+                             std::string_view(reinterpret_cast<const char*>(value->bytes.data()),
+                                              value->bytes.size()))
+                       : Result<std::string_view>(wrong(key, fmt::format("is {}, not a string",
+                                                                         shown_type(*value)))))
 #undef BRAID_GGUF_GETTERS
 
 Result<std::vector<std::string_view>> GgufFile::get_strings(std::string_view key) const {
@@ -205,10 +213,9 @@ Result<std::vector<float>> GgufFile::get_f32s(std::string_view key) const {
 }
 
 namespace {
-// A scalar costs memory per layer, and the number of layers comes from the file too.
+// A scalar expands to one value per layer, and the file also chooses the number of layers.
 constexpr size_t kMaxLayers = 1 << 16;
 
-// Brings an array to `count` values, or says that it is too short.
 template <typename T, typename Wrong>
 Result<std::vector<T>> cut_to(std::vector<T> values, size_t count, Wrong wrong) {
   if (values.size() < count)
@@ -224,7 +231,8 @@ Result<std::vector<uint32_t>> GgufFile::get_u32_each(std::string_view key, size_
   const GgufValue* value = find(key);
   if (value != nullptr && value->is_array()) {
     BRAID_ASSIGN(auto values, get_u32s(key));
-    return cut_to(std::move(values), count, [&](const std::string& why) { return wrong(key, why); });
+    return cut_to(std::move(values), count,
+                  [&](const std::string& why) { return wrong(key, why); });
   }
   BRAID_ASSIGN(const uint32_t one, get_u32(key));
   return std::vector<uint32_t>(count, one);
@@ -236,7 +244,8 @@ Result<std::vector<float>> GgufFile::get_f32_each(std::string_view key, size_t c
   const GgufValue* value = find(key);
   if (value != nullptr && value->is_array()) {
     BRAID_ASSIGN(auto values, get_f32s(key));
-    return cut_to(std::move(values), count, [&](const std::string& why) { return wrong(key, why); });
+    return cut_to(std::move(values), count,
+                  [&](const std::string& why) { return wrong(key, why); });
   }
   BRAID_ASSIGN(const float one, get_f32(key));
   return std::vector<float>(count, one);

@@ -1,19 +1,16 @@
-// gguf.h -- reading a GGUF file: its metadata and where its tensors lie.
+// gguf.h -- reads a GGUF file: its metadata and the places of its tensors.
 //
-// Parsing is separate from opening: parse() looks at bytes somebody else keeps, open() maps a file (all
-// shards of a split one) and keeps the mappings. Either way the bytes are hostile: every count, length and
-// offset is checked before use, nothing is allocated that the size of the file does not justify, and a file
-// that breaks the format is an Error with one sentence naming file, place and reason. The values of tensors
-// are not looked at (validate_row in block_layouts.h does that), nor is the meaning of the metadata (the
-// model layer does that).
+// parse() reads bytes that the caller keeps; open() maps all shards and keeps the mappings. The
+// bytes are untrusted: counts, lengths and offsets are checked, and memory is bounded by the file's
+// size. A broken file is an Error with file, place and reason. Tensor values (find_invalid_block)
+// and the meaning of the metadata (model layer) are not checked.
 //
-// Always true of a GgufFile:
-//   keys are unique, not empty, at most 65535 bytes; tensor names are unique, 1..63 bytes
-//   a tensor has 1..4 dimensions >= 1 (missing ones are 1), a known type, rows of whole blocks,
-//   and data.size() == row_bytes() * ne[1] * ne[2] * ne[3], entirely inside the file
-//   every string_view and span points into the bytes of the file, and lives as long as they do
-//
-// Shapes: ne[0] is the row length (fastest). A matrix y = W x with K inputs and N outputs has ne = {K, N}.
+// Invariants:
+// - Keys are unique, not empty, at most 65535 bytes. Tensor names are unique, 1..63 bytes.
+// - A tensor has 1..4 dimensions >= 1 (missing ones are 1), a known type and rows of whole blocks.
+// - data.size() == row_bytes() * ne[1] * ne[2] * ne[3], entirely inside the file.
+// - string_views and spans point into the bytes of the file and live as long as they do.
+// - ne[0] is the row length. A matrix y = W x with K inputs and N outputs has ne = {K, N}.
 #pragma once
 
 #include <array>
@@ -27,7 +24,7 @@
 
 #include "base/mapped_file.h"
 #include "base/result.h"
-#include "gguf/formats/types.h"
+#include "gguf/types.h"
 
 namespace braid {
 
@@ -47,18 +44,16 @@ enum class GgufValueType : uint32_t {
   F64 = 12,
 };
 
-// "u32", "string", ...
 std::string_view gguf_value_type_name(GgufValueType type);
-// Bytes of one value of a fixed size; 0 for strings and arrays.
+// Bytes of a value of fixed size; 0 for strings and arrays.
 uint32_t gguf_value_bytes(GgufValueType type);
 
-// One metadata value, still in its encoded form (little-endian, unaligned).
+// A metadata value in its encoded form (little-endian, unaligned).
 struct GgufValue {
   GgufValueType type = GgufValueType::U8;
-  GgufValueType elem_type = GgufValueType::U8;  // of an array's elements
-  uint64_t count = 1;                           // of an array's elements
-  // Fixed-size scalar: its bytes. String: its characters, without the length. Array: its elements as stored
-  // (strings with their length in front), without type and count.
+  GgufValueType elem_type = GgufValueType::U8;  // of an array
+  uint64_t count = 1;                           // of an array
+  // Scalar: its bytes. String: its characters. Array: its elements as stored.
   std::span<const std::byte> bytes;
 
   bool is_array() const { return type == GgufValueType::ARRAY; }
@@ -84,13 +79,12 @@ struct GgufTensor {
 
 class GgufFile {
  public:
-  // `name` stands in messages for where the bytes came from. The bytes must outlive the result.
-  // Accepts one shard of a split file as it is.
+  // `name` appears in messages. The bytes must outlive the result. A single shard is accepted.
   static Result<GgufFile> parse(std::span<const std::byte> bytes, std::string name);
 
-  // Maps PATH; if it is the first shard of a split file (NAME-00001-of-0000N.gguf), all shards, joined:
-  // metadata of the first, tensors of all. Errors: not_found, io (as MappedFile), corrupt, unsupported
-  // (version 1, other byte order, not the first shard).
+  // Maps PATH, or all shards if it is the first one (NAME-00001-of-0000N.gguf): metadata of the
+  // first, tensors of all. Errors: not_found, io, corrupt, unsupported (version 1, byte order,
+  // other shard).
   static Result<GgufFile> open(const std::string& path);
 
   const std::string& name() const { return name_; }
@@ -105,12 +99,11 @@ class GgufFile {
   const GgufValue* find(std::string_view key) const;
   const GgufTensor* find_tensor(std::string_view name) const;
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  // As find_tensor; absence is an Error(corrupt).
+  // As find_tensor, but absence is an Error(corrupt).
   Result<const GgufTensor*> tensor(std::string_view name) const;
 
-  // The value of a key that must be there. Integers of any width are accepted if the value fits, floats of
-  // either width (f64 is rounded). An absent key, another type or a value that does not fit is an
-  // Error(corrupt).
+  // Required keys: any integer or float width, if the value fits (f64 is rounded). An absent key,
+  // another type or a value that does not fit is an Error(corrupt).
   Result<uint32_t> get_u32(std::string_view key) const;
   Result<int32_t> get_i32(std::string_view key) const;
   Result<uint64_t> get_u64(std::string_view key) const;
@@ -118,7 +111,7 @@ class GgufFile {
   Result<bool> get_bool(std::string_view key) const;
   Result<std::string_view> get_string(std::string_view key) const;
 
-  // The same for a key that may be absent: empty if it is. A present one of the wrong type is still an Error.
+  // Optional keys: empty if absent. A wrong type is still an Error.
   Result<std::optional<uint32_t>> find_u32(std::string_view key) const;
   Result<std::optional<int32_t>> find_i32(std::string_view key) const;
   Result<std::optional<uint64_t>> find_u64(std::string_view key) const;
@@ -126,19 +119,18 @@ class GgufFile {
   Result<std::optional<bool>> find_bool(std::string_view key) const;
   Result<std::optional<std::string_view>> find_string(std::string_view key) const;
 
-  // Arrays. The strings are views into the file. O(n).
+  // Arrays; the strings are views into the file. O(n).
   Result<std::vector<std::string_view>> get_strings(std::string_view key) const;
   Result<std::vector<uint32_t>> get_u32s(std::string_view key) const;
   Result<std::vector<int32_t>> get_i32s(std::string_view key) const;
   Result<std::vector<float>> get_f32s(std::string_view key) const;
 
-  // A number that is one value for all layers in some files and an array with one value per layer in others:
-  // always `count` values. An array of another length is an Error (a longer one is cut: some files describe
-  // layers that they do not hold).
+  // A value for all layers or an array, as `count` values. A shorter array is an Error; a longer
+  // one is cut, because some files describe layers that they do not hold.
   Result<std::vector<uint32_t>> get_u32_each(std::string_view key, size_t count) const;
   Result<std::vector<float>> get_f32_each(std::string_view key, size_t count) const;
 
-  // Bytes of all files, and the mappings (one per shard, none after parse()), for madvise.
+  // Total bytes and mappings (one per shard, none after parse()), for madvise.
   uint64_t file_bytes() const { return file_bytes_; }
   std::span<const MappedFile> mappings() const { return mappings_; }
 

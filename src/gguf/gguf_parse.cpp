@@ -1,8 +1,6 @@
-// gguf_parse.cpp -- from bytes to a GgufFile, and from a path to its shards.
-//
-// The parser is one pass with one position. Every read tests what is left first; every number from the file
-// goes through checked arithmetic before it becomes a size. Counts are tested against the smallest records
-// they could stand for, so loops and vectors are bounded by the size of the file.
+// gguf_parse.cpp -- bytes to a GgufFile, and a path to its shards, in one pass.
+// Sizes use checked arithmetic. Counts are compared with the smallest possible records, so the
+// file's size bounds loops and vectors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,7 +50,8 @@ class GgufParser {
  private:
   uint64_t left() const { return bytes_.size() - position_; }
 
-  Error bad_at(uint64_t offset, const std::string& reason, ErrorKind kind = ErrorKind::corrupt) const {
+  Error bad_at(uint64_t offset, const std::string& reason,
+               ErrorKind kind = ErrorKind::corrupt) const {
     return Error{kind, fmt::format("{}: at byte {}: {}", file_.name_, offset, reason)};
   }
   Error bad(const std::string& reason) const { return bad_at(position_, reason); }
@@ -70,9 +69,11 @@ class GgufParser {
     const uint64_t start = position_;
     BRAID_TRY(read(length, what));
     if (length > left()) {
-      return bad_at(start, fmt::format("{} claims {} bytes, {} are left in the file", what, length, left()));
+      return bad_at(
+          start, fmt::format("{} claims {} bytes, {} are left in the file", what, length, left()));
     }
-    if (length > kMaxStringLength) return bad_at(start, fmt::format("{} is longer than 1 GiB", what));
+    if (length > kMaxStringLength)
+      return bad_at(start, fmt::format("{} is longer than 1 GiB", what));
     out = bytes_.subspan(position_, length);
     position_ += length;
     return {};
@@ -80,8 +81,9 @@ class GgufParser {
 
   Status header() {
     if (bytes_.size() < 4 || std::memcmp(bytes_.data(), "GGUF", 4) != 0) {
-      return Error{ErrorKind::corrupt,
-                   fmt::format("{}: is not a GGUF file (it does not start with \"GGUF\")", file_.name_)};
+      return Error{
+          ErrorKind::corrupt,
+          fmt::format("{}: is not a GGUF file (it does not start with \"GGUF\")", file_.name_)};
     }
     position_ = 4;
     BRAID_TRY(read(file_.version_, "the header"));
@@ -90,17 +92,19 @@ class GgufParser {
                     ErrorKind::unsupported);
     }
     if (file_.version_ != 2 && file_.version_ != 3) {
-      return bad_at(4, fmt::format("GGUF version {} is not supported (2 and 3 are)", file_.version_),
+      return bad_at(4,
+                    fmt::format("GGUF version {} is not supported (2 and 3 are)", file_.version_),
                     ErrorKind::unsupported);
     }
     BRAID_TRY(read(tensor_count_, "the header"));
     BRAID_TRY(read(key_count_, "the header"));
     if (tensor_count_ > kMaxTensors || tensor_count_ > left() / kMinTensorBytes) {
-      return bad_at(8, fmt::format("the header claims {} tensors, more than fit in the file", tensor_count_));
+      return bad_at(
+          8, fmt::format("the header claims {} tensors, more than fit in the file", tensor_count_));
     }
     if (key_count_ > kMaxKeys || key_count_ > left() / kMinKeyBytes) {
-      return bad_at(16,
-                    fmt::format("the header claims {} metadata keys, more than fit in the file", key_count_));
+      return bad_at(16, fmt::format("the header claims {} metadata keys, more than fit in the file",
+                                    key_count_));
     }
     return {};
   }
@@ -112,7 +116,8 @@ class GgufParser {
     BRAID_TRY(read_string(key, "a metadata key"));
     entry.key = text_of(key);
     if (key.empty()) return bad_at(start, "a metadata key is empty");
-    if (key.size() > kMaxKeyLength) return bad_at(start, "a metadata key is longer than 65535 bytes");
+    if (key.size() > kMaxKeyLength)
+      return bad_at(start, "a metadata key is longer than 65535 bytes");
     if (entry.key.find('\0') != std::string_view::npos)
       return bad_at(start, "a metadata key contains a NUL byte");
     const std::string what = "the value of " + quoted(entry.key);
@@ -147,7 +152,7 @@ class GgufParser {
     return {};
   }
 
-  // Walks over `count` elements. Linear in the bytes they take: every element takes at least one.
+  // Linear in the bytes of the elements: each takes at least one.
   Status elements(GgufValueType type, uint64_t count, const std::string& what, int depth) {
     const uint64_t least = type == GgufValueType::STRING  ? 8
                            : type == GgufValueType::ARRAY ? 12
@@ -176,7 +181,7 @@ class GgufParser {
     return {};
   }
 
-  // REQUIRES: type has a fixed size, and for count > 1 the elements fit in what is left.
+  // REQUIRES: type has a fixed size, and for count > 1 the elements fit in the remaining bytes.
   Status scalars(GgufValueType type, uint64_t count, std::span<const std::byte>& out,
                  const std::string& what) {
     const uint64_t length = gguf_value_bytes(type) * count;
@@ -198,13 +203,15 @@ class GgufParser {
     const GgufValue* value = file_.find("general.alignment");
     if (value == nullptr) return {};
     const uint64_t offset = static_cast<uint64_t>(value->bytes.data() - bytes_.data());
-    if (value->type != GgufValueType::U32) return bad_at(offset, "\"general.alignment\" is not a u32");
+    if (value->type != GgufValueType::U32)
+      return bad_at(offset, "\"general.alignment\" is not a u32");
     uint32_t alignment = 0;
     std::memcpy(&alignment, value->bytes.data(), 4);
-    // At least 8, as the format asks: then every plain element type is aligned wherever the file is mapped.
+    // At least 8, as the format requires; then all plain element types are aligned in any mapping.
     if (alignment < 8 || alignment > kMaxAlignment || (alignment & (alignment - 1)) != 0) {
-      return bad_at(
-          offset, fmt::format("\"general.alignment\" is {}, not a power of two from 8 to 1 MiB", alignment));
+      return bad_at(offset,
+                    fmt::format("\"general.alignment\" is {}, not a power of two from 8 to 1 MiB",
+                                alignment));
     }
     file_.alignment_ = alignment;
     return {};
@@ -217,15 +224,16 @@ class GgufParser {
     BRAID_TRY(read_string(name, "a tensor name"));
     tensor.name = text_of(name);
     if (name.empty() || name.size() > kMaxTensorNameLength) {
-      return bad_at(
-          start, fmt::format("a tensor name has {} bytes, not 1 to {}", name.size(), kMaxTensorNameLength));
+      return bad_at(start, fmt::format("a tensor name has {} bytes, not 1 to {}", name.size(),
+                                       kMaxTensorNameLength));
     }
     if (tensor.name.find('\0') != std::string_view::npos)
       return bad_at(start, "a tensor name contains a NUL byte");
     const std::string what = "tensor " + quoted(tensor.name);
     BRAID_TRY(read(tensor.n_dims, what));
     if (tensor.n_dims > 4)
-      return bad_at(position_ - 4, fmt::format("{} has {} dimensions, more than 4", what, tensor.n_dims));
+      return bad_at(position_ - 4,
+                    fmt::format("{} has {} dimensions, more than 4", what, tensor.n_dims));
     for (uint32_t i = 0; i < tensor.n_dims; ++i) {
       BRAID_TRY(read(tensor.ne[i], what));
       if (tensor.ne[i] == 0 || tensor.ne[i] >> 63 != 0) {
@@ -245,8 +253,8 @@ class GgufParser {
     BRAID_TRY(size_tensor(tensor, start, what));
     if (offset != next_offset_) {
       return bad_at(position_ - 8,
-                    fmt::format("{} is stored at offset {}, not at {} where the one before it ends", what,
-                                offset, next_offset_));
+                    fmt::format("{} is stored at offset {}, not at {} where the one before it ends",
+                                what, offset, next_offset_));
     }
     offsets_.push_back(offset);
     const auto end = checked_add(offset, sizes_.back());
@@ -257,13 +265,13 @@ class GgufParser {
     return {};
   }
 
-  // Checks that the tensor is whole blocks of a size that exists, and notes its bytes.
   Status size_tensor(const GgufTensor& tensor, uint64_t start, const std::string& what) {
     const uint32_t block = block_elems(tensor.type);
     if (tensor.ne[0] % block != 0) {
-      return bad_at(start,
-                    fmt::format("{} has rows of {} elements, not a multiple of the {} in a block of {}", what,
-                                tensor.ne[0], block, type_name(tensor.type)));
+      return bad_at(
+          start,
+          fmt::format("{} has rows of {} elements, not a multiple of the {} in a block of {}", what,
+                      tensor.ne[0], block, type_name(tensor.type)));
     }
     std::optional<uint64_t> elems = tensor.ne[0];
     std::optional<uint64_t> size = row_bytes(tensor.type, tensor.ne[0]);
@@ -286,11 +294,10 @@ class GgufParser {
       const auto start = data_start ? checked_add(*data_start, offsets_[i]) : std::nullopt;
       const auto end = start ? checked_add(*start, sizes_[i]) : std::nullopt;
       if (!end || *end > bytes_.size()) {
-        return bad_at(
-            bytes_.size(),
-            fmt::format(
-                "the file ends before the data of tensor {} ({} bytes from byte {}): it is incomplete",
-                quoted(tensor.name), sizes_[i], start.value_or(0)));
+        return bad_at(bytes_.size(),
+                      fmt::format("the file ends before the data of tensor {} ({} bytes from byte "
+                                  "{}): it is incomplete",
+                                  quoted(tensor.name), sizes_[i], start.value_or(0)));
       }
       tensor.data = bytes_.subspan(*start, sizes_[i]);
     }
@@ -307,7 +314,7 @@ class GgufParser {
   std::vector<uint64_t> sizes_;    // per tensor, in bytes
 };
 
-// Ordered positions instead of a hash table: no choice of names makes it slow.
+// Sorted positions instead of a hash table: no choice of names makes it slow.
 Status GgufFile::index_entries() {
   entries_by_key_.resize(entries_.size());
   for (uint32_t i = 0; i < entries_.size(); ++i) entries_by_key_[i] = i;
@@ -331,7 +338,8 @@ Status GgufFile::index_tensors() {
   for (size_t i = 1; i < tensors_by_name_.size(); ++i) {
     const std::string_view name = tensors_[tensors_by_name_[i]].name;
     if (name == tensors_[tensors_by_name_[i - 1]].name) {
-      return Error{ErrorKind::corrupt, fmt::format("{}: the tensor {} occurs twice", name_, quoted(name))};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("{}: the tensor {} occurs twice", name_, quoted(name))};
     }
   }
   return {};
@@ -353,23 +361,23 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
   return file;
 }
 
-// Opens the other shards of the file this one is the first of, and takes their tensors in.
+// Opens the other shards and adds their tensors. REQUIRES: this is the first shard.
 Status GgufFile::join_shards(const std::string& path) {
   BRAID_ASSIGN(const uint32_t count, get_u32("split.count"));
   if (count <= 1) return {};
   BRAID_ASSIGN(const uint32_t number, get_u32("split.no"));
   BRAID_ASSIGN(const int32_t total, get_i32("split.tensors.count"));
   if (number != 0) {
-    return Error{
-        ErrorKind::unsupported,
-        fmt::format("{}: is part {} of {} of a split file; open the first part", path, number + 1, count)};
+    return Error{ErrorKind::unsupported,
+                 fmt::format("{}: is part {} of {} of a split file; open the first part", path,
+                             number + 1, count)};
   }
   if (count > kMaxShards) return wrong("split.count", fmt::format("is {}", count));
   const std::string ending = fmt::format("-00001-of-{:05}.gguf", count);
   if (!path.ends_with(ending)) {
-    return Error{
-        ErrorKind::unsupported,
-        fmt::format("{}: is the first of {} parts, but its name does not end in {}", path, count, ending)};
+    return Error{ErrorKind::unsupported,
+                 fmt::format("{}: is the first of {} parts, but its name does not end in {}", path,
+                             count, ending)};
   }
   const std::string prefix = path.substr(0, path.size() - ending.size());
   for (uint32_t i = 1; i < count; ++i) {
@@ -378,7 +386,8 @@ Status GgufFile::join_shards(const std::string& path) {
     BRAID_ASSIGN(GgufFile shard, parse(mapping.bytes(), shard_path));
     BRAID_ASSIGN(const uint32_t shard_number, shard.get_u32("split.no"));
     BRAID_ASSIGN(const uint32_t shard_count, shard.get_u32("split.count"));
-    if (shard_number != i) return shard.wrong("split.no", fmt::format("is {}, not {}", shard_number, i));
+    if (shard_number != i)
+      return shard.wrong("split.no", fmt::format("is {}, not {}", shard_number, i));
     if (shard_count != count)
       return shard.wrong("split.count", fmt::format("is {}, not {}", shard_count, count));
     for (GgufTensor tensor : shard.tensors_) {
@@ -389,8 +398,8 @@ Status GgufFile::join_shards(const std::string& path) {
     mappings_.push_back(std::move(mapping));
   }
   if (total < 0 || tensors_.size() != static_cast<uint64_t>(total)) {
-    return wrong("split.tensors.count",
-                 fmt::format("is {}, but the {} parts hold {} tensors", total, count, tensors_.size()));
+    return wrong("split.tensors.count", fmt::format("is {}, but the {} parts hold {} tensors",
+                                                    total, count, tensors_.size()));
   }
   return index_tensors();
 }

@@ -1,4 +1,4 @@
-// gguf_test.cpp -- good files read back as written, and every way of breaking one ends in a sentence.
+// gguf_test.cpp -- good files read back as written, and each kind of damage gives an error message.
 #include "gguf/gguf.h"
 
 #include <gtest/gtest.h>
@@ -10,26 +10,30 @@
 #include <string>
 #include <vector>
 
-#include "gguf/formats/test_hashes_test.h"
 #include "gguf/gguf_writer.h"
+#include "gguf/test_hashes_test.h"
 
 namespace braid {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// The smallest file with everything in it: strings, an array, a bool, an f32 and a q8_0 tensor.
 constexpr const char* kToyHex =
-    "474755460300000002000000000000000400000000000000140000000000000067656e6572616c2e617263686974656374757265"
+    "474755460300000002000000000000000400000000000000140000000000000067656e6572616c2e61726368697465"
+    "6374757265"
     "080000000300000000"
-    "000000746f79110000000000000067656e6572616c2e616c69676e6d656e7404000000200000000700000000000000746f792e69"
+    "000000746f79110000000000000067656e6572616c2e616c69676e6d656e7404000000200000000700000000000000"
+    "746f792e69"
     "647309000000050000"
-    "00020000000000000007000000ffffffff0600000000000000746f792e6f6e07000000010800000000000000612e776569676874"
+    "00020000000000000007000000ffffffff0600000000000000746f792e6f6e07000000010800000000000000612e77"
+    "6569676874"
     "010000000200000000"
     "00000000000000000000000000000008"
-    "00000000000000622e77656967687402000000200000000000000001000000000000000800000020000000000000000000000000"
+    "00000000000000622e7765696768740200000020000000000000000100000000000000080000002000000000000000"
+    "0000000000"
     "00000000000000803f"
-    "000000c0000000000000000000000000000000000000000000000000002c81b40c5ec68e04a3406c97d63cfbdc53ae88371a1251"
+    "000000c0000000000000000000000000000000000000000000000000002c81b40c5ec68e04a3406c97d63cfbdc53ae"
+    "88371a1251"
     "21b5956143c0ee2d55"
     "fb000000000000000000000000000000000000000000000000000000000000";
 
@@ -55,7 +59,6 @@ size_t position_of(const Bytes& bytes, const std::string& text) {
   return at;
 }
 
-// Where the fields of tensor b.weight stand: after its name.
 size_t b_record(const Bytes& bytes) { return position_of(bytes, "b.weight") + 8; }
 constexpr size_t kDim0 = 4, kDim1 = 12, kType = 20, kOffset = 24;
 
@@ -64,7 +67,6 @@ std::string error_of(const Bytes& bytes) {
   return file.ok() ? "" : file.error().message;
 }
 
-// Changes the toy file and expects a message with these words.
 void expect_refused(const std::string& words, const std::function<void(Bytes&)>& change) {
   Bytes bytes = toy();
   change(bytes);
@@ -73,11 +75,14 @@ void expect_refused(const std::string& words, const std::function<void(Bytes&)>&
   EXPECT_EQ(message.rfind("toy: ", 0), 0u) << message;
 }
 
-std::string temporary(const std::string& name) { return ::testing::TempDir() + "braid_gguf_test_" + name; }
+std::string temporary(const std::string& name) {
+  return ::testing::TempDir() + "braid_gguf_test_" + name;
+}
 
 void write_bytes(const std::string& path, const Bytes& bytes) {
   std::ofstream out(path, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  out.write(reinterpret_cast<const char*>(bytes.data()),
+            static_cast<std::streamsize>(bytes.size()));
 }
 
 TEST(Gguf, ReadsTheToyFile) {
@@ -116,7 +121,8 @@ TEST(Gguf, WritingWhatWasReadGivesTheSameBytes) {
   ASSERT_TRUE(file.ok());
   GgufWriter writer;
   writer.copy_metadata(*file);
-  for (const GgufTensor& t : file->tensors()) writer.add_tensor(t.name, t.type, t.n_dims, t.ne, t.data);
+  for (const GgufTensor& t : file->tensors())
+    writer.add_tensor(t.name, t.type, t.n_dims, t.ne, t.data);
   EXPECT_EQ(writer.file_bytes(), 352u);
   EXPECT_EQ(writer.to_bytes(), bytes);
 }
@@ -135,7 +141,8 @@ TEST(Gguf, BrokenFilesAreRefusedWithAReason) {
   }
   expect_refused("big-endian", [](Bytes& b) { put<uint32_t>(b, 4, 0x03000000); });
   expect_refused("tensors, more than fit", [](Bytes& b) { put<uint64_t>(b, 8, 14); });
-  expect_refused("tensors, more than fit", [](Bytes& b) { put<uint64_t>(b, 8, uint64_t{1} << 63); });
+  expect_refused("tensors, more than fit",
+                 [](Bytes& b) { put<uint64_t>(b, 8, uint64_t{1} << 63); });
   expect_refused("keys, more than fit", [](Bytes& b) { put<uint64_t>(b, 16, ~uint64_t{0}); });
   expect_refused("\"a.weight\" occurs twice",
                  [](Bytes& b) { b[position_of(b, "b.weight")] = std::byte{'a'}; });
@@ -154,10 +161,13 @@ TEST(Gguf, BrokenFilesAreRefusedWithAReason) {
   });
   expect_refused("NUL", [](Bytes& b) { b[position_of(b, "toy.on")] = std::byte{0}; });
   expect_refused("NUL", [](Bytes& b) { b[position_of(b, "b.weight")] = std::byte{0}; });
-  expect_refused("unknown type 13", [](Bytes& b) { put<uint32_t>(b, position_of(b, "toy.on") + 6, 13); });
-  expect_refused("neither 0 nor 1", [](Bytes& b) { b[position_of(b, "toy.on") + 10] = std::byte{2}; });
-  expect_refused("claims",
-                 [](Bytes& b) { put<uint64_t>(b, position_of(b, "general.architecture") - 8, 400); });
+  expect_refused("unknown type 13",
+                 [](Bytes& b) { put<uint32_t>(b, position_of(b, "toy.on") + 6, 13); });
+  expect_refused("neither 0 nor 1",
+                 [](Bytes& b) { b[position_of(b, "toy.on") + 10] = std::byte{2}; });
+  expect_refused("claims", [](Bytes& b) {
+    put<uint64_t>(b, position_of(b, "general.architecture") - 8, 400);
+  });
   expect_refused("elements, more than fit", [](Bytes& b) {
     put<uint64_t>(b, position_of(b, "toy.ids") + 7 + 4 + 4, uint64_t{1} << 62);
   });
@@ -165,8 +175,9 @@ TEST(Gguf, BrokenFilesAreRefusedWithAReason) {
 
 TEST(Gguf, BrokenAlignmentsAreRefused) {
   for (const uint32_t alignment : {0u, 1u, 4u, 24u, 33u, 1u << 21, ~0u}) {
-    expect_refused("not a power of two from 8",
-                   [&](Bytes& b) { put(b, position_of(b, "general.alignment") + 17 + 4, alignment); });
+    expect_refused("not a power of two from 8", [&](Bytes& b) {
+      put(b, position_of(b, "general.alignment") + 17 + 4, alignment);
+    });
   }
   expect_refused("is not a u32",
                  [](Bytes& b) { put<uint32_t>(b, position_of(b, "general.alignment") + 17, 5); });
@@ -179,7 +190,8 @@ TEST(Gguf, BrokenTensorsAreRefused) {
   for (const uint64_t offset : {uint64_t{0}, uint64_t{33}, uint64_t{64}, ~uint64_t{31}}) {
     expect_refused("is stored at offset", [&](Bytes& b) { put(b, b_record(b) + kOffset, offset); });
   }
-  expect_refused("not a multiple of the 32", [](Bytes& b) { put<uint64_t>(b, b_record(b) + kDim0, 33); });
+  expect_refused("not a multiple of the 32",
+                 [](Bytes& b) { put<uint64_t>(b, b_record(b) + kDim0, 33); });
   expect_refused("more than 4", [](Bytes& b) { put<uint32_t>(b, b_record(b), 5); });
   expect_refused("a dimension of 0", [](Bytes& b) { put<uint64_t>(b, b_record(b) + kDim1, 0); });
   expect_refused("a dimension of",
@@ -206,12 +218,13 @@ TEST(Gguf, EveryTruncationIsRefused) {
   const Bytes bytes = toy();
   for (size_t size = 0; size < 352 - 30; ++size) {
     const Bytes cut(bytes.begin(),
-                    bytes.begin() + static_cast<std::ptrdiff_t>(size));  // exact, for the sanitizer
+                    // exact size, for the sanitizer
+                    bytes.begin() + static_cast<std::ptrdiff_t>(size));
     EXPECT_NE(error_of(cut), "") << size;
   }
 }
 
-// Not a proof, but what a sanitizer build sees in a second.
+// For sanitizer builds.
 TEST(Gguf, RandomDamageNeverCrashes) {
   const Bytes good = toy();
   uint32_t state = 7;
@@ -225,10 +238,11 @@ TEST(Gguf, RandomDamageNeverCrashes) {
     const auto file = GgufFile::parse(bytes, "toy");
     if (!file.ok()) continue;
     ++accepted;
-    for (const GgufTensor& t : file->tensors()) EXPECT_EQ(t.data.size(), t.bytes_per_row() * t.rows());
+    for (const GgufTensor& t : file->tensors())
+      EXPECT_EQ(t.data.size(), t.bytes_per_row() * t.rows());
     for (const GgufEntry& e : file->entries()) (void)file->get_strings(e.key);
   }
-  EXPECT_GT(accepted, 1000u);  // damage to values is not damage to the structure
+  EXPECT_GT(accepted, 1000u);  // changed values leave the structure valid
   EXPECT_LT(accepted, 19000u);
 }
 
@@ -240,7 +254,6 @@ TEST(Gguf, AFileWithoutTensorsNeedsNoPadding) {
   EXPECT_EQ(error_of(bytes), "");
 }
 
-// An array of arrays, `depth` deep, around one byte.
 Bytes nested(int depth) {
   GgufWriter writer;
   writer.set_u8("a", 1);
@@ -274,8 +287,6 @@ TEST(Gguf, ArraysOfArraysAreReadToDepthFourAndNotWritten) {
   writer.copy_metadata(*file);
   EXPECT_FALSE(writer.has("a"));
 }
-
-// ---- getters ----
 
 TEST(GgufValues, EveryTypeComesBack) {
   GgufWriter writer;
@@ -336,13 +347,16 @@ TEST(GgufValues, EveryTypeComesBack) {
 TEST(GgufValues, MessagesNameFileAndKey) {
   const Bytes bytes = toy();
   const auto file = GgufFile::parse(bytes, "toy");
-  EXPECT_EQ(file->get_u32("toy.heads").error().message, "toy: the metadata key \"toy.heads\" is missing");
+  EXPECT_EQ(file->get_u32("toy.heads").error().message,
+            "toy: the metadata key \"toy.heads\" is missing");
   EXPECT_EQ(file->get_u32("toy.on").error().message,
             "toy: the metadata key \"toy.on\" is a bool, not an unsigned 32-bit integer");
   EXPECT_EQ(file->get_u32s("toy.ids").error().message,
-            "toy: the metadata key \"toy.ids\" has an element (1) out of range for unsigned 32-bit integers");
+            "toy: the metadata key \"toy.ids\" has an element (1) out of range for unsigned 32-bit "
+            "integers");
   EXPECT_EQ(file->tensor("c.weight").error().message, "toy: the tensor \"c.weight\" is missing");
-  EXPECT_EQ(file->get_u32("evil\x1b[31m").error().message, "toy: the metadata key \"evil?[31m\" is missing");
+  EXPECT_EQ(file->get_u32("evil\x1b[31m").error().message,
+            "toy: the metadata key \"evil?[31m\" is missing");
 }
 
 TEST(GgufValues, OptionalKeysMayBeAbsentButNotWrong) {
@@ -397,8 +411,6 @@ TEST(GgufValues, AQuarterOfAMillionStrings) {
   EXPECT_EQ(file->get_strings("tokens").value(), views);
 }
 
-// ---- files ----
-
 TEST(GgufFiles, OpenMapsAndKeeps) {
   const std::string path = temporary("toy.gguf");
   write_bytes(path, toy());
@@ -436,7 +448,6 @@ TEST(GgufFiles, WritingReplacesAWholeFileOrLeavesIt) {
   std::remove(path.c_str());
 }
 
-// Two shards of a split file; `change` may break them first.
 struct Shards {
   std::string prefix = temporary("split");
   std::string first = prefix + "-00001-of-00002.gguf";
@@ -476,7 +487,8 @@ TEST(GgufFiles, SplitFilesAreJoined) {
   ASSERT_EQ(file->tensors().size(), 2u);
   EXPECT_EQ(file->tensor("b").value()->shard, 1u);
   EXPECT_EQ(file->mappings().size(), 2u);
-  EXPECT_NE(GgufFile::open(shards.second).error().message.find("open the first part"), std::string::npos);
+  EXPECT_NE(GgufFile::open(shards.second).error().message.find("open the first part"),
+            std::string::npos);
 }
 
 TEST(GgufFiles, SplitFilesThatDoNotBelongTogetherAreRefused) {
@@ -486,14 +498,16 @@ TEST(GgufFiles, SplitFilesThatDoNotBelongTogetherAreRefused) {
     const auto file = shards.open();
     return file.ok() ? std::string() : file.error().message;
   };
-  EXPECT_NE(message([](Shards& s) { s.first_number = 1; }).find("open the first part"), std::string::npos);
+  EXPECT_NE(message([](Shards& s) { s.first_number = 1; }).find("open the first part"),
+            std::string::npos);
   EXPECT_NE(message([](Shards& s) { s.second_number = 0; }).find("\"split.no\" is 0, not 1"),
             std::string::npos);
   EXPECT_NE(message([](Shards& s) { s.second_count = 3; }).find("\"split.count\" is 3, not 2"),
             std::string::npos);
   EXPECT_NE(message([](Shards& s) { s.total = 3; }).find("hold 2 tensors"), std::string::npos);
   EXPECT_NE(message([](Shards& s) { s.total = -1; }).find("hold 2 tensors"), std::string::npos);
-  EXPECT_NE(message([](Shards& s) { s.second_tensor = "a"; }).find("\"a\" occurs twice"), std::string::npos);
+  EXPECT_NE(message([](Shards& s) { s.second_tensor = "a"; }).find("\"a\" occurs twice"),
+            std::string::npos);
   Shards shards;
   ASSERT_TRUE(shards.open().ok());
   std::remove(shards.second.c_str());

@@ -1,4 +1,4 @@
-// gguf_text.h -- text from a file, made safe to print in a message.
+// gguf_text.h -- makes text from a file safe to print in a message.
 #pragma once
 
 #include <string>
@@ -6,8 +6,7 @@
 
 namespace braid {
 
-// At most 80 bytes of `text` in double quotes; what is not printable ASCII becomes '?', so that a hostile
-// file cannot send control sequences to the terminal.
+// At most 80 bytes, quoted. Only printable ASCII is kept, so a file cannot control the terminal.
 inline std::string quoted(std::string_view text) {
   constexpr size_t kMost = 80;
   std::string out = "\"";

@@ -1,4 +1,4 @@
-// gguf_writer.cpp -- encodes keys as they are set, lays tensors out when the file is written.
+// gguf_writer.cpp -- encodes keys when they are set, lays out tensors when the file is written.
 #include "gguf/gguf_writer.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/checked.h"
-#include "base/files/output_file.h"
+#include "base/output_file.h"
 
 namespace braid {
 
@@ -33,7 +33,6 @@ bool holds_arrays(const GgufValue& value) {
   return value.is_array() && value.elem_type == GgufValueType::ARRAY;
 }
 
-// A value as it stands in a file, after its type.
 std::vector<std::byte> encoded(const GgufValue& value) {
   std::vector<std::byte> bytes;
   if (value.is_array()) {
@@ -62,7 +61,8 @@ Status write_zeros(const ByteSink& sink, uint64_t count) {
 
 void GgufWriter::set(std::string_view key, GgufValueType type, std::vector<std::byte> bytes) {
   BRAID_CHECK(!key.empty() && key.size() <= 65535 && key.find('\0') == std::string_view::npos);
-  const auto at = std::find_if(keys_.begin(), keys_.end(), [&](const Key& k) { return k.name == key; });
+  const auto at =
+      std::find_if(keys_.begin(), keys_.end(), [&](const Key& k) { return k.name == key; });
   if (at != keys_.end()) {
     at->type = type;
     at->bytes = std::move(bytes);
@@ -79,7 +79,8 @@ void GgufWriter::set_scalar(std::string_view key, GgufValueType type, T value) {
 }
 
 template <typename T>
-void GgufWriter::set_array(std::string_view key, GgufValueType elem_type, std::span<const T> values) {
+void GgufWriter::set_array(std::string_view key, GgufValueType elem_type,
+                           std::span<const T> values) {
   std::vector<std::byte> bytes;
   append(bytes, static_cast<uint32_t>(elem_type));
   append(bytes, static_cast<uint64_t>(values.size()));
@@ -93,16 +94,36 @@ void GgufWriter::set_array(std::string_view key, GgufValueType elem_type, std::s
   set(key, GgufValueType::ARRAY, std::move(bytes));
 }
 
-void GgufWriter::set_u8(std::string_view key, uint8_t value) { set_scalar(key, GgufValueType::U8, value); }
-void GgufWriter::set_i8(std::string_view key, int8_t value) { set_scalar(key, GgufValueType::I8, value); }
-void GgufWriter::set_u16(std::string_view key, uint16_t value) { set_scalar(key, GgufValueType::U16, value); }
-void GgufWriter::set_i16(std::string_view key, int16_t value) { set_scalar(key, GgufValueType::I16, value); }
-void GgufWriter::set_u32(std::string_view key, uint32_t value) { set_scalar(key, GgufValueType::U32, value); }
-void GgufWriter::set_i32(std::string_view key, int32_t value) { set_scalar(key, GgufValueType::I32, value); }
-void GgufWriter::set_u64(std::string_view key, uint64_t value) { set_scalar(key, GgufValueType::U64, value); }
-void GgufWriter::set_i64(std::string_view key, int64_t value) { set_scalar(key, GgufValueType::I64, value); }
-void GgufWriter::set_f32(std::string_view key, float value) { set_scalar(key, GgufValueType::F32, value); }
-void GgufWriter::set_f64(std::string_view key, double value) { set_scalar(key, GgufValueType::F64, value); }
+void GgufWriter::set_u8(std::string_view key, uint8_t value) {
+  set_scalar(key, GgufValueType::U8, value);
+}
+void GgufWriter::set_i8(std::string_view key, int8_t value) {
+  set_scalar(key, GgufValueType::I8, value);
+}
+void GgufWriter::set_u16(std::string_view key, uint16_t value) {
+  set_scalar(key, GgufValueType::U16, value);
+}
+void GgufWriter::set_i16(std::string_view key, int16_t value) {
+  set_scalar(key, GgufValueType::I16, value);
+}
+void GgufWriter::set_u32(std::string_view key, uint32_t value) {
+  set_scalar(key, GgufValueType::U32, value);
+}
+void GgufWriter::set_i32(std::string_view key, int32_t value) {
+  set_scalar(key, GgufValueType::I32, value);
+}
+void GgufWriter::set_u64(std::string_view key, uint64_t value) {
+  set_scalar(key, GgufValueType::U64, value);
+}
+void GgufWriter::set_i64(std::string_view key, int64_t value) {
+  set_scalar(key, GgufValueType::I64, value);
+}
+void GgufWriter::set_f32(std::string_view key, float value) {
+  set_scalar(key, GgufValueType::F32, value);
+}
+void GgufWriter::set_f64(std::string_view key, double value) {
+  set_scalar(key, GgufValueType::F64, value);
+}
 void GgufWriter::set_bool(std::string_view key, bool value) {
   set_scalar(key, GgufValueType::BOOL, static_cast<uint8_t>(value ? 1 : 0));
 }
@@ -132,7 +153,7 @@ void GgufWriter::set_value(std::string_view key, const GgufValue& value) {
 }
 
 void GgufWriter::copy_metadata(const GgufFile& file) {
-  BRAID_CHECK(keys_.empty());  // so that unique keys stay unique without a search for each
+  BRAID_CHECK(keys_.empty());  // keeps keys unique without searching for each
   for (const GgufEntry& entry : file.entries()) {
     if (!holds_arrays(entry.value))
       keys_.push_back({std::string(entry.key), entry.value.type, encoded(entry.value)});
@@ -178,7 +199,6 @@ void GgufWriter::add_tensor(std::string_view name, GgmlType type, uint32_t n_dim
   BRAID_CHECK(tensors_.back().size_bytes == data.size());
 }
 
-// Everything before the data, padded.
 std::vector<std::byte> GgufWriter::header() const {
   std::vector<std::byte> out;
   append_bytes(out, "GGUF", 4);

@@ -1,5 +1,4 @@
-// safetensors.cpp -- the header is read event by event, so that what it may contain is decided while it is
-// read and nothing nested, repeated or oversized is ever built in memory.
+// safetensors.cpp -- parses the header by events, without storing nested, repeated or large parts.
 #include "gguf/safetensors.h"
 
 #include <fmt/format.h>
@@ -24,11 +23,11 @@ struct DtypeInfo {
   std::string_view name;
   uint32_t bytes;
 };
-constexpr DtypeInfo kDtypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-                                 {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
-                                 {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
+constexpr DtypeInfo kDtypes[] = {{"BOOL", 1},    {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1},
+                                 {"F8_E5M2", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
+                                 {"BF16", 2},    {"U32", 4}, {"I32", 4}, {"F32", 4},
+                                 {"U64", 8},     {"I64", 8}, {"F64", 8}};
 
-// One tensor as the header describes it.
 struct Record {
   std::string name;
   std::string dtype;
@@ -37,7 +36,6 @@ struct Record {
   bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-// Receives the events of the JSON parser. Each returns false to stop; `error` then says why.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<Record> records;
@@ -98,8 +96,10 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool number_unsigned(uint64_t value) override {
     if (depth_ != 3) return stop("a number where none belongs");
-    std::vector<uint64_t>& list = field_ == Field::shape ? records.back().shape : records.back().offsets;
-    if (list.size() >= kMaxRank) return stop(fmt::format("a list of more than {} numbers", kMaxRank));
+    std::vector<uint64_t>& list =
+        field_ == Field::shape ? records.back().shape : records.back().offsets;
+    if (list.size() >= kMaxRank)
+      return stop(fmt::format("a list of more than {} numbers", kMaxRank));
     list.push_back(value);
     return true;
   }
@@ -107,9 +107,12 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool null() override { return stop("a null"); }
   bool boolean(bool) override { return stop("a truth value"); }
   bool number_integer(int64_t) override { return stop("a negative number"); }
-  bool number_float(double, const std::string&) override { return stop("a fractional or huge number"); }
+  bool number_float(double, const std::string&) override {
+    return stop("a fractional or huge number");
+  }
   bool binary(nlohmann::json::binary_t&) override { return stop("binary data"); }
-  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::detail::exception&) override {
     return stop(fmt::format("something that is not JSON, near its byte {}", position));
   }
 
@@ -118,9 +121,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool stop(const std::string& what) {
     if (error.empty()) {
-      error = records.empty()
-                  ? what
-                  : fmt::format("{}, at or after tensor {}", what, braid::quoted(records.back().name));
+      error = records.empty() ? what
+                              : fmt::format("{}, at or after tensor {}", what,
+                                            braid::quoted(records.back().name));
     }
     return false;
   }
@@ -140,30 +143,34 @@ Error bad(const std::string& name, const std::string& what, ErrorKind kind = Err
   return Error{kind, fmt::format("{}: {}", name, what)};
 }
 
-// Checks one record against the size of the data section, and gives its dtype.
-Result<SafetensorsDtype> check_record(const std::string& file, const Record& record, uint64_t data_bytes) {
+Result<SafetensorsDtype> check_record(const std::string& file, const Record& record,
+                                      uint64_t data_bytes) {
   const std::string what = "tensor " + braid::quoted(record.name);
   if (!record.has_dtype || !record.has_shape || !record.has_offsets) {
     return bad(file, what + " lacks its dtype, shape or data_offsets");
   }
-  const auto* dtype = std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                                   [&](const DtypeInfo& info) { return info.name == record.dtype; });
+  const auto* dtype =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes),
+                   [&](const DtypeInfo& info) { return info.name == record.dtype; });
   if (dtype == std::end(kDtypes)) {
     return bad(file, fmt::format("{} has the unknown dtype {}", what, braid::quoted(record.dtype)),
                ErrorKind::unsupported);
   }
-  if (record.offsets.size() != 2) return bad(file, what + " has data_offsets that are not two numbers");
+  if (record.offsets.size() != 2)
+    return bad(file, what + " has data_offsets that are not two numbers");
   const uint64_t begin = record.offsets[0];
   const uint64_t end = record.offsets[1];
   if (begin > end || end > data_bytes) {
-    return bad(file, fmt::format("{} lies at {} to {} of {} bytes of data: the file is incomplete or damaged",
-                                 what, begin, end, data_bytes));
+    return bad(
+        file,
+        fmt::format("{} lies at {} to {} of {} bytes of data: the file is incomplete or damaged",
+                    what, begin, end, data_bytes));
   }
   std::optional<uint64_t> size = dtype->bytes;
   for (const uint64_t dim : record.shape) size = size ? checked_mul(*size, dim) : size;
   if (!size || *size != end - begin) {
-    return bad(file,
-               fmt::format("{} has {} bytes of data, which is not the size of its shape", what, end - begin));
+    return bad(file, fmt::format("{} has {} bytes of data, which is not the size of its shape",
+                                 what, end - begin));
   }
   return static_cast<SafetensorsDtype>(dtype - std::begin(kDtypes));
 }
@@ -173,7 +180,9 @@ Result<SafetensorsDtype> check_record(const std::string& file, const Record& rec
 std::string_view safetensors_dtype_name(SafetensorsDtype dtype) {
   return kDtypes[static_cast<size_t>(dtype)].name;
 }
-uint32_t safetensors_dtype_bytes(SafetensorsDtype dtype) { return kDtypes[static_cast<size_t>(dtype)].bytes; }
+uint32_t safetensors_dtype_bytes(SafetensorsDtype dtype) {
+  return kDtypes[static_cast<size_t>(dtype)].bytes;
+}
 
 uint64_t SafetensorsTensor::elems() const { return data.size() / safetensors_dtype_bytes(dtype); }
 
@@ -205,19 +214,20 @@ Result<SafetensorsFile> SafetensorsFile::parse(std::span<const std::byte> bytes,
   if (bytes.size() < 8) return bad(name, "is not a safetensors file: it is shorter than 8 bytes");
   std::memcpy(&header_bytes, bytes.data(), 8);
   if (header_bytes > kMaxHeaderBytes || header_bytes > bytes.size() - 8) {
-    return bad(name, fmt::format("is not a safetensors file, or is cut: it claims a header of {} bytes",
-                                 header_bytes));
+    return bad(name,
+               fmt::format("is not a safetensors file, or is cut: it claims a header of {} bytes",
+                           header_bytes));
   }
   const auto header = bytes.subspan(8, header_bytes);
   const auto data = bytes.subspan(8 + header_bytes);
 
-  // The parser would take a NUL byte for the end of its text.
+  // The parser would take a NUL byte for the end of the text.
   if (std::find(header.begin(), header.end(), std::byte{0}) != header.end()) {
     return bad(name, "its header contains a NUL byte");
   }
   HeaderReader reader;
   bool complete = false;
-  try {  // the parser may throw for lack of memory, if for nothing else
+  try {  // the parser may throw when out of memory
     const char* text = reinterpret_cast<const char*>(header.data());
     complete = nlohmann::json::sax_parse(text, text + header.size(), &reader);
   } catch (const std::exception&) {
@@ -233,12 +243,15 @@ Result<SafetensorsFile> SafetensorsFile::parse(std::span<const std::byte> bytes,
     BRAID_ASSIGN(const SafetensorsDtype dtype, check_record(name, record, data.size()));
     if (record.offsets[0] != expected) {
       return bad(
-          name, fmt::format("tensor {} starts at byte {} of the data, not at {} where the one before it ends",
-                            braid::quoted(record.name), record.offsets[0], expected));
+          name,
+          fmt::format(
+              "tensor {} starts at byte {} of the data, not at {} where the one before it ends",
+              braid::quoted(record.name), record.offsets[0], expected));
     }
     expected = record.offsets[1];
-    file.tensors_.push_back({std::move(record.name), dtype, std::move(record.shape),
-                             data.subspan(record.offsets[0], record.offsets[1] - record.offsets[0])});
+    file.tensors_.push_back(
+        {std::move(record.name), dtype, std::move(record.shape),
+         data.subspan(record.offsets[0], record.offsets[1] - record.offsets[0])});
   }
   if (expected != data.size())
     return bad(name, fmt::format("{} bytes follow the last tensor", data.size() - expected));
@@ -266,15 +279,16 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
 }
 
 const SafetensorsTensor* SafetensorsFile::find_tensor(std::string_view name) const {
-  const auto at =
-      std::lower_bound(by_name_.begin(), by_name_.end(), name,
-                       [&](uint32_t i, std::string_view wanted) { return tensors_[i].name < wanted; });
+  const auto at = std::lower_bound(
+      by_name_.begin(), by_name_.end(), name,
+      [&](uint32_t i, std::string_view wanted) { return tensors_[i].name < wanted; });
   return at != by_name_.end() && tensors_[*at].name == name ? &tensors_[*at] : nullptr;
 }
 
 Result<const SafetensorsTensor*> SafetensorsFile::tensor(std::string_view name) const {
   const SafetensorsTensor* found = find_tensor(name);
-  if (found == nullptr) return bad(name_, fmt::format("the tensor {} is missing", braid::quoted(name)));
+  if (found == nullptr)
+    return bad(name_, fmt::format("the tensor {} is missing", braid::quoted(name)));
   return found;
 }
 

@@ -1,16 +1,10 @@
-// safetensors.h -- reading a .safetensors file: the tensors of a checkpoint as others publish them.
-//
-// Layout: u64 length of the header, the header (a JSON object: tensor name -> {dtype, shape, data_offsets},
-// and optionally "__metadata__" with string values), then the data. As with gguf.h the bytes are hostile:
-// parsing does not touch data, allocates in proportion to the header, and answers a broken file with one
-// sentence.
-//
-// Always true of a SafetensorsFile:
-//   names are unique; data.size() is the size of dtype and shape; the tensors tile the data section without
-//   gap or overlap; every span points into the bytes of the file. Spans have no alignment: load elements with
-//   memcpy.
-//
-// Shapes are row-major, slowest dimension first (the reverse of GgufTensor::ne).
+// safetensors.h -- reads a .safetensors file: the tensors of a published checkpoint.
+// Layout: u64 header length, header, data. The header is JSON: tensor name -> {dtype, shape,
+// data_offsets}, and "__metadata__" with strings. The bytes are untrusted: memory is proportional
+// to the header, and a broken file is an Error.
+// Invariants: names are unique; data.size() matches dtype and shape; tensors tile the data section.
+// Spans point into the file, without alignment: use memcpy. Shapes are row-major, slowest dimension
+// first (the reverse of GgufTensor::ne).
 #pragma once
 
 #include <cstddef>
@@ -24,7 +18,7 @@
 
 #include "base/mapped_file.h"
 #include "base/result.h"
-#include "gguf/formats/types.h"
+#include "gguf/types.h"
 
 namespace braid {
 
@@ -56,25 +50,23 @@ struct SafetensorsTensor {
   std::span<const std::byte> data;
 
   uint64_t elems() const;
-  // The type that decode_row (block_layouts.h) reads these elements as; empty if there is none.
+  // The type for decode_row (block_layouts.h); empty if there is not one.
   std::optional<GgmlType> ggml_type() const;
 };
 
 class SafetensorsFile {
  public:
-  // `name` stands in messages for where the bytes came from. The bytes must outlive the result.
+  // `name` appears in messages. The bytes must outlive the result.
   static Result<SafetensorsFile> parse(std::span<const std::byte> bytes, std::string name);
-  // Maps PATH and keeps the mapping. Errors: not_found, io, corrupt, unsupported (an unknown dtype).
+  // Maps PATH and keeps the mapping. Errors: not_found, io, corrupt, unsupported (unknown dtype).
   static Result<SafetensorsFile> open(const std::string& path);
 
   const std::string& name() const { return name_; }
-  // In the order of their data.
   std::span<const SafetensorsTensor> tensors() const { return tensors_; }
   // Null if absent. O(log n).
   const SafetensorsTensor* find_tensor(std::string_view name) const;
-  // As find_tensor; absence is an Error(corrupt).
+  // As find_tensor, but absence is an Error(corrupt).
   Result<const SafetensorsTensor*> tensor(std::string_view name) const;
-  // "__metadata__", in file order.
   std::span<const std::pair<std::string, std::string>> metadata() const { return metadata_; }
 
  private:

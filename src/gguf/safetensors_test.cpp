@@ -1,4 +1,4 @@
-// safetensors_test.cpp -- good headers are read, and every other one ends in a sentence.
+// safetensors_test.cpp -- good headers are read, and all others give an error message.
 #include "gguf/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 
 namespace braid {
 namespace {
@@ -96,17 +96,20 @@ TEST(Safetensors, BrokenTensorsAreRefused) {
   expect_refused("not two numbers", one(R"("dtype":"F32","shape":[1],"data_offsets":[0])"));
   expect_refused("lies at 4 to 0", one(R"("dtype":"F32","shape":[1],"data_offsets":[4,0])"));
   expect_refused("lies at 0 to 8", one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"));
-  expect_refused("not the size of its shape", one(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])"));
+  expect_refused("not the size of its shape",
+                 one(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])"));
   expect_refused("not the size of its shape",
                  one(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])", 0));
   expect_refused("starts at byte 4", one(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])", 8));
   expect_refused("4 bytes follow", one(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])", 8));
-  expect_refused("starts at byte 0", file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                                             R"("b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
-                                             4));
-  expect_refused("\"a\" occurs twice", file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                                               R"("a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
-                                               8));
+  expect_refused("starts at byte 0",
+                 file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                         R"("b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+                         4));
+  expect_refused("\"a\" occurs twice",
+                 file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
+                         R"("a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
+                         8));
 }
 
 TEST(Safetensors, EveryTruncationIsRefused) {
@@ -121,14 +124,15 @@ TEST(Safetensors, OpenMapsAndKeeps) {
   const std::string path = ::testing::TempDir() + "braid_safetensors_test";
   const Bytes bytes = file_of(kGood, 16);
   std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+      .write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
   auto opened = SafetensorsFile::open(path);
   ASSERT_TRUE(opened.ok()) << opened.error().message;
   const SafetensorsFile file = std::move(opened).value();
   float values[6];
   const SafetensorsTensor* b = file.tensor("b").value();
   decode_row(*b->ggml_type(), b->data.data(), values, 6);
-  EXPECT_EQ(values[0], std::bit_cast<float>(0x05040000u));  // its bytes count from 4: bf16 0x0504
+  EXPECT_EQ(values[0], std::bit_cast<float>(0x05040000u));  // data bytes count from 4: bf16 0x0504
   std::remove(path.c_str());
   EXPECT_EQ(SafetensorsFile::open(path).error().kind, ErrorKind::not_found);
 }

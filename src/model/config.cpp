@@ -6,8 +6,8 @@
 namespace braid {
 
 int32_t ModelConfig::count(LayerKind kind) const {
-  return static_cast<int32_t>(
-      std::count_if(layers.begin(), layers.end(), [&](const LayerConfig& l) { return l.kind == kind; }));
+  return static_cast<int32_t>(std::count_if(layers.begin(), layers.end(),
+                                            [&](const LayerConfig& l) { return l.kind == kind; }));
 }
 
 std::vector<const AttentionConfig*> ModelConfig::kv_layers() const {

@@ -1,14 +1,15 @@
-// decoder_model.cpp -- see decoder_model.h. The layer loop is run_layers(); everything else is sizes.
+// decoder_model.cpp -- see decoder_model.h. run_layers() is the layer loop; the rest is sizes.
 #include "model/decoder_model.h"
 
 #include <algorithm>
 #include <chrono>
 
-#include "model/architectures/weight_reader.h"
+#include "model/weight_reader.h"
 
 namespace braid {
 
-Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architecture, const GgufFile& file,
+Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architecture,
+                                                  const GgufFile& file,
                                                   const ModelOptions& options) {
   auto model = std::make_unique<DecoderModel>(file);
   BRAID_ASSIGN(model->config_, architecture.read_config(file));
@@ -19,9 +20,9 @@ Result<std::unique_ptr<Model>> DecoderModel::open(const Architecture& architectu
   return std::unique_ptr<Model>(std::move(model));
 }
 
-// From `start` on. Returns its end.
-size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start, int64_t t,
-                                 DType act) {
+// Places from `start` on; returns the end.
+size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start,
+                                 int64_t t, DType act) {
   Placer mixer = start;
   if (c.kind == LayerKind::attention) {
     const AttentionConfig& a = c.attention;
@@ -114,21 +115,25 @@ int64_t DecoderModel::flops_per_token() const {
   for (const LayerConfig& c : config_.layers) {
     if (c.kind == LayerKind::attention) {
       const AttentionConfig& a = c.attention;
-      products += config_.width * (a.query_rows() + a.gate_rows() + 2 * a.kv_width() + a.query_width());
+      products +=
+          config_.width * (a.query_rows() + a.gate_rows() + 2 * a.kv_width() + a.query_width());
     } else {
       const DeltaShape& d = c.delta;
       products += config_.width * (d.channels() + d.value_width() + 2 * d.value_heads) +
-                  d.value_width() * config_.width + 4 * d.state_elements() + d.conv_width * d.channels();
+                  d.value_width() * config_.width + 4 * d.state_elements() +
+                  d.conv_width * d.channels();
     }
     const FeedForwardConfig& f = c.feed_forward;
-    products += f.is_moe()
-                    ? config_.width * (f.experts + 3 * (f.experts_used * f.expert_width + f.shared_width))
-                    : 3 * config_.width * f.width;
+    products +=
+        f.is_moe()
+            ? config_.width * (f.experts + 3 * (f.experts_used * f.expert_width + f.shared_width))
+            : 3 * config_.width * f.width;
   }
   return 2 * products;
 }
 
-Status DecoderModel::load(Device& device, const StepSizes& sizes, const ModelWeights::Progress& progress) {
+Status DecoderModel::load(Device& device, const StepSizes& sizes,
+                          const ModelWeights::Progress& progress) {
   BRAID_CHECK(ops_ == nullptr);
   BRAID_TRY(weights_.load(device, progress));
   const DType activations = device.activation_type();
@@ -152,13 +157,13 @@ void DecoderModel::forward(const Batch& batch, const SequenceMemory& memory) {
   BRAID_CHECK(run_layers(whole_, at, {batch, memory, never_pauses}));
 }
 
-bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
-                                       StepPacing& pacing) {
+bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch,
+                                       const SequenceMemory& memory, StepPacing& pacing) {
   BRAID_CHECK(batch.tokens <= interleaved_.residual.rows);
   return run_layers(interleaved_, at, {batch, memory, pacing});
 }
 
-// Notes how long it takes.
+// Measures the time of `work` on devices that compute in host memory.
 template <typename Work>
 void DecoderModel::catching_up(const Work& work) {
   if (!device_->computes_in_host_memory()) return work();
@@ -186,8 +191,8 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
     const LayerWeights& layer = weights_.layers[index];
     if (config_.layers[index].kind == LayerKind::delta) {
       if (!run.pacing.may_run(StepPart::delta_layer)) return false;
-      delta_block(*ops_, x, h, {layer.mixer_norm, config_.eps}, layer.delta, run.memory.delta[at.delta],
-                  lane.layers[index].delta, run.batch);
+      delta_block(*ops_, x, h, {layer.mixer_norm, config_.eps}, layer.delta,
+                  run.memory.delta[at.delta], lane.layers[index].delta, run.batch);
       ++at.delta;
     } else {
       if (!run_attention(lane, at, run)) return false;
@@ -211,7 +216,7 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
   return true;
 }
 
-// An attention layer without its feed-forward. False: paused on the way.
+// An attention layer without its feed-forward. Returns false if it paused.
 bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& run) {
   const auto index = static_cast<size_t>(at.layer);
   const LayerWeights& layer = weights_.layers[index];
@@ -247,13 +252,12 @@ bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& ru
   }
   if (!run.pacing.may_run(StepPart::attention_out)) return false;
   attention_out(*ops_, x, layer.attention, scratch);
-  at.attention = StepPart::attention_in;  // of the next such layer
+  at.attention = StepPart::attention_in;  // for the next attention layer
   return true;
 }
 
-// The second half of a layer of either kind.
-void DecoderModel::run_feed_forward(Tensor x, Tensor h, const LayerConfig& config, const LayerWeights& w,
-                                    const LayerScratch& scratch) {
+void DecoderModel::run_feed_forward(Tensor x, Tensor h, const LayerConfig& config,
+                                    const LayerWeights& w, const LayerScratch& scratch) {
   const BlockNorm norm{w.ffn_norm, config_.eps};
   if (config.feed_forward.is_moe()) {
     moe_block(*ops_, x, h, norm, w.moe, config.feed_forward, scratch.moe);

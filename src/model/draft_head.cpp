@@ -1,19 +1,17 @@
-// draft_head.cpp -- the head that drafts (MTP): one attention layer over [embedding ; hidden row before].
-//
-// Its entry for a token stands at the token's own cell: x_p with the hidden row of position p - 1, so that
-// the cells of a block are a function of the tokens up to its end, as those of the trunk are, and blocks can
-// be shared. Position 0 has no hidden row before it; its entry is hidden from all others (kFirstCell).
-//
-// Entries of a step's rows need no more than keys and values (keep_entries). Only draft() attends.
+// draft_head.cpp -- the MTP head: one attention layer over [embedding ; previous hidden row].
+// The entry of x_p is at its own cell and uses the hidden row of position p - 1. So cells of a KV
+// block depend only on tokens up to its end, and blocks can be shared. Position 0 has no previous
+// row; its entry is hidden from all others (kFirstCell). Steps store only keys and values
+// (keep_entries); only draft() attends.
 #include <numeric>
 
-#include "model/architectures/weight_reader.h"
 #include "model/decoder_model.h"
+#include "model/weight_reader.h"
 
 namespace braid {
 namespace {
 
-constexpr int32_t kDraftTokens = 40960;  // of a vocabulary that is several times as large
+constexpr int32_t kDraftTokens = 40960;  // of a vocabulary several times as large
 constexpr int32_t kFirstCell = 1;
 
 AttentionParams head_params(const ModelConfig& config) {
@@ -28,20 +26,19 @@ const KvLayer& head_cells(const ModelConfig& config, const SequenceMemory& memor
 
 }  // namespace
 
-// From tokens and lane.draft.before to the residual stream of the head.
+// Computes the residual of the head from tokens and lane.draft.before.
 void DecoderModel::enter_head(const Lane& lane, const Batch& batch) {
   const MtpWeights& head = weights_.mtp[0];
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor joined = lane.draft.joined.top(batch.tokens);
   ops_->embed(x, *head.embedding, batch);
   ops_->add_norm(joined.columns(0, config_.width), x, {}, head.embedding_norm, config_.eps);
-  ops_->add_norm(joined.columns(config_.width, config_.width), lane.draft.before.top(batch.tokens), {},
-                 head.hidden_norm, config_.eps);
+  ops_->add_norm(joined.columns(config_.width, config_.width), lane.draft.before.top(batch.tokens),
+                 {}, head.hidden_norm, config_.eps);
   const LinearPart in[] = {{&head.eh_proj, nullptr, x}};
   ops_->linear(in, joined);
 }
 
-// After the layers of a step: the head's keys and values of its rows, and their hidden rows for later.
 void DecoderModel::keep_entries(const Lane& lane, const Run& run) {
   const Batch& batch = run.batch;
   const Tensor x = lane.residual.top(batch.tokens);
@@ -57,7 +54,8 @@ void DecoderModel::keep_entries(const Lane& lane, const Run& run) {
                   head_params(config_), kv, lane.draft.layer.attention, batch.of_group(kv.group));
 }
 
-void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) {
+void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory& memory,
+                         bool first) {
   BRAID_CHECK(config_.drafts() && batch.tokens <= whole_.residual.rows);
   const Lane& lane = whole_;
   const MtpWeights& head = weights_.mtp[0];
@@ -72,19 +70,17 @@ void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory
   enter_head(lane, batch);
   const KvLayer& kv = head_cells(config_, memory);
   const AttentionScratch& scratch = lane.draft.layer.attention;
-  attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, head_params(config_), kv, scratch,
-               batch.of_group(kv.group), true);
+  attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, head_params(config_),
+               kv, scratch, batch.of_group(kv.group), true);
   attention_out(*ops_, x, w.attention, scratch);
   if (w.mlp.gate || w.moe.router) run_feed_forward(x, h, config, w, lane.draft.layer);
-  ops_->add_norm(before, x, {}, head.head_norm, config_.eps);  // what the next one follows
+  ops_->add_norm(before, x, {}, head.head_norm, config_.eps);  // input of the next draft()
   ops_->add_norm(h, x, {}, head.head_norm, config_.eps);
   BRAID_CHECK(logits.cols == draft_columns());
   ops_->logits(logits.top(batch.tokens), head.draft_rows ? head.draft_rows : *head.head, h);
 }
 
-// ---- the tokens among which it guesses ----
-
-// Before anything is loaded.
+// Call before loading.
 void DecoderModel::choose_draft_vocabulary(int32_t wanted) {
   if (wanted == ModelOptions::kDraftTokensByModel)
     wanted = config_.vocabulary >= 4 * kDraftTokens ? kDraftTokens : 0;
@@ -102,7 +98,8 @@ Status DecoderModel::load_draft_vocabulary() {
   if (config_.draft_vocabulary == 0) return {};
   const auto count = static_cast<size_t>(config_.draft_vocabulary);
   BRAID_ASSIGN(draft_tokens_, device_->allocate(count * sizeof(int32_t), "draft vocabulary"));
-  BRAID_ASSIGN(draft_tokens_on_host_, device_->allocate_host(count * sizeof(int32_t), "draft vocabulary"));
+  BRAID_ASSIGN(draft_tokens_on_host_,
+               device_->allocate_host(count * sizeof(int32_t), "draft vocabulary"));
   auto* tokens = static_cast<int32_t*>(draft_tokens_on_host_.data());
   std::iota(tokens, tokens + count, 0);
   change_draft_rows({});

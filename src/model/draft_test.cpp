@@ -1,5 +1,4 @@
-// draft_test.cpp -- the head that drafts against float64 reference outputs, and against itself: what it goes
-// on from does not depend on how a prompt was cut into steps, nor on guesses that were rejected.
+// draft_test.cpp -- the MTP head against float64 references, for all cuts of a prompt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,9 +16,8 @@ using namespace testing_models;
 
 constexpr int32_t kCells = 2048;
 constexpr int32_t kDrafts = 4;
-constexpr size_t kSlow = 40;  // tokens of a prompt that are too many for the reference
+constexpr size_t kSlow = 40;  // prompt length above which the reference is too slow
 
-// A model with the memory of one sequence, in host memory.
 class OneSequence {
  public:
   OneSequence(const GgufFile& file, std::unique_ptr<Device> device) : device_(std::move(device)) {
@@ -46,36 +44,36 @@ class OneSequence {
     for (const LayerConfig& l : config.layers) {
       if (l.kind != LayerKind::delta) continue;
       const auto bytes = static_cast<size_t>(l.delta.slot_elements(ring)) * sizeof(float);
-      delta_.push_back(
-          {l.delta, ring, 1, device_->state_tile_columns(l.delta), reinterpret_cast<float*>(take(bytes))});
+      delta_.push_back({l.delta, ring, 1, device_->state_tile_columns(l.delta),
+                        reinterpret_cast<float*>(take(bytes))});
     }
     hidden_ = {config.width, kDrafts + 1, 1, nullptr};
-    hidden_.data =
-        reinterpret_cast<float*>(take(static_cast<size_t>(hidden_.slot_elements()) * sizeof(float)));
+    hidden_.data = reinterpret_cast<float*>(
+        take(static_cast<size_t>(hidden_.slot_elements()) * sizeof(float)));
     for (int32_t i = 0; i < kCells / kBlockTokens; ++i) table_.push_back(i);
     logits_.resize(static_cast<size_t>(config.vocabulary));
   }
 
   const ModelConfig& config() const { return model_->config(); }
   SequenceMemory memory() const { return {kv_, delta_, hidden_}; }
-  // A new sequence.
   void start() { position_ = 0; }
-  // Certain tokens, then a chain of guesses; of these `kept` become certain.
-  void run(std::vector<int32_t> tokens, const std::vector<int32_t>& guesses = {}, int32_t kept = 0) {
+  // Runs certain tokens and a chain of guesses, of which `kept` become certain.
+  void run(std::vector<int32_t> tokens, const std::vector<int32_t>& guesses = {},
+           int32_t kept = 0) {
     const auto certain = static_cast<int32_t>(tokens.size());
     tokens.insert(tokens.end(), guesses.begin(), guesses.end());
     model_->forward(batch_of(tokens, position_, certain), memory());
     device_->synchronize();
     position_ += certain + kept;
   }
-  // Greedy guesses after `token`: the logits of each.
   std::vector<std::vector<float>> draft(int32_t token, int32_t count) {
     std::vector<std::vector<float>> all;
     for (int32_t i = 0; i < count; ++i) {
       const Tensor logits{logits_.data(), DType::f32, 1, config().vocabulary, config().vocabulary};
       model_->draft(logits, batch_of({token}, position_ + i, 1), memory(), i == 0);
       device_->synchronize();
-      token = static_cast<int32_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
+      token =
+          static_cast<int32_t>(std::max_element(logits_.begin(), logits_.end()) - logits_.begin());
       all.push_back(logits_);
     }
     return all;
@@ -146,7 +144,6 @@ std::unique_ptr<Device> exact_device(const std::string& name) {
 
 class DraftHead : public ::testing::TestWithParam<const char*> {};
 
-// Three guesses after the first token of an answer: the four best of each, and their logits.
 TEST_P(DraftHead, AgreesWithTheGoldens) {
   std::ifstream in(std::string(BRAID_SOURCE_DIR) + "/tests/goldens/demo.json");
   const nlohmann::json cases = nlohmann::json::parse(in);
@@ -174,8 +171,8 @@ TEST_P(DraftHead, AgreesWithTheGoldens) {
   }
   EXPECT_LT(worst, 2e-3);
   EXPECT_GE(guesses, 9);
-  std::printf("[report] goldens of the head on %s: %d guesses, largest error %.2e\n", GetParam(), guesses,
-              worst);
+  std::printf("[report] goldens of the head on %s: %d guesses, largest error %.2e\n", GetParam(),
+              guesses, worst);
 }
 
 TEST_P(DraftHead, DependsOnTokensAlone) {
@@ -198,10 +195,10 @@ TEST_P(DraftHead, DependsOnTokensAlone) {
     pieces.run(part(2, 35));
     pieces.run(part(35, 70));
     EXPECT_EQ(pieces.draft(11, kDrafts), expected) << shape.architecture;
-    EXPECT_EQ(pieces.draft(11, kDrafts), expected) << shape.architecture << ": drafting has left something";
+    EXPECT_EQ(pieces.draft(11, kDrafts), expected)
+        << shape.architecture << ": drafting has left something";
 
-    // The token, then wrong guesses at the cells that the head has drafted to, all rejected; then the same
-    // with guesses of which some are kept.
+    // Wrong guesses overwrite the draft cells: first all are rejected, then some are kept.
     OneSequence plain(file, exact_device(GetParam()));
     plain.run(prompt);
     for (const int32_t token : {11, 12, 13, 14}) plain.run({token});
@@ -211,8 +208,9 @@ TEST_P(DraftHead, DependsOnTokensAlone) {
     guessed.run({11}, {20, 21, 22, 23});
     guessed.draft(12, 2);
     guessed.run({12}, {13, 14, 30}, 2);
-    // A CPU's uncertain rows differ from certain ones by rounding where there is recurrent state.
-    const double limit = std::string(GetParam()) == "cpu" && !guessed.memory().delta.empty() ? 1e-3 : 0;
+    // With recurrent state, uncertain rows on a CPU differ from certain ones by rounding.
+    const double limit =
+        std::string(GetParam()) == "cpu" && !guessed.memory().delta.empty() ? 1e-3 : 0;
     const auto actual = guessed.draft(15, kDrafts), wanted = plain.draft(15, kDrafts);
     for (size_t i = 0; i < wanted.size(); ++i)
       for (size_t id = 0; id < wanted[i].size(); ++id)

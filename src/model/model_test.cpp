@@ -1,6 +1,4 @@
-// model_test.cpp -- what a model file must hold, and what is said when it does not.
-//
-// Running models is tested in engine/ (goldens, and equalities between forms of the same file).
+// model_test.cpp -- required contents of a model file, and error messages.
 #include "model/model.h"
 
 #include <gtest/gtest.h>
@@ -60,8 +58,9 @@ TEST(ModelFile, DenseAndExpertsAreReadAsDescribed) {
 
 TEST(ModelFile, PublishedShapesHaveThePublishedParameters) {
   const std::pair<const char*, int64_t> published[] = {
-      {"0.8b", 752393024},  {"2b", 1881825088},       {"4b", 4205751296},        {"9b", 8953803264},
-      {"27b", 26895998464}, {"35b-a3b", 34660610688}, {"qwen3-0.6b", 596049920}, {"laguna-xs", 33442617088},
+      {"0.8b", 752393024},       {"2b", 1881825088},         {"4b", 4205751296},
+      {"9b", 8953803264},        {"27b", 26895998464},       {"35b-a3b", 34660610688},
+      {"qwen3-0.6b", 596049920}, {"laguna-xs", 33442617088},
   };
   for (const auto& [name, parameters] : published) {
     const RandomShape* shape = find_random_shape(name);
@@ -81,8 +80,9 @@ TEST(ModelFile, UnknownArchitectureNamesTheKnownOnes) {
 }
 
 TEST(ModelFile, MissingTensorIsNamedWithItsShape) {
-  const std::string message = error_after(
-      tiny_dense(), [](GgufWriter&, std::vector<OwnTensor>& t) { drop(t, "blk.1.ssm_out.weight"); });
+  const std::string message = error_after(tiny_dense(), [](GgufWriter&, std::vector<OwnTensor>& t) {
+    drop(t, "blk.1.ssm_out.weight");
+  });
   EXPECT_SAYS(message, "test.gguf: tensor blk.1.ssm_out.weight is missing");
   EXPECT_SAYS(message, "{128, 64}");
 }
@@ -92,11 +92,11 @@ TEST(ModelFile, EveryTensorIsNeeded) {
     const auto bytes = bytes_of(shape);
     const GgufFile file = parsed(bytes);
     for (const GgufTensor& t : file.tensors()) {
-      if (t.name == "output.weight") continue;  // then the embedding serves
+      if (t.name == "output.weight") continue;  // tied to the embedding
       const std::string name(t.name);
-      EXPECT_SAYS(
-          open_error(edited(bytes, [&](GgufWriter&, std::vector<OwnTensor>& list) { drop(list, name); })),
-          name + " is missing");
+      EXPECT_SAYS(open_error(edited(
+                      bytes, [&](GgufWriter&, std::vector<OwnTensor>& list) { drop(list, name); })),
+                  name + " is missing");
     }
   }
 }
@@ -120,7 +120,8 @@ TEST(ModelFile, BiasesAreRefused) {
 }
 
 TEST(ModelFile, KeysThatContradictAreNamed) {
-  EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.remove("qwen35.block_count"); }), "qwen35.block_count");
+  EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.remove("qwen35.block_count"); }),
+              "qwen35.block_count");
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.block_count", 0); }),
               "qwen35.block_count");
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.block_count", 4000000000u); }),
@@ -143,9 +144,11 @@ TEST(ModelFile, KeysThatContradictAreNamed) {
               "sums to 9");
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.ssm.time_step_rank", 3); }),
               "time_step_rank");
-  EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.ssm.inner_size", 130); }), "inner_size");
-  EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_string("qwen35.rope.scaling.type", "longrope"); }),
-              "rope.scaling.type");
+  EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.ssm.inner_size", 130); }),
+              "inner_size");
+  EXPECT_SAYS(
+      error_with_key([](GgufWriter& w) { w.set_string("qwen35.rope.scaling.type", "longrope"); }),
+      "rope.scaling.type");
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.full_attention_interval", 0); }),
               "full_attention_interval");
   EXPECT_SAYS(error_with_key([](GgufWriter& w) { w.set_u32("qwen35.full_attention_interval", 5); }),
@@ -154,7 +157,8 @@ TEST(ModelFile, KeysThatContradictAreNamed) {
 
 TEST(ModelFile, ExpertCountsMustAgree) {
   const auto with = [](const char* key, uint32_t value) {
-    return error_after(tiny_moe(), [&](GgufWriter& w, std::vector<OwnTensor>&) { w.set_u32(key, value); });
+    return error_after(tiny_moe(),
+                       [&](GgufWriter& w, std::vector<OwnTensor>&) { w.set_u32(key, value); });
   };
   EXPECT_SAYS(with("qwen35moe.expert_used_count", 9), "expert_used_count");
   EXPECT_SAYS(with("qwen35moe.expert_gating_func", 4), "expert_gating_func");
@@ -162,7 +166,6 @@ TEST(ModelFile, ExpertCountsMustAgree) {
 }
 
 TEST(ModelFile, AnInvertedLayerListOverridesTheInterval) {
-  // The list says what the interval says: accepted. Its inversion does not fit the tensors.
   const auto with_list = [](bool inverted) {
     return error_with_key([&](GgufWriter& w) {
       std::array<std::byte, 4> bools = {std::byte{1}, std::byte{1}, std::byte{1}, std::byte{0}};
@@ -196,10 +199,11 @@ TEST(ModelFile, TheMtpHeadIsUsableWhenItIsThere) {
     auto other = Model::open(other_file);
     ASSERT_TRUE(other.ok()) << other.error().message;
     EXPECT_TRUE((*other)->weights().mtp_usable()) << shape.architecture;
-    EXPECT_EQ((*other)->weights().mtp_parameters(), count_parameters(shape).mtp) << shape.architecture;
+    EXPECT_EQ((*other)->weights().mtp_parameters(), count_parameters(shape).mtp)
+        << shape.architecture;
   }
 
-  // Announced, but not in the file: fine, without it. Half of it: an error.
+  // An announced head that is absent is accepted; half a head is an error.
   EXPECT_EQ(error_after(
                 tiny_dense(),
                 [](GgufWriter&, std::vector<OwnTensor>& t) {
@@ -207,15 +211,17 @@ TEST(ModelFile, TheMtpHeadIsUsableWhenItIsThere) {
                 },
                 true),
             "");
-  EXPECT_SAYS(error_after(
-                  tiny_dense(),
-                  [](GgufWriter&, std::vector<OwnTensor>& t) { drop(t, "blk.4.nextn.hnorm.weight"); }, true),
-              "blk.4.nextn.hnorm.weight is missing");
-  // The feed-forward part may be absent.
+  EXPECT_SAYS(
+      error_after(
+          tiny_dense(),
+          [](GgufWriter&, std::vector<OwnTensor>& t) { drop(t, "blk.4.nextn.hnorm.weight"); },
+          true),
+      "blk.4.nextn.hnorm.weight is missing");
   EXPECT_EQ(error_after(
                 tiny_dense(),
                 [](GgufWriter&, std::vector<OwnTensor>& t) {
-                  std::erase_if(t, [](const OwnTensor& x) { return x.name.starts_with("blk.4.ffn_"); });
+                  std::erase_if(
+                      t, [](const OwnTensor& x) { return x.name.starts_with("blk.4.ffn_"); });
                 },
                 true),
             "");
@@ -255,23 +261,23 @@ TEST(ModelFile, YarnIsReadWithItsMagnitude) {
   EXPECT_EQ(rope.original_context, 1024);
   EXPECT_EQ(rope.beta_fast, 32);
   EXPECT_NEAR(rope.magnitude, 0.1 * std::log(4.0) + 1, 1e-12);
-  EXPECT_NEAR(with("qwen3.rope.scaling.yarn_attn_factor", 1.0f).magnitude, 0.1 * std::log(4.0) + 1, 1e-12);
+  EXPECT_NEAR(with("qwen3.rope.scaling.yarn_attn_factor", 1.0f).magnitude, 0.1 * std::log(4.0) + 1,
+              1e-12);
   EXPECT_NEAR(with("qwen3.rope.scaling.yarn_attn_factor", 1.25f).magnitude, 1.25, 1e-12);
   EXPECT_EQ(with("qwen3.rope.scaling.yarn_ext_factor", 32.0f), rope);  // early files
 }
 
-// Rows of a matrix as the file has them, one after the other.
 std::vector<std::byte> rows_in_file(const Weight& w) {
   std::vector<std::byte> all;
   for (int64_t row = 0; row < w.n;) {
     const Weight::FileRows rows = w.file_rows(0, row, w.n - row);
-    all.insert(all.end(), rows.data, rows.data + static_cast<size_t>(rows.count) * w.file_row_bytes());
+    all.insert(all.end(), rows.data,
+               rows.data + static_cast<size_t>(rows.count) * w.file_row_bytes());
     row += rows.count;
   }
   return all;
 }
 
-// q, k, v and z of a key head after each other, for one key head after the other.
 void fuse_as_older_files(std::vector<OwnTensor>& tensors, const std::string& prefix) {
   const RandomShape s = tiny_qwen3next();
   const int64_t row_bytes = s.width * 4;
@@ -315,7 +321,7 @@ TEST(ModelFile, BothLayoutsOfQwen3NextHaveTheSameRows) {
     EXPECT_EQ(rows_in_file(a.qkv), rows_in_file(b.qkv));
     EXPECT_EQ(rows_in_file(a.z), rows_in_file(b.z));
     EXPECT_EQ(rows_in_file(a.alpha), rows_in_file(b.alpha));
-    // Of each key head: beta of its two value heads, then alpha of them.
+    // Per key head: beta of its two value heads, then their alpha.
     EXPECT_EQ(a.beta.file_rows(0, 1, 1).data - a.beta.file_rows(0, 0, 1).data, 64 * 4);
     EXPECT_EQ(a.beta.file_rows(0, 2, 1).data - a.beta.file_rows(0, 0, 1).data, 4 * 64 * 4);
     EXPECT_EQ(a.alpha.file_rows(0, 0, 1).data - a.beta.file_rows(0, 0, 1).data, 2 * 64 * 4);
@@ -354,11 +360,13 @@ TEST(ModelFile, LagunaFilesThatContradictThemselvesAreRefusedByName) {
               "leading_dense_block_count");
   EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_shared_count", 2); }),
               "expert_shared_count");
-  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.attention.sliding_window_pattern", 0); }),
-              "sliding_window_pattern");
+  EXPECT_SAYS(
+      with_key([](GgufWriter& w) { w.set_u32("laguna.attention.sliding_window_pattern", 0); }),
+      "sliding_window_pattern");
   EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_f32("laguna.rope.scaling.factor", -1); }),
               "rope.scaling.factor");
-  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_f32("laguna.rope.freq_base_swa", 0); }), "freq_base_swa");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_f32("laguna.rope.freq_base_swa", 0); }),
+              "freq_base_swa");
   EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.rope.dimension_count_swa", 34); }),
               "dimension_count_swa");
   EXPECT_SAYS(with_key([](GgufWriter& w) {
@@ -377,13 +385,14 @@ TEST(ModelFile, LagunaFilesThatContradictThemselvesAreRefusedByName) {
                           }),
               "blk.1.attn_gate.weight has 2 rows");
   EXPECT_SAYS(error_after(tiny_laguna(),
-                          [](GgufWriter&, std::vector<OwnTensor>& t) { drop(t, "blk.2.attn_gate.weight"); }),
+                          [](GgufWriter&, std::vector<OwnTensor>& t) {
+                            drop(t, "blk.2.attn_gate.weight");
+                          }),
               "blk.2.attn_gate.weight is missing");
-  // A bias belongs to sigmoid scores.
-  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_gating_func", 1); }), "exp_probs_b.bias");
+  EXPECT_SAYS(with_key([](GgufWriter& w) { w.set_u32("laguna.expert_gating_func", 1); }),
+              "exp_probs_b.bias");
 }
 
-// Of the trunk and of the head that drafts; never larger than a layer's own, never the whole context.
 TEST(ModelFile, AWindowByOptionIsThatOfAllAttentionLayers) {
   const auto windows = [](const RandomShape& shape, int32_t most) {
     const auto bytes = bytes_of(shape, "F32", true);

@@ -1,4 +1,4 @@
-// placer.h -- consecutive stretches of one memory as tensors: how activations are placed at start.
+// placer.h -- places tensors one after the other in one memory.
 #pragma once
 
 #include <cstddef>

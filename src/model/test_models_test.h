@@ -9,7 +9,7 @@
 
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 
 namespace braid::testing_models {
 
@@ -44,7 +44,6 @@ inline RandomShape tiny_moe() {
   return s;
 }
 
-// Attention layers only: no recurrent state anywhere.
 inline RandomShape tiny_attention() {
   RandomShape s = tiny_dense();
   s.attention_interval = 1;
@@ -59,14 +58,12 @@ inline RandomShape tiny_qwen3() {
   return s;
 }
 
-// Value heads in groups, experts, gates.
 inline RandomShape tiny_qwen3next() {
   RandomShape s = tiny_moe();
   s.architecture = "qwen3next";
   return s;
 }
 
-// Layers 1, 2 and 3 slide; the first is dense.
 inline RandomShape tiny_laguna() {
   RandomShape s = tiny_moe();
   s.architecture = "laguna";
@@ -96,7 +93,6 @@ inline GgufFile parsed(const std::vector<std::byte>& bytes) {
   return std::move(file).value();
 }
 
-// A tensor that owns its bytes.
 struct OwnTensor {
   std::string name;
   GgmlType type;
@@ -110,9 +106,9 @@ struct OwnTensor {
   }
 };
 
-// The file with its tensors and metadata changed by `edit`.
-inline std::vector<std::byte> edited(const std::vector<std::byte>& bytes,
-                                     const std::function<void(GgufWriter&, std::vector<OwnTensor>&)>& edit) {
+inline std::vector<std::byte> edited(
+    const std::vector<std::byte>& bytes,
+    const std::function<void(GgufWriter&, std::vector<OwnTensor>&)>& edit) {
   const GgufFile file = parsed(bytes);
   std::vector<OwnTensor> tensors;
   for (const GgufTensor& t : file.tensors())
@@ -135,7 +131,7 @@ inline void drop(std::vector<OwnTensor>& tensors, const std::string& name) {
   EXPECT_EQ(std::erase_if(tensors, [&](const OwnTensor& t) { return t.name == name; }), 1u) << name;
 }
 
-// Joins matrices of the same width: per expert, the rows of the first, then of the second, and so on.
+// Joins matrices of one width: per expert, the rows of each in turn.
 inline void fuse(std::vector<OwnTensor>& tensors, const std::vector<std::string>& parts,
                  const std::string& name) {
   OwnTensor fused = find(tensors, parts[0]);
@@ -147,7 +143,8 @@ inline void fuse(std::vector<OwnTensor>& tensors, const std::vector<std::string>
     for (const std::string& part : parts) {
       const OwnTensor& t = find(tensors, part);
       const size_t matrix_bytes = t.data.size() / t.ne[2];
-      fused.data.insert(fused.data.end(), t.data.begin() + static_cast<std::ptrdiff_t>(e * matrix_bytes),
+      fused.data.insert(fused.data.end(),
+                        t.data.begin() + static_cast<std::ptrdiff_t>(e * matrix_bytes),
                         t.data.begin() + static_cast<std::ptrdiff_t>((e + 1) * matrix_bytes));
     }
   for (const std::string& part : parts) drop(tensors, part);

@@ -1,4 +1,4 @@
-// weights.cpp -- bringing weights to a device. See weights.h.
+// weights.cpp -- see weights.h.
 #include "model/weights.h"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ uint64_t file_bytes(const Weight& w) {
 void release_pages(const GgufFile& file, const Weight& w) {
   for (const MappedFile& mapping : file.mappings()) {
     const auto bytes = mapping.bytes();
-    if (w.file.data() >= bytes.data() && w.file.data() < bytes.data() + bytes.size()) mapping.release(w.file);
+    if (w.file.data() >= bytes.data() && w.file.data() < bytes.data() + bytes.size())
+      mapping.release(w.file);
   }
 }
 
@@ -91,7 +92,9 @@ size_t ModelWeights::step_read_bytes(const ModelConfig& config) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const FeedForwardConfig& ffn = config.layers[i].feed_forward;
     for (const Weight* w : layers[i].matrices())
-      if (*w) bytes += w->experts == 1 ? w->device_bytes : w->device_bytes / ffn.experts * ffn.experts_used;
+      if (*w)
+        bytes +=
+            w->experts == 1 ? w->device_bytes : w->device_bytes / ffn.experts * ffn.experts_used;
   }
   return bytes;
 }

@@ -1,4 +1,4 @@
-// cuda_absent.cpp -- what a build without CUDA answers when it is asked for a GPU.
+// cuda_absent.cpp -- make_cuda_device() of a build without CUDA.
 #ifndef BRAID_HAS_CUDA
 #include "ops/device.h"
 

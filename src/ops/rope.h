@@ -1,9 +1,9 @@
-// rope.h -- by which angles rotary position embedding turns the pairs of a head, with YaRN.
+// rope.h -- angles of rotary position embedding, with YaRN (Peng et al. 2023).
 //
-// Pair i (of i < dims / 2) turns by position * rope_frequency(params, i). YaRN (Peng et al. 2023) stretches
-// slow pairs to a longer context: with `corr(beta) = dims * ln(original_context / (2 pi beta)) / (2 ln
-// freq_base)`, pairs below floor(corr(beta_fast)) keep their frequency, pairs above ceil(corr(beta_slow))
-// have it divided by `factor`, those between are blended.
+// Pair i (i < dims / 2) turns by position * rope_frequency(params, i). For longer contexts YaRN
+// divides the frequency of slow pairs by `factor`: those above ceil(corr(beta_slow)). Pairs below
+// floor(corr(beta_fast)) keep theirs, and pairs between are blended.
+//   corr(beta) = dims * ln(original_context / (2 pi beta)) / (2 ln freq_base)
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace braid {
 struct RopeParams {
   int32_t dims = 0;          // rotated dims of a head (n_rot); pairs are (i, i + dims / 2)
   double freq_base = 10000;  // without scaling, pair i has frequency freq_base^(-2 i / dims)
-  double factor = 1;         // frequencies are divided by it: all, or with YaRN those of slow pairs
-  // YaRN if positive: the context that the frequencies were trained for.
+  double factor = 1;         // divides the frequencies of all pairs, or with YaRN of slow pairs
+  // Positive: YaRN; the context length of the training.
   int32_t original_context = 0;
   double beta_fast = 32;  // turns within original_context above which a pair keeps its frequency
   double beta_slow = 1;   // and below which it is divided by `factor`

@@ -1,49 +1,42 @@
 // state.h -- the bytes that sequences own on a device: KV blocks and recurrent-state slots.
 //
-// Bytes only. Who holds which block or slot, hashes and checkpoints are bookkeeping of engine/.
+// KV cache: per attention layer a K pool and a V pool [blocks][kv_heads][kBlockTokens][row], rows
+// of head_dim in their KvFormat. A block index means the same tokens in every layer of a group.
+// Group 0 keeps every position. Group 1, if present, has the layers with a window.
 //
-// KV cache, per attention layer: a K pool and a V pool [blocks][kv_heads][kBlockTokens][row of head_dim],
-// each row in its KvFormat. Block 0 .. blocks-1; a block index means the same tokens in every layer of a
-// group.
-//
-// KV groups: attention layers by what they keep. Group 0 keeps every position. Group 1, where a model has it,
-// are the layers with a window: what lies behind it is given back, so they need fewer blocks.
-//
-// Sealed blocks: a layer may keep its past in units of a codec (ops/kv/kv_codec.h), the *cold* pool
-// [blocks][kv_heads][unit] of K and of V, whose blocks are those of group 0. Then rows are written as f16 to
-// its *hot* blocks, the K and V pools above, which are group 1: what queries do not read exact any more is
-// given back. A block is sealed, that is encoded from its 32 hot rows, when the last of them is certain: by
-// the op that stores it, or by kv_seal() when drafts have become certain. It is never written again. Which
-// cells a query reads exact and which from units is a function of its position (ops/kv/kv_tail.h).
+// Sealed blocks: a layer may keep its past as units of a codec (ops/kv/kv_codec.h). These *cold*
+// pools of K and V [blocks][kv_heads][unit] use the blocks of group 0. Rows are then written as f16
+// to *hot* blocks: the pools above, in group 1. A hot block is freed after its last exact read. A
+// block is sealed (encoded from its 32 hot rows) once its last row is certain: by the op that
+// stores it, or by kv_seal() after acceptance. It is never written again. A query's position
+// determines which cells it reads exactly (ops/kv/kv_tail.h).
 //
 // Slot of a gated-delta layer (all f32 but `folded`):
-//   state   [value_heads][tiles][key_dim][tile_columns], tiles * tile_columns = value_dim: the state before
-//           position `folded`. Stored divided by decay.
-//   decay   [value_heads]: true state = decay * stored. Where decay products gather in it, they are folded
-//           into the state when they fall below kFoldBelow, so folding depends on the sequence alone, never
-//           on how its tokens were cut into steps. A GPU leaves it at 1.
-//   folded  [value_heads] i32: the position that the state stands at; the same for all heads between steps.
-//   conv    [conv_rows][channels], a ring: row c % conv_rows holds the raw input (before convolution and
-//           SiLU) of cell c. Rows of positions below 0 are never read.
-//   k       [entries][key_heads][key_dim]       a ring: entry c % entries is that of cell c (batch.h); what
-//   d       [entries][value_heads][value_dim]   the row adds to the state: S after = e^g S + k d^T, with its
-//   g       [entries][value_heads]              own log decay g <= 0
-// tile_columns is the device's choice; value_dim (one tile) is the plain [Dk][Dv] form that ref/ uses.
+//   state   [value_heads][tiles][key_dim][tile_columns], tiles * tile_columns = value_dim:
+//           the state before position `folded`, divided by decay
+//   decay   [value_heads]: true state = decay * stored. Folded into the state below kFoldBelow,
+//           so folding does not depend on how tokens were cut into steps. A GPU leaves it at 1.
+//   folded  [value_heads] i32: position of the state; equal for all heads between steps
+//   conv    [conv_rows][channels], a ring: row c % conv_rows has the raw input of cell c
+//           (before convolution and SiLU). Rows of positions below 0 are never read.
+//   k       [entries][key_heads][key_dim]      a ring: cell c (batch.h) has entry c % entries
+//   d       [entries][value_heads][value_dim]
+//   g       [entries][value_heads]             log decay <= 0; S after the row = e^g S + k d^T
+// The device chooses tile_columns; value_dim (one tile) is the plain [Dk][Dv] form of ref/.
 //
-// Hidden ring, of a model whose sequences are drafted for by a head that reads hidden rows: part of a slot,
-// f32 [cells][width], where cell c has row c % cells: the normed hidden row of the model there. `cells` is
-// the most uncertain rows of a sequence in a step and the row that they follow.
+// Hidden ring: part of a slot if the draft head reads hidden rows. f32 [cells][width]: row c %
+// cells has the normed hidden row of cell c. `cells` is 1 + the most uncertain rows of a sequence.
 //
-// The ring of a delta layer: entries of cells `folded` .. are not part of the state yet. To fold is to apply
-// entries in the order of their positions, one by one, so that a state's bytes depend on its entries alone.
-//   - Where a sequence has two certain rows or more in a batch (a prompt), or `every` is 0, all its certain
-//     rows and what was left before them are folded: folded = the position after the last certain row.
-//   - Else a row at position p sees the state folded up to F(p) = max(folded, every * floor((p - lag) /
-//     every)), then the entries from there on, oldest first, then its uncertain ancestors. The slot is
-//     folded up to F of the first row of the step; rows behind it that want more get it without writing it.
-//     `lag` is at least the depth of uncertain paths, so what is folded is always certain, and the bytes of a
-//     row depend on its position and on where the prompt ended: not on steps, nor on what was drafted.
-// A state is so read once a step and written every `every`-th; making drafts certain moves no state at all.
+// Folding applies entries to a delta state one by one in position order, so the state's bytes
+// depend on its entries alone. Entries of cells from `folded` on are not in the state yet.
+// - If a sequence has two or more certain rows in a batch (a prompt), or `every` is 0, all its
+//   certain rows and the entries before them are folded.
+// - Otherwise a row at position p sees the state folded up to F(p) = max(folded, every * floor((p -
+//   lag) / every)), then later entries, oldest first, then its uncertain ancestors. The slot is
+//   folded up to F of the step's first row; later rows with a larger F do not store theirs.
+// - `lag` is at least the depth of uncertain paths, so only certain entries are folded. A row's
+//   bytes depend on its position and the end of the prompt, not on steps or drafts.
+// So a state is read once per step and written every `every`-th, and acceptance moves no state.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +54,6 @@ struct KvCodec;  // ops/kv/kv_codec.h
 
 enum class KvFormat : uint8_t { f32, f16, bf16 };
 
-// "f16" etc. Returns false for a name that is none.
 bool parse_kv_format(std::string_view name, KvFormat* out);
 const char* kv_format_name(KvFormat format);
 constexpr int64_t kv_row_bytes(KvFormat format, int64_t head_dim) {
@@ -82,7 +74,7 @@ struct KvShape {
   }
 };
 
-// The sealed blocks of one attention layer; none: it keeps all rows as they were written.
+// Sealed blocks of one attention layer. Without codec, rows stay as written.
 struct KvCold {
   const KvCodec* k_codec = nullptr;
   const KvCodec* v_codec = nullptr;
@@ -96,13 +88,12 @@ struct KvCold {
   explicit operator bool() const { return k_codec != nullptr; }
 };
 
-// The pools of one attention layer.
 struct KvLayer {
   KvShape shape;
   int32_t blocks = 0;
   std::byte* k = nullptr;
   std::byte* v = nullptr;
-  int32_t group = 0;  // of the blocks that rows are written to
+  int32_t group = 0;  // group of the blocks that rows are written to
   KvCold cold;
 
   std::byte* k_row(int32_t block, int32_t head, int32_t in_block) const {
@@ -123,15 +114,17 @@ struct KvLayer {
 
 inline constexpr float kFoldBelow = 1e-6f;
 
-// How much a slot remembers beside its state. The device chooses (Device::delta_ring).
+// The device chooses it (Device::delta_ring).
 struct DeltaRing {
-  int32_t every = 0;      // fold positions are its multiples; 0: certain rows are folded at once
+  int32_t every = 0;      // folds are at multiples of it; 0: certain rows are folded at once
   int32_t lag = 0;        // at least the depth of uncertain paths, unless every is 0
   int32_t uncertain = 0;  // most uncertain rows of a sequence in a step
 
-  // What was left before a fold that is due, and the rows of the step that folds it.
-  constexpr int32_t entries() const { return every == 0 ? uncertain * 2 : every + 2 * lag + 1 + uncertain; }
-  // F of a row at `position`, but for what is folded already.
+  // Entries left before a due fold, plus the rows of the step that folds.
+  constexpr int32_t entries() const {
+    return every == 0 ? uncertain * 2 : every + 2 * lag + 1 + uncertain;
+  }
+  // F of a row at `position`, without the max with `folded`.
   constexpr int32_t fold_position(int32_t position) const {
     return position < lag ? 0 : (position - lag) / every * every;
   }
@@ -144,19 +137,16 @@ struct DeltaShape {
   int32_t key_dim = 0;
   int32_t value_dim = 0;
   int32_t conv_width = 0;  // taps, 4 in published models
-  // Which value heads share a key head: those that follow each other (grouped), or every key_heads-th
-  // (tiled).
+  // Value heads that share a key head: consecutive ones (grouped), or every key_heads-th (tiled).
   bool grouped = false;
 
   int32_t heads_per_key() const { return value_heads / key_heads; }
   int32_t key_head(int32_t value_head) const {
     return grouped ? value_head / heads_per_key() : value_head % key_heads;
   }
-  // Which of its key head's value heads it is.
   int32_t head_in_group(int32_t value_head) const {
     return grouped ? value_head % heads_per_key() : value_head / key_heads;
   }
-  // The j-th value head of a key head.
   int32_t value_head(int32_t key_head, int32_t j) const {
     return grouped ? key_head * heads_per_key() + j : key_head + j * key_heads;
   }
@@ -175,7 +165,6 @@ struct DeltaShape {
   }
 };
 
-// The slots of one gated-delta layer: [slots][slot_elements].
 struct DeltaLayer {
   DeltaShape shape;
   DeltaRing ring;
@@ -202,22 +191,24 @@ struct DeltaLayer {
   float* keys(int32_t s) const {
     return conv(s) + DeltaShape::rounded(shape.conv_rows(ring) * shape.channels());
   }
-  float* deltas(int32_t s) const { return keys(s) + DeltaShape::rounded(ring.entries() * shape.key_width()); }
+  float* deltas(int32_t s) const {
+    return keys(s) + DeltaShape::rounded(ring.entries() * shape.key_width());
+  }
   float* gates(int32_t s) const {
     return deltas(s) + DeltaShape::rounded(ring.entries() * shape.value_width());
   }
-  // The entry of a cell.
   float* key(int32_t s, int64_t cell, int32_t key_head) const {
     return keys(s) + cell % ring.entries() * shape.key_width() + int64_t{key_head} * shape.key_dim;
   }
   float* delta(int32_t s, int64_t cell, int32_t head) const {
-    return deltas(s) + cell % ring.entries() * shape.value_width() + int64_t{head} * shape.value_dim;
+    return deltas(s) + cell % ring.entries() * shape.value_width() +
+           int64_t{head} * shape.value_dim;
   }
   float* gate(int32_t s, int64_t cell) const {
     return gates(s) + cell % ring.entries() * int64_t{shape.value_heads};
   }
 
-  // Copies the entry and the convolution input of a cell. Host memory only, as is all that follows.
+  // Copies a cell's entry and convolution input. From here on: host memory only.
   void move_entry(int32_t s, int64_t from, int64_t to) const {
     std::copy_n(conv_row(s, from), shape.channels(), conv_row(s, to));
     std::copy_n(key(s, from, 0), shape.key_width(), key(s, to, 0));
@@ -225,7 +216,7 @@ struct DeltaLayer {
     std::copy_n(gate(s, from), shape.value_heads, gate(s, to));
   }
 
-  // Element of the true state before position `folded`, whatever the tiling: for tests and tools.
+  // Element of the true state before position `folded`; for tests and tools.
   float at(int32_t s, int32_t head, int32_t key, int32_t value) const {
     const int64_t tile = value / tile_columns;
     const int64_t column = value % tile_columns;
@@ -233,7 +224,6 @@ struct DeltaLayer {
   }
 };
 
-// The hidden rows of all slots: [slots][cells][width].
 struct HiddenRing {
   int64_t width = 0;
   int32_t cells = 0;

@@ -1,8 +1,6 @@
 // tensor.h -- views of numbers on a device, and the weights of a model.
-//
-// Nothing here owns activations: a Tensor points into a Buffer (device.h) that was taken at start.
-// Shapes are row-major, slowest first. A weight matrix W [n, k] has n output and k input features, rows of k
-// contiguous elements as in the GGUF file ({k, n} there); y[n] = sum_k W[n][k] x[k].
+// Shapes are row-major, slowest first. A weight matrix W [n, k] has n output and k input features,
+// with rows of k contiguous elements as in the GGUF file ({k, n} there): y[n] = sum_k W[n][k] x[k].
 #pragma once
 
 #include <algorithm>
@@ -13,16 +11,16 @@
 #include <vector>
 
 #include "base/check.h"
-#include "gguf/formats/types.h"
+#include "gguf/types.h"
 
 namespace braid {
 
-// What travels between ops: f32 on the CPU and in the reference, bf16 or f16 on a GPU.
+// Activations are f32 on the CPU and in the reference, bf16 or f16 on a GPU.
 enum class DType : uint8_t { f32, f16, bf16, i32 };
 
 constexpr size_t size_bytes(DType type) { return type == DType::f32 || type == DType::i32 ? 4 : 2; }
 
-// A matrix view [rows, cols] with `stride` elements from row to row. data == nullptr: no tensor.
+// A view [rows, cols] into a Buffer, `stride` elements from row to row. Null data: no tensor.
 struct Tensor {
   void* data = nullptr;
   DType type = DType::f32;
@@ -36,14 +34,12 @@ struct Tensor {
     BRAID_CHECK(type == DType::f32);
     return static_cast<float*>(data) + row * stride;
   }
-  // The first `count` rows.
   Tensor top(int64_t count) const {
     BRAID_CHECK(count <= rows);
     Tensor t = *this;
     t.rows = count;
     return t;
   }
-  // Rows first .. first + count.
   Tensor middle(int64_t first, int64_t count) const {
     BRAID_CHECK(first >= 0 && first + count <= rows);
     Tensor t = *this;
@@ -51,7 +47,6 @@ struct Tensor {
     t.rows = count;
     return t;
   }
-  // Columns first .. first + count of all rows.
   Tensor columns(int64_t first, int64_t count) const {
     BRAID_CHECK(first >= 0 && first + count <= cols);
     Tensor t = *this;
@@ -59,50 +54,49 @@ struct Tensor {
     t.cols = count;
     return t;
   }
-  // The first `count` rows, reshaped to `width` columns (contiguous rows of `width`); needs count * width
-  // elements of capacity.
   Tensor shaped(int64_t count, int64_t width) const {
     BRAID_CHECK(count * width <= rows * stride);
     return Tensor{data, type, count, width, width};
   }
 };
 
-// Consecutive rows of a fused matrix.
 struct RowRun {
   int64_t first = 0;
   int64_t count = 0;
 };
 
-// One weight matrix, or a stack of `experts` matrices of the same shape. Described once by the model; the
-// device that loads it chooses its own layout (Device::load_weights) and keeps it in `device_data`.
+// One weight matrix, or `experts` matrices of the same shape, in the layout of the loading device.
 struct Weight {
   std::string name;               // tensor name in the file, for messages
   GgmlType type = GgmlType::F32;  // element format in the file
   int64_t n = 0;                  // output features (rows)
   int64_t k = 0;                  // input features (columns)
   int64_t experts = 1;
-  std::span<const std::byte> file;  // [experts][n][row of k] as in the file; valid as long as the file
-  size_t expert_stride_bytes = 0;   // from one expert's matrix to the next; 0: they follow each other
-  // Not empty: the rows are these of `file`, in this order (of a weight without experts).
+  std::span<const std::byte> file;  // [experts][n][row of k]; valid as long as the file
+  size_t expert_stride_bytes = 0;   // from one expert's matrix to the next; 0: contiguous
+  // If not empty: the rows are these of `file`, in this order. Not for experts.
   std::vector<RowRun> runs;
-  std::span<const float> scales;  // {}: 1; else one factor (or one per expert) that multiplies the product
-  bool is_table = false;          // rows are looked up by embed()
-  bool is_product = true;         // used by linear() / moe_ffn() / logits()
-  // What is made of it is checked before anybody sees it: a device may keep it in fewer bits (drafters).
+  // {}: 1; else one factor (or one per expert) that multiplies the product
+  std::span<const float> scales;
+  bool is_table = false;   // rows are looked up by embed()
+  bool is_product = true;  // used by linear() / moe_ffn() / logits()
+  // Its results are verified later (drafters), so a device may keep it in fewer bits.
   bool may_round = false;
 
   const void* device_data = nullptr;  // the device's layout; owned by the device
-  size_t device_bytes = 0;            // bytes of that layout (what one full read moves)
+  size_t device_bytes = 0;            // size of that layout: the bytes of one full read
 
   explicit operator bool() const { return n > 0; }
 
-  size_t file_row_bytes() const { return static_cast<size_t>(k) / block_elems(type) * block_bytes(type); }
-  // Rows as in the file. Files fuse matrices in several ways: always read through this.
+  size_t file_row_bytes() const {
+    return static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
+  }
+  // Rows as in the file. Files fuse matrices in several ways: read rows only through this.
   struct FileRows {
     const std::byte* data = nullptr;
     int64_t count = 0;
   };
-  // Those of one expert from `row` on that follow each other, at most `most`.
+  // Up to `most` rows of one expert, from `row` on, that are contiguous in the file.
   FileRows file_rows(int64_t expert, int64_t row, int64_t most) const {
     BRAID_CHECK(row >= 0 && most > 0 && row + most <= n);
     int64_t at = row;

@@ -1,11 +1,11 @@
-// app.cpp -- see app.h: what is refused before a body is read, and the way of a request to its handler.
+// app.cpp -- see app.h. Checks before the body is read, and routing to handlers.
 #include "server/app.h"
 
 #include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "server/access/access.h"
+#include "server/endpoints/access.h"
 #include "server/endpoints/routes.h"
 #include "server/endpoints/server_context.h"
 #include "server/page.h"
@@ -22,12 +22,15 @@ class ServerApp : public App {
 
   HttpHandlers handlers() override;
   void watch_http(std::function<HttpLoad()> load) override { context_.watch_http(std::move(load)); }
-  void set_api_keys(std::vector<ApiKey> keys) override { context_.access.set_keys(std::move(keys)); }
+  void set_api_keys(std::vector<ApiKey> keys) override {
+    context_.access.set_keys(std::move(keys));
+  }
   Status check_limits(const std::vector<ApiKey>& keys) const override;
   void announce_end() override { context_.ending = true; }
   void drain() override { context_.ending = context_.draining = true; }
   int active() const override {
-    return context_.workers.pending() + static_cast<int>(context_.host->waiting()) + context_.answers.count();
+    return context_.workers.pending() + static_cast<int>(context_.host->waiting()) +
+           context_.answers.count();
   }
   void fail_all(const ApiError& error) override;
   void stop() override;
@@ -41,8 +44,8 @@ class ServerApp : public App {
   HttpAnswer http_error(const HttpRequest& request, int status, const std::string& code,
                         const std::string& message);
   HttpAnswer refuse(const HttpRequest& request, const ApiError& error);
-  void log_access(const HttpRequest& request, const Route* route, int status, uint64_t bytes, double ms,
-                  const std::string& note);
+  void log_access(const HttpRequest& request, const Route* route, int status, uint64_t bytes,
+                  double ms, const std::string& note);
 
   ServerContext context_;
 };
@@ -93,17 +96,15 @@ std::optional<ApiError> ServerApp::key_fault(const Route& route, const HttpReque
                   .message = "missing or unknown API key"};
 }
 
-// A client that shares the server with others: also who sends a body where no key is needed, as far as its
-// address says who that is.
+// For the limit of request memory. Clients without a key are identified by address.
 std::string ServerApp::memory_client(const HttpRequest& request) const {
   const ClientIdentity client = context_.access.identify(request);
   if (client.id.empty()) return address_id(request.remote);
   return client.shares_queue ? client.id : "";
 }
 
-// Before the body is read.
 std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
-  // A page asks whether it may ask; Access::add_headers() says so.
+  // A CORS preflight; Access::add_headers() answers it.
   const bool asks_first =
       !request.header("Origin").empty() && !request.header("Access-Control-Request-Method").empty();
   if (request.method == "OPTIONS" && asks_first) return HttpAnswer{204, "", "", {}};
@@ -120,9 +121,10 @@ std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
   const std::string method = like_get ? "GET" : request.method;
   const std::string_view allowed = route->method;
   if (allowed != "*" && method != allowed) {
-    HttpAnswer answer = refuse(request, {.status = 405,
-                                         .code = "method_not_allowed",
-                                         .message = request.path.substr(0, 256) + " wants " + route->method});
+    HttpAnswer answer =
+        refuse(request, {.status = 405,
+                         .code = "method_not_allowed",
+                         .message = request.path.substr(0, 256) + " wants " + route->method});
     answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD" : route->method);
     return answer;
   }
@@ -145,17 +147,18 @@ Headers ServerApp::headers(const HttpRequest& request) const {
 void ServerApp::handle(const std::shared_ptr<Exchange>& exchange) {
   const Route* route = find_route(exchange->request().path);
   BRAID_CHECK(route != nullptr);  // check() found it
-  // The key may have been taken away since.
-  if (const auto fault = key_fault(*route, exchange->request())) return context_.refuse(exchange, *fault);
+  // The key may have been removed since check().
+  if (const auto fault = key_fault(*route, exchange->request()))
+    return context_.refuse(exchange, *fault);
   if (route->use == Route::Use::works) {
-    // Its body may have taken long to come.
+    // The server may have begun to drain while the body arrived.
     if (context_.draining) return context_.refuse(exchange, shutting_down());
-    if (const auto fault = context_.admit(exchange->request())) return context_.refuse(exchange, *fault);
+    if (const auto fault = context_.admit(exchange->request()))
+      return context_.refuse(exchange, *fault);
   }
   route->handler(context_, exchange);
 }
 
-// An error that HTTP found.
 HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const std::string& code,
                                  const std::string& message) {
   ApiError error{.status = status, .code = code, .message = message};
@@ -172,16 +175,17 @@ HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const s
   return refuse(request, error);
 }
 
-void ServerApp::log_access(const HttpRequest& request, const Route* route, int status, uint64_t bytes,
-                           double ms, const std::string& note) {
+void ServerApp::log_access(const HttpRequest& request, const Route* route, int status,
+                           uint64_t bytes, double ms, const std::string& note) {
   const AccessLog wanted = context_.options.access_log;
   const bool routine = status == 200 && route != nullptr &&
                        (route->use == Route::Use::probe || route->use == Route::Use::scrape);
   if (wanted == AccessLog::off || (wanted == AccessLog::work && routine)) return;
   const std::string key = context_.access.identify(request).name;
-  spdlog::info("access id={} from={}{} method={} path={} status={} bytes={} ms={:.1f}{}", request.id,
-               request.remote, key.empty() ? "" : " key=" + key, request.method.substr(0, 16),
-               dump(request.path.substr(0, 256)), status, bytes, ms, note);
+  spdlog::info("access id={} from={}{} method={} path={} status={} bytes={} ms={:.1f}{}",
+               request.id, request.remote, key.empty() ? "" : " key=" + key,
+               request.method.substr(0, 16), dump(request.path.substr(0, 256)), status, bytes, ms,
+               note);
 }
 
 HttpHandlers ServerApp::handlers() {
@@ -191,7 +195,9 @@ HttpHandlers ServerApp::handlers() {
   out.memory_client = [this](const HttpRequest& request) { return memory_client(request); };
   out.headers = [this](const HttpRequest& request) { return headers(request); };
   out.error = [this](const HttpRequest& request, int status, const std::string& code,
-                     const std::string& message) { return http_error(request, status, code, message); };
+                     const std::string& message) {
+    return http_error(request, status, code, message);
+  };
   out.done = [this](const HttpRequest& request, int status, uint64_t bytes, double ms,
                     const std::string& note) {
     context_.leave(request);

@@ -1,5 +1,4 @@
-// connections_test.cpp -- what one connection may do to itself and not to others: handlers that throw or
-// answer nothing, clients that read or send slowly, and how a connection ends.
+// connections_test.cpp -- throwing handlers, slow clients, and the end of a connection.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -18,7 +17,8 @@ std::unique_ptr<HttpServer> serving(Handle handle, HttpOptions options = {}) {
   handlers.check = [](const HttpRequest&) { return std::nullopt; };
   handlers.handle = [handle](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
   handlers.headers = [](const HttpRequest&) { return Headers(); };
-  handlers.error = [](const HttpRequest&, int status, const std::string& code, const std::string& message) {
+  handlers.error = [](const HttpRequest&, int status, const std::string& code,
+                      const std::string& message) {
     return HttpAnswer{status, "text/plain", code + ": " + message, {}};
   };
   handlers.done = [](const HttpRequest&, int, uint64_t, double, const std::string&) {};
@@ -32,13 +32,11 @@ void say_fine(const std::shared_ptr<Exchange>& exchange) {
   exchange->answer({200, "text/plain", "fine", {}});
 }
 
-// Until `holds`; the limit is only met by a failure.
 bool comes_true(const std::function<bool()>& holds) {
-  for (int i = 0; i < 20'000 && !holds(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 20'000 && !holds(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return holds();
 }
-
-// ---- Exceptions ------------------------------------------------------------------------------------------
 
 TEST(Connections, WhatAHandlerThrowsIsTheEndOfItsRequestAlone) {
   std::atomic<int> gone = 0;
@@ -63,8 +61,9 @@ TEST(Connections, WhatAHandlerThrowsIsTheEndOfItsRequestAlone) {
     }
     say_fine(exchange);
   });
-  const std::pair<const char*, int> kCases[] = {{"/throws", 500}, {"/memory", 503}, {"/something", 500},
-                                                {"/posted", 500}, {"/later", 500},  {"/dropped", 503}};
+  const std::pair<const char*, int> kCases[] = {{"/throws", 500},    {"/memory", 503},
+                                                {"/something", 500}, {"/posted", 500},
+                                                {"/later", 500},     {"/dropped", 503}};
   int told = 0;
   for (const auto& [path, status] : kCases) {
     Client client(server->port());
@@ -72,11 +71,11 @@ TEST(Connections, WhatAHandlerThrowsIsTheEndOfItsRequestAlone) {
     EXPECT_EQ(answer.status, status) << path;
     EXPECT_NE(answer.body.find(": the "), std::string::npos) << answer.body;
     EXPECT_NE(answer.head.find("Connection: close"), std::string::npos) << path;
-    EXPECT_TRUE(comes_true([&] { return gone == told + 1; })) << path;  // whoever works for it is told
+    EXPECT_TRUE(comes_true([&] { return gone == told + 1; })) << path;  // was notified
     told = gone;
     EXPECT_EQ(Client(server->port()).ask("GET", "/").status, 200) << path;
   }
-  // An answer that has begun has no end, so that nobody takes it for whole.
+  // A begun answer is left without its end, so clients see that it is incomplete.
   for (const char* path : {"/stream", "/half"}) {
     Client client(server->port());
     client.send(std::string("GET ") + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -126,8 +125,6 @@ TEST(Connections, WhatThrowsWhenAClientLeavesHarmsNobody) {
   EXPECT_TRUE(comes_true([&] { return server->busy() == 0; }));
 }
 
-// ---- Clients that read -----------------------------------------------------------------------------------
-
 TEST(Connections, AnEventOfAnySizeReachesAClientThatReads) {
   HttpOptions options;
   options.max_unsent_bytes = size_t{64} << 10;
@@ -153,7 +150,8 @@ TEST(Connections, AClientThatDoesNotReadIsCut) {
     const auto server = serving(
         [&](const std::shared_ptr<Exchange>& exchange) {
           exchange->begin_stream({});
-          if (in_time) exchange->write(std::string(size_t{32} << 20, 'e'));  // more than the kernel takes
+          // exceeds kernel buffers
+          if (in_time) exchange->write(std::string(size_t{32} << 20, 'e'));
           begun.set_value(exchange);
         },
         options);
@@ -161,7 +159,6 @@ TEST(Connections, AClientThatDoesNotReadIsCut) {
     client.send("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
     const auto exchange = begun.get_future().get();
     size_t written = 0;
-    // Small events are counted, each waits for the one before to be queued.
     while (!in_time && !exchange->is_gone() && written < size_t{256} << 20) {
       std::promise<void> queued;
       exchange->post([&] {
@@ -175,7 +172,6 @@ TEST(Connections, AClientThatDoesNotReadIsCut) {
   }
 }
 
-// The first event of this API repeats the request's instructions.
 TEST(Connections, LargeInstructionsComeBack) {
   TestServer server(
       [](const Request&) {
@@ -186,14 +182,12 @@ TEST(Connections, LargeInstructionsComeBack) {
   std::string words;
   while (words.size() < size_t{2'500'000}) words += "many words of a system ";
   Client client(server.port());
-  const auto answer =
-      client.ask("POST", "/v1/responses", R"({"input":"hi","stream":true,"instructions":")" + words + "\"}");
+  const auto answer = client.ask("POST", "/v1/responses",
+                                 R"({"input":"hi","stream":true,"instructions":")" + words + "\"}");
   EXPECT_EQ(answer.status, 200);
   EXPECT_GT(answer.body.size(), size_t{7'000'000});
   EXPECT_NE(answer.body.find("event: response.completed\n"), std::string::npos);
 }
-
-// ---- Clients that still send -----------------------------------------------------------------------------
 
 HttpOptions refusing() {
   HttpOptions options;
@@ -204,7 +198,8 @@ HttpOptions refusing() {
 }
 
 const std::string kTooMuch =
-    "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 8388608\r\n\r\n";
+    "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+    "8388608\r\n\r\n";
 const std::string kPiece(64 << 10, 'x');
 
 TEST(Connections, ASlowUploadReadsWhyItIsRefused) {
@@ -288,12 +283,9 @@ TEST(Connections, OnlyAQuarterOfThemLinger) {
   }
   EXPECT_TRUE(comes_true([&] { return server->load().connections == 2; }));
   EXPECT_EQ(Client(server->port()).ask("GET", "/").status, 200);
-  // They end with the server.
   server->stop();
   EXPECT_EQ(server->load().connections, 0);
 }
-
-// ---- The first bytes -------------------------------------------------------------------------------------
 
 TEST(Connections, EmptyLinesBeforeARequestAreIgnored) {
   const auto server = serving(say_fine);
@@ -301,7 +293,6 @@ TEST(Connections, EmptyLinesBeforeARequestAreIgnored) {
   Client client(server->port());
   client.send(post + "\r\n" + post + "\r\n\r\n" + post);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(client.read_answer().status, 200) << i;
-  // Also byte by byte, and a few of them.
   for (const char c : "\r\n\r\n\r\n\r\n" + post) {
     client.send(std::string(1, c));
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -331,7 +322,7 @@ TEST(Connections, TooManyWithTlsAreToldInTls) {
   const std::string answer = second.read_all();
   EXPECT_EQ(answer.substr(0, 12), "HTTP/1.1 503") << answer;
   EXPECT_NE(answer.find("too many open connections"), std::string::npos) << answer;
-  // Nobody is ever answered in clear text. Those that say nothing take the places for this; no more come in.
+  // Never answered in clear text. Silent connections use up the extra places for this error.
   std::vector<std::unique_ptr<Client>> silent;
   for (int i = 0; i < 64; ++i) {
     silent.push_back(std::make_unique<Client>(server->port()));

@@ -1,5 +1,4 @@
-// The dashboard and the alerts of deploy/ ask only for metrics that /metrics has; who starts the server gives it the
-// time that it needs to end.
+// Tests deploy/: it uses existing metrics only, and gives the server enough time to end.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -9,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "server/metrics/metrics.h"
+#include "server/endpoints/metrics.h"
 
 namespace braid::server {
 namespace {
@@ -21,7 +20,6 @@ std::string file(const std::string& name) {
   return out.str();
 }
 
-// Name -> counter, gauge or histogram.
 std::map<std::string, std::string> offered() {
   Metrics metrics;
   const std::string text = metrics.render({}, "model", "1", {});
@@ -32,7 +30,6 @@ std::map<std::string, std::string> offered() {
   return out;
 }
 
-// The series a query may name.
 std::set<std::string> series() {
   std::set<std::string> out;
   for (const auto& [name, type] : offered()) {
@@ -61,12 +58,13 @@ TEST(Deploy, DashboardAsksForMetricsThatExist) {
   std::string queries;
   for (const auto& panel : dashboard.at("panels")) {
     EXPECT_TRUE(ids.insert(panel.at("id").get<int>()).second) << "two panels with one id";
-    for (const auto& target : panel.at("targets")) queries += target.at("expr").get<std::string>() + "\n";
+    for (const auto& target : panel.at("targets"))
+      queries += target.at("expr").get<std::string>() + "\n";
   }
   for (const auto& variable : dashboard.at("templating").at("list"))
     queries += variable.at("query").dump() + "\n";
   expect_known(queries, "the dashboard", 30);
-  // Counters are asked for their rate, gauges are not.
+  // Only counters are used with rate().
   const auto types = offered();
   const std::regex rated(R"(rate\((braid_[a-z0-9_]+))");
   for (std::sregex_iterator at(queries.begin(), queries.end(), rated), end; at != end; ++at) {
@@ -77,28 +75,30 @@ TEST(Deploy, DashboardAsksForMetricsThatExist) {
   }
 }
 
-TEST(Deploy, AlertsAskForMetricsThatExist) { expect_known(file("prometheus/alerts.yml"), "alerts.yml", 7); }
+TEST(Deploy, AlertsAskForMetricsThatExist) {
+  expect_known(file("prometheus/alerts.yml"), "alerts.yml", 7);
+}
 
-// The first number behind `name`; -1: none.
 int number_behind(const std::string& text, const std::string& name) {
   std::smatch found;
   return std::regex_search(text, found, std::regex(name + "([0-9]+)")) ? std::stoi(found[1]) : -1;
 }
 
 TEST(Deploy, TheServerHasTheTimeToEndThatItTakes) {
-  constexpr int kSpareS = 10;  // the last events leave, the model goes
+  constexpr int kSpareS = 10;  // for the last events and freeing the model
   const std::string unit = file("systemd/braid.service"), image = file("Dockerfile");
   for (const std::string& text : {unit, image, file("systemd/braid.env")}) {
     EXPECT_EQ(number_behind(text, "BRAID_DRAIN_DELAY="), 5) << "a balancer looks every 2 s, twice";
     EXPECT_EQ(number_behind(text, "BRAID_DRAIN_TIMEOUT="), 30);
   }
-  const int takes = number_behind(unit, "BRAID_DRAIN_DELAY=") + number_behind(unit, "BRAID_DRAIN_TIMEOUT=");
+  const int takes =
+      number_behind(unit, "BRAID_DRAIN_DELAY=") + number_behind(unit, "BRAID_DRAIN_TIMEOUT=");
   EXPECT_GE(number_behind(unit, "TimeoutStopSec="), takes + kSpareS);
   for (const char* name : {"--stop-timeout ", "stop_grace_period: "})
     EXPECT_GE(number_behind(image, name), takes + kSpareS) << name;
 }
 
-// With keys nobody reads model name and usage without one, unless the operator says so.
+// With keys, model names and usage need a key unless the operator opens them.
 TEST(Deploy, NothingIsOpenedByDefault) {
   for (const char* name : {"systemd/braid.service", "systemd/braid.env", "Dockerfile"}) {
     std::istringstream lines(file(name));

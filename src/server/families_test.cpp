@@ -1,16 +1,13 @@
-// families_test.cpp -- other model families than the demo model's: what their templates show of their markup,
-// and what comes of it in prompts, masks and answers.
-//
-// Method: templates with the structure of the published ones, in words of our own (tests/goldens/chat and
-// below), take the place of the demo model's; its vocabulary stays, so their turns are spelled from ordinary
-// tokens.
+// families_test.cpp -- other model families: their markup in prompts, masks and answers. The demo
+// model gets templates like the published ones but keeps its vocabulary, so turns are spelled in
+// ordinary tokens.
 #include <gtest/gtest.h>
 
 #include <fstream>
 
-#include "server/answers/answer_stream.h"
-#include "server/requests/prompt.h"
-#include "server/requests/read_request.h"
+#include "server/api/answer_stream.h"
+#include "server/api/prompt.h"
+#include "server/api/read_request.h"
 #include "server/test_server_test.h"
 
 namespace braid::server {
@@ -18,7 +15,7 @@ namespace {
 
 using Calls = Dialect::Calls;
 
-// Laguna's first generation: turns, thoughts and calls in lines; thoughts are kept everywhere.
+// Laguna's first generation: turns, thoughts and calls in lines. Thoughts are always kept.
 constexpr const char* kLines = R"({{- '[BOS]' -}}
 {%- set thinking = enable_thinking | default(false) -%}
 {%- if tools -%}
@@ -48,8 +45,7 @@ constexpr const char* kLines = R"({{- '[BOS]' -}}
   {{- '<assistant>\n' ~ ('<think>' if thinking else '</think>') -}}
 {%- endif -%})";
 
-// Qwen3.8's: three efforts, of which the middle one says nothing; any other word raises. Thoughts of earlier
-// turns stay unless that is switched off.
+// Qwen3.8's: three efforts, the middle one is the default; other words raise.
 constexpr const char* kEffortTemplate = R"({%- set effort = reasoning_effort | default('xhigh') -%}
 {%- if effort not in ['low', 'medium', 'xhigh'] -%}{{- raise_exception('no effort ' ~ effort) -}}{%- endif -%}
 {%- set thinking = enable_thinking | default(true) -%}
@@ -68,8 +64,8 @@ constexpr const char* kEffortTemplate = R"({%- set effort = reasoning_effort | d
 {%- endif -%})";
 
 std::string golden_template(const std::string& name) {
-  const Json golden =
-      Json::parse(std::ifstream(std::string(BRAID_SOURCE_DIR "/tests/goldens/chat/") + name + ".json"));
+  const Json golden = Json::parse(
+      std::ifstream(std::string(BRAID_SOURCE_DIR "/tests/goldens/chat/") + name + ".json"));
   return golden["template"].get<std::string>();
 }
 std::string laguna() { return golden_template("argkv_001_default"); }
@@ -77,8 +73,8 @@ std::string qwen3() { return golden_template("hermes_001_user_only"); }
 std::string qwen35() { return golden_template("xml_001_user_only"); }
 
 std::shared_ptr<ServedModel> model_with(const std::string& text) {
-  auto model =
-      demo_served_model(std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
+  auto model = demo_served_model(
+      std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
   auto chat = ChatTemplate::parse(text, "", "");
   EXPECT_TRUE(chat.ok()) << chat.error().message;
   model->chat.emplace(std::move(*chat));
@@ -93,7 +89,6 @@ constexpr const char* kTools = R"([
   {"type":"function","function":{"name":"any","parameters":{"type":"object","additionalProperties":true,
     "properties":{"a":{"type":"array"}}}}}])";
 
-// One request to a model of a family, on its way to the engine.
 struct Asked {
   Asked(std::shared_ptr<ServedModel> served, const std::string& more, AnswerPolicy policy = {})
       : model(served) {
@@ -110,12 +105,11 @@ struct Asked {
     return model->tokenizer->decode(answer.requests[0].prompt, SpecialText::show);
   }
 
-  // Whether the mask lets the answer be `text` and end behind it.
   bool may_be(const std::string& text, bool ends = true) const {
     return mask_allows(answer.requests[0].mask.get(), *model->tokenizer, text, ends);
   }
 
-  // Whether a thought of so many tokens is closed by the mask. It must be asked once only.
+  // Whether the mask closes a thought within `tokens` tokens. Call it only once.
   bool closes_within(int tokens) const {
     TokenMask* mask = answer.requests[0].mask.get();
     const int32_t word = model->tokenizer->encode("x", {.add_special = false})->front();
@@ -149,7 +143,9 @@ struct Asked {
   PreparedAnswer answer;
 };
 
-std::string with_tools(const std::string& more = "") { return R"(,"tools":)" + std::string(kTools) + more; }
+std::string with_tools(const std::string& more = "") {
+  return R"(,"tools":)" + std::string(kTools) + more;
+}
 const std::string kRequired = R"(,"tool_choice":"required")";
 
 TEST(Families, TheirMarkupIsReadFromTheirTemplates) {
@@ -182,7 +178,7 @@ TEST(Families, ATemplateThatThinksOnlyWhenAskedKeepsItsThoughts) {
   EXPECT_FALSE(model_with(qwen3())->abilities.reasoning);
 }
 
-// Laguna's template writes </think> where there is to be no thought: neither a thought nor a budget for one.
+// Laguna's template writes </think> to turn thinking off: no thought and no budget.
 TEST(Families, WhereThePromptClosesTheThoughtThereIsNone) {
   for (const std::string& text : {laguna(), std::string(kLines)}) {
     const auto model = model_with(text);
@@ -199,7 +195,7 @@ TEST(Families, WhereThePromptClosesTheThoughtThereIsNone) {
   }
 }
 
-// The model has learned that its answer follows at once, or after a line: so it is written for it.
+// The mask writes the same blanks after the thought as the model was trained with.
 TEST(Families, ABudgetClosesTheThoughtAsTheTemplateDoes) {
   const auto closing = [](const std::string& text) {
     const Asked asked(model_with(text), R"(,"enable_thinking":true,"thinking_budget":1)");
@@ -227,7 +223,6 @@ TEST(Families, ABudgetClosesTheThoughtAsTheTemplateDoes) {
   EXPECT_EQ(closing(qwen35()), "\n</think>\n\n");
 }
 
-// The prompt that a request of any API gets.
 std::string prompt_of(const ServedModel& model, const ApiResult<Generation>& generation,
                       const AnswerPolicy& policy = {}) {
   EXPECT_TRUE(generation.ok()) << generation.error().message;
@@ -237,13 +232,15 @@ std::string prompt_of(const ServedModel& model, const ApiResult<Generation>& gen
   return prompt.ok() ? prompt->text.text : "";
 }
 
-// What the prompt says of the effort: "low", "xhigh", "" (medium), "off".
+// The effort in the prompt: "low", "xhigh", "" (medium), "off".
 std::string effort_in(const std::string& prompt) {
-  if (prompt.ends_with("</think>\n\n")) return prompt.find("Effort") == std::string::npos ? "off" : prompt;
+  if (prompt.ends_with("</think>\n\n"))
+    return prompt.find("Effort") == std::string::npos ? "off" : prompt;
   const std::string mark = "Effort: ";
   const size_t at = prompt.find(mark);
-  return at == std::string::npos ? ""
-                                 : prompt.substr(at + mark.size(), prompt.find('<', at) - at - mark.size());
+  return at == std::string::npos
+             ? ""
+             : prompt.substr(at + mark.size(), prompt.find('<', at) - at - mark.size());
 }
 
 TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
@@ -260,15 +257,18 @@ TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
       body[name] = std::move(value);
       return body;
     };
-    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning_effort", asked), {}))), expected)
-        << asked;
-    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning", {{"effort", asked}}), {}))),
+    EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "reasoning_effort", asked), {}))),
               expected)
+        << asked;
+    EXPECT_EQ(
+        effort_in(prompt_of(*model, read_chat(with(chat, "reasoning", {{"effort", asked}}), {}))),
+        expected)
         << asked;
     if (asked != std::string_view("x-high")) {
       const Json kwargs{{"reasoning_effort", asked}};
-      EXPECT_EQ(effort_in(prompt_of(*model, read_chat(with(chat, "chat_template_kwargs", kwargs), {}))),
-                expected)
+      EXPECT_EQ(
+          effort_in(prompt_of(*model, read_chat(with(chat, "chat_template_kwargs", kwargs), {}))),
+          expected)
           << asked;
     }
     const Json responses{{"input", "q"}, {"reasoning", {{"effort", asked}}}};
@@ -279,32 +279,35 @@ TEST(Families, EffortsOfEveryScaleBecomeThoseOfTheTemplate) {
                                                             {"max", "xhigh"},  {"other", "xhigh"}};
   for (const auto& [asked, expected] : kAnthropic) {
     Json body{{"max_tokens", 100}, {"messages", turns}, {"output_config", {{"effort", asked}}}};
-    EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), "off") << "thinking was not asked for";
+    EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), "off")
+        << "thinking was not asked for";
     body["thinking"] = {{"type", "adaptive"}};
     EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), expected) << asked;
     body["thinking"] = {{"type", "enabled"}, {"budget_tokens", 1024}};
     EXPECT_EQ(effort_in(prompt_of(*model, read_messages(body, {}))), expected) << asked;
   }
-  // Nobody says anything: the template's own. A word that is on no scale is between client and template.
+  // Without an effort, the template's default. Unknown words are passed to the template.
   EXPECT_EQ(effort_in(prompt_of(*model, read_chat({{"messages", turns}}, {}))), "xhigh");
-  const auto odd =
-      read_chat({{"messages", turns}, {"chat_template_kwargs", {{"reasoning_effort", "huge"}}}}, {});
+  const auto odd = read_chat(
+      {{"messages", turns}, {"chat_template_kwargs", {{"reasoning_effort", "huge"}}}}, {});
   const auto refused = render_prompt(*odd, *model, {});
   ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.error().message.find("no effort huge"), std::string::npos) << refused.error().message;
+  EXPECT_NE(refused.error().message.find("no effort huge"), std::string::npos)
+      << refused.error().message;
 }
 
-// A template without efforts is not told of any; one that takes every word gets the word.
+// A template without efforts gets none. One that accepts every word gets the word.
 TEST(Families, EffortsOfOtherTemplatesStayAsTheyAre) {
   const Json turns = Json::array({{{"role", "user"}, {"content", "q"}}});
   const Json body{{"messages", turns}, {"reasoning_effort", "high"}};
   EXPECT_TRUE(model_with(qwen35())->abilities.efforts.empty());
-  EXPECT_EQ(
-      prompt_of(*model_with(qwen35()), read_chat(body, {})),
-      prompt_of(*model_with(qwen35()), read_chat({{"messages", turns}, {"enable_thinking", true}}, {})));
-  const auto free = model_with("{{ reasoning_effort }}:{% for m in messages %}{{ m.content }}{% endfor %}");
+  EXPECT_EQ(prompt_of(*model_with(qwen35()), read_chat(body, {})),
+            prompt_of(*model_with(qwen35()),
+                      read_chat({{"messages", turns}, {"enable_thinking", true}}, {})));
+  const auto free =
+      model_with("{{ reasoning_effort }}:{% for m in messages %}{{ m.content }}{% endfor %}");
   EXPECT_EQ(prompt_of(*free, read_chat(body, {})), "high:q");
-  // It cannot be told not to think: the least, then.
+  // Thinking cannot be turned off here, so the lowest effort is used.
   EXPECT_EQ(prompt_of(*free, read_chat({{"messages", turns}, {"reasoning_effort", "minimal"}}, {})),
             "minimal:q");
 }
@@ -312,9 +315,10 @@ TEST(Families, EffortsOfOtherTemplatesStayAsTheyAre) {
 TEST(Families, ThoughtsStayWhereTheTemplateKeepsThemUnlessTheOperatorSaysNo) {
   const auto model = model_with(kEffortTemplate);
   EXPECT_TRUE(model->abilities.preserve_thinking);
-  const Json turns = Json::array({{{"role", "user"}, {"content", "q"}},
-                                  {{"role", "assistant"}, {"content", "a"}, {"reasoning_content", "PLAN"}},
-                                  {{"role", "user"}, {"content", "more"}}});
+  const Json turns =
+      Json::array({{{"role", "user"}, {"content", "q"}},
+                   {{"role", "assistant"}, {"content", "a"}, {"reasoning_content", "PLAN"}},
+                   {{"role", "user"}, {"content", "more"}}});
   const auto kept = [&](std::optional<bool> policy, const Json& kwargs = nullptr) {
     Json body{{"messages", turns}};
     if (!kwargs.is_null()) body["chat_template_kwargs"] = kwargs;
@@ -344,8 +348,8 @@ TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
     const Asked free(model, with_tools()), required(model, with_tools(kRequired));
     const std::string gap = lines ? "\n" : "";
     const std::string ls = call(lines, "run", pair(lines, "cmd", "ls -l\n</tool_call>\n"));
-    const std::string typed =
-        call(lines, "run", pair(lines, "cmd", "") + pair(lines, "n", "7") + pair(lines, "how", "fast"));
+    const std::string typed = call(
+        lines, "run", pair(lines, "cmd", "") + pair(lines, "n", "7") + pair(lines, "how", "fast"));
     for (const Asked* asked : {&free, &required}) {
       for (const std::string& good :
            {ls, typed, call(lines, "stop", ""), ls + gap + typed,
@@ -353,7 +357,8 @@ TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
         EXPECT_TRUE(asked->may_be(good)) << good;
       }
       for (const std::string& bad :
-           {call(lines, "evil", ""), call(lines, "run", ""), call(lines, "run", pair(lines, "other", "x")),
+           {call(lines, "evil", ""), call(lines, "run", ""),
+            call(lines, "run", pair(lines, "other", "x")),
             call(lines, "run", pair(lines, "cmd", "x") + pair(lines, "n", "seven")),
             call(lines, "run", pair(lines, "cmd", "x") + pair(lines, "how", "badly")),
             call(!lines, "run", pair(!lines, "cmd", "x"))}) {
@@ -362,8 +367,9 @@ TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
     }
     EXPECT_TRUE(free.may_be("It is fine."));
     EXPECT_FALSE(required.may_be("It is fine.", false));
-    EXPECT_EQ(free.read_as("I look.\n" + ls + gap + typed),
-              R"(|I look.[run]{"cmd": "ls -l\n</tool_call>\n"}[run]{"cmd": "", "n": 7, "how": "fast"})");
+    EXPECT_EQ(
+        free.read_as("I look.\n" + ls + gap + typed),
+        R"(|I look.[run]{"cmd": "ls -l\n</tool_call>\n"}[run]{"cmd": "", "n": 7, "how": "fast"})");
     EXPECT_EQ(free.read_as(call(lines, "stop", "")), "|[stop]{}");
   }
 }
@@ -372,7 +378,8 @@ TEST(Families, CallsOfJsonAreHeldToNamesAndSchemas) {
   const auto model = model_with(qwen3());
   const Asked free(model, with_tools()), required(model, with_tools(kRequired));
   const auto object = [](const std::string& name, const std::string& arguments) {
-    return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments + "}\n</tool_call>";
+    return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments +
+           "}\n</tool_call>";
   };
   const std::string ls = object("run", R"({"cmd": "ls", "n": 2})");
   for (const Asked* asked : {&free, &required}) {
@@ -385,7 +392,6 @@ TEST(Families, CallsOfJsonAreHeldToNamesAndSchemas) {
             R"(hm|I look.[run]{"cmd": "ls", "n": 2})");
 }
 
-// In a tool loop every prompt begins with the last one and what was generated.
 TEST(Families, APromptOfAToolLoopContinuesTheLastOne) {
   const struct {
     std::string text, call, end;
@@ -407,15 +413,15 @@ TEST(Families, APromptOfAToolLoopContinuesTheLastOne) {
       EXPECT_TRUE(prompt->text.text.starts_with(before)) << prompt->text.text << "\n--\n" << before;
       before = prompt->text.text + family.call + family.end;
       const std::string id = std::to_string(step);
-      messages.push_back(
-          Json::parse(R"({"role":"assistant","content":null,"tool_calls":[{"id":")" + id +
-                      R"(","type":"function","function":{"name":"run","arguments":"{\"cmd\":\"ls\"}"}}]})"));
+      messages.push_back(Json::parse(
+          R"({"role":"assistant","content":null,"tool_calls":[{"id":")" + id +
+          R"(","type":"function","function":{"name":"run","arguments":"{\"cmd\":\"ls\"}"}}]})"));
       messages.push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", "out"}});
     }
   }
 }
 
-// The token that begins a text may be one that ends a turn (Laguna's is): nothing can be resumed behind it.
+// The first token of a text may also end a turn (Laguna): no checkpoint is possible after it.
 TEST(Families, TheFirstTokenEndsNoMessage) {
   const auto model =
       model_with("{{ '<|im_end|>' }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}.");

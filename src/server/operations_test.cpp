@@ -1,4 +1,4 @@
-// operations_test.cpp -- what balancers, supervisors and proxies see of a server.
+// operations_test.cpp -- a server as seen by load balancers, supervisors and proxies.
 #include <gtest/gtest.h>
 
 #include "server/test_server_test.h"
@@ -6,7 +6,7 @@
 namespace braid::server {
 namespace {
 
-// What balancers and supervisors see in each state. OPTIONS is what HAProxy asks with unless told otherwise.
+// Probes in each state. HAProxy sends OPTIONS by default.
 TEST(Operations, ProbesInEveryState) {
   const auto server =
       std::make_unique<TestServer>([](const Request&) { return FakeBackend::Script{}; },
@@ -19,9 +19,9 @@ TEST(Operations, ProbesInEveryState) {
     }
     EXPECT_EQ(client.ask("GET", "/livez").status, live) << state;
     EXPECT_EQ(client.ask("OPTIONS", "/livez").status, live) << state;
-    // A page that asks first is told nothing of it.
-    const auto page = client.ask("OPTIONS", "/health", "",
-                                 "Origin: http://localhost\r\nAccess-Control-Request-Method: GET\r\n");
+    const auto page =
+        client.ask("OPTIONS", "/health", "",
+                   "Origin: http://localhost\r\nAccess-Control-Request-Method: GET\r\n");
     EXPECT_EQ(page.status, 204) << state;
     for (const char* path : {"/", "/metrics", "/v1/models"}) {
       const auto options = client.ask("OPTIONS", path);
@@ -42,10 +42,11 @@ TEST(Operations, ProbesInEveryState) {
   expect(503, 200, "draining, new work refused");
 }
 
-// A replica that fails before its first token has said nothing yet, so a proxy may ask another one.
+// Before its first token, a failed replica has sent nothing, so a proxy may try another.
 TEST(Operations, AHeadThatWaitsForTheFirstToken) {
   constexpr int64_t kNever = 1'000'000'000;
-  const std::string stream = R"({"stream":true,"max_tokens":9,"messages":[{"role":"user","content":"hi"}]})";
+  const std::string stream =
+      R"({"stream":true,"max_tokens":9,"messages":[{"role":"user","content":"hi"}]})";
   const char* const kPaths[] = {"/v1/chat/completions", "/v1/messages", "/v1/completions"};
   const auto body = [&](const std::string& path) {
     return path == "/v1/completions" ? R"({"stream":true,"prompt":"hi"})" : stream;
@@ -66,32 +67,35 @@ TEST(Operations, AHeadThatWaitsForTheFirstToken) {
     const auto failing = start(kNever, FinishReason::error, false);
     EXPECT_EQ(Client(failing->port()).ask("POST", path, body(path)).status, 500) << path;
     const auto plain = start(0, FinishReason::error, false);
-    EXPECT_EQ(Client(plain->port()).ask("POST", path, body(path)).status, 200) << "the head was faster";
-    const auto good = start(kNever, FinishReason::stop, false), now = start(0, FinishReason::stop, false);
+    EXPECT_EQ(Client(plain->port()).ask("POST", path, body(path)).status, 200)
+        << "the head was faster";
+    const auto good = start(kNever, FinishReason::stop, false),
+               now = start(0, FinishReason::stop, false);
     const auto late = Client(good->port()).ask("POST", path, body(path));
     const auto soon = Client(now->port()).ask("POST", path, body(path));
     EXPECT_EQ(late.status, 200);
     const auto events = [](const std::string& text) {
       size_t count = 0;
-      for (size_t at = text.find("data: "); at != std::string::npos; at = text.find("data: ", at + 1))
+      for (size_t at = text.find("data: "); at != std::string::npos;
+           at = text.find("data: ", at + 1))
         ++count;
       return count;
     };
     EXPECT_EQ(events(late.body), events(soon.body)) << late.body << soon.body;
-    // The head comes in time, whatever the engine does.
     const auto silent = start(1, FinishReason::stop, true);
     Client waiting(silent->port());
     waiting.send(std::string("POST ") + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
                  std::to_string(body(path).size()) + "\r\n\r\n" + body(path));
     EXPECT_TRUE(waiting.read_until("200 OK")) << path;
-    // A server that ends says so by its status.
     const auto ending = start(kNever, FinishReason::stop, true);
     Client told(ending->port());
     told.send(std::string("POST ") + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
               std::to_string(body(path).size()) + "\r\n\r\n" + body(path));
     ASSERT_TRUE(ending->backend->wait_started(1));
-    ending->app->fail_all(
-        {.status = 503, .type = "unavailable_error", .code = "shutting_down", .message = "it ends"});
+    ending->app->fail_all({.status = 503,
+                           .type = "unavailable_error",
+                           .code = "shutting_down",
+                           .message = "it ends"});
     EXPECT_GE(told.read_answer().status, 503) << path;
   }
 }

@@ -29,13 +29,14 @@ namespace {
 
 std::string source_hash(std::string_view text) {
   std::array<unsigned char, 32> digest{};
-  BRAID_CHECK(EVP_Digest(text.data(), text.size(), digest.data(), nullptr, EVP_sha256(), nullptr) == 1);
+  BRAID_CHECK(EVP_Digest(text.data(), text.size(), digest.data(), nullptr, EVP_sha256(), nullptr) ==
+              1);
   std::array<unsigned char, 45> base64{};  // 44 and a zero
   EVP_EncodeBlock(base64.data(), digest.data(), static_cast<int>(digest.size()));
   return " 'sha256-" + std::string(reinterpret_cast<const char*>(base64.data())) + "'";
 }
 
-// Of every <tag>...</tag> without attributes; ' 'none'' if there is none.
+// Hashes of every <tag>...</tag> without attributes; ' 'none'' if there are none.
 std::string source_hashes(std::string_view page, const std::string& tag) {
   const std::string begin = "<" + tag + ">", end = "</" + tag + ">";
   std::string out;
@@ -53,8 +54,8 @@ std::string source_hashes(std::string_view page, const std::string& tag) {
 std::string embedded_page() { return {braid_page_begin, braid_page_end}; }
 
 std::string page_policy(std::string_view page) {
-  return "default-src 'none'; connect-src 'self'; img-src data:; script-src" + source_hashes(page, "script") +
-         "; style-src" + source_hashes(page, "style") +
+  return "default-src 'none'; connect-src 'self'; img-src data:; script-src" +
+         source_hashes(page, "script") + "; style-src" + source_hashes(page, "style") +
          "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 }
 

@@ -1,4 +1,4 @@
-// page.h -- the web page inside the binary. It asks nothing of any other machine.
+// page.h -- the web page inside the binary. It makes no requests to other machines.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@ namespace braid::server {
 
 std::string embedded_page();
 
-// The Content-Security-Policy of a page: it may talk to its own server only, and run only the scripts and
-// styles that stand in it now (by their hashes), whatever a model makes it show.
+// Content-Security-Policy: only its own server, and only its current scripts and styles (by hash),
+// so that model output cannot inject code.
 std::string page_policy(std::string_view page);
 
 }  // namespace braid::server

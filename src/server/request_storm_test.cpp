@@ -1,5 +1,5 @@
-// request_storm_test.cpp -- generated requests: none stops the server, each is answered or refused with one
-// sentence (tests/fuzz/request_check.h). `request_storm COUNT SEED` runs as many as one likes.
+// request_storm_test.cpp -- random requests: each is answered or refused
+// (tests/fuzz/request_check.h). `request_storm COUNT SEED` runs more.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -13,7 +13,7 @@ namespace {
 #ifdef NDEBUG
 constexpr uint64_t kBodies = 20'000;
 #else
-constexpr uint64_t kBodies = 2'000;  // sanitizers take ten times as long
+constexpr uint64_t kBodies = 2'000;  // ten times slower with sanitizers
 #endif
 
 TEST(RequestStorm, EveryBodyIsAnsweredOrRefused) {
@@ -22,7 +22,7 @@ TEST(RequestStorm, EveryBodyIsAnsweredOrRefused) {
     SCOPED_TRACE(seed);
     checker.check(RequestGenerator(seed).body(), seed);
   }
-  // A generator whose bodies are all refused tests nothing behind the readers.
+  // If all bodies were refused, only the readers would be tested.
   EXPECT_EQ(checker.counts().bodies, kBodies);
   EXPECT_GT(checker.counts().read, kBodies / 3);
   EXPECT_GT(checker.counts().answered, kBodies / 3);

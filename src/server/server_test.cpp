@@ -1,4 +1,4 @@
-// server_test.cpp -- the server over real sockets, with a backend that says what a test tells it to.
+// server_test.cpp -- the server over real sockets, with a scripted backend.
 #include <gtest/gtest.h>
 
 #include "server/test_server_test.h"
@@ -12,9 +12,9 @@ std::string chat(const std::string& more) {
   return R"({"messages":[{"role":"user","content":"hi"}],)" + more + "}";
 }
 
-// A server that answers every request with `text`.
-std::unique_ptr<TestServer> saying(const std::string& text,
-                                   const std::function<void(AppOptions&, HttpOptions&)>& adjust = nullptr) {
+std::unique_ptr<TestServer> saying(
+    const std::string& text,
+    const std::function<void(AppOptions&, HttpOptions&)>& adjust = nullptr) {
   return std::make_unique<TestServer>(
       [text](const Request&) {
         static const auto model = demo_served_model(nullptr);
@@ -38,8 +38,8 @@ TEST(Server, AnswersTheFourApisWholeAndStreamed) {
   answer = client.ask("POST", "/v1/responses", R"({"input":"hi"})");
   EXPECT_EQ(answer.json()["output"][0]["content"][0]["text"], "Hello there.") << answer.body;
   EXPECT_EQ(answer.json()["status"], "completed");
-  answer =
-      client.ask("POST", "/v1/messages", R"({"max_tokens":50,"messages":[{"role":"user","content":"hi"}]})");
+  answer = client.ask("POST", "/v1/messages",
+                      R"({"max_tokens":50,"messages":[{"role":"user","content":"hi"}]})");
   EXPECT_EQ(answer.json()["content"][0]["text"], "Hello there.") << answer.body;
   EXPECT_EQ(answer.json()["stop_reason"], "end_turn");
 
@@ -49,8 +49,9 @@ TEST(Server, AnswersTheFourApisWholeAndStreamed) {
   EXPECT_NE(answer.head.find("text/event-stream"), std::string::npos);
   EXPECT_TRUE(answer.body.ends_with("data: [DONE]\n\n")) << answer.body;
   EXPECT_NE(answer.body.find("\"usage\""), std::string::npos);
-  answer = client.ask("POST", "/v1/messages?beta=true",
-                      R"({"max_tokens":50,"stream":true,"messages":[{"role":"user","content":"hi"}]})");
+  answer =
+      client.ask("POST", "/v1/messages?beta=true",
+                 R"({"max_tokens":50,"stream":true,"messages":[{"role":"user","content":"hi"}]})");
   EXPECT_TRUE(answer.body.starts_with("event: message_start\n")) << answer.body;
   EXPECT_TRUE(answer.body.ends_with("data: {\"type\":\"message_stop\"}\n\n"));
   answer = client.ask("POST", "/responses", R"({"input":"hi","stream":true})");
@@ -67,10 +68,12 @@ TEST(Server, ToolCallsComeTypedInEveryApi) {
   Client client(server->port());
   auto answer = client.ask(
       "POST", "/v1/chat/completions",
-      chat(R"("tools":[{"type":"function","function":{"name":"get_weather","parameters":)" + schema + "}}]"));
+      chat(R"("tools":[{"type":"function","function":{"name":"get_weather","parameters":)" +
+           schema + "}}]"));
   Json choice = answer.json()["choices"][0];
   EXPECT_EQ(choice["finish_reason"], "tool_calls") << answer.body;
-  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"], R"({"city": "Oslo", "days": 2})");
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["arguments"],
+            R"({"city": "Oslo", "days": 2})");
   answer = client.ask(
       "POST", "/v1/messages",
       R"({"max_tokens":50,"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"get_weather","input_schema":)" +
@@ -82,11 +85,13 @@ TEST(Server, ToolCallsComeTypedInEveryApi) {
       R"({"input":"hi","tools":[{"type":"namespace","name":"w","tools":[{"type":"function","name":"x"}]},
                           {"type":"function","name":"get_weather","parameters":)" +
           schema + "}]}");
-  EXPECT_EQ(answer.json()["output"][1]["arguments"], R"({"city": "Oslo", "days": 2})") << answer.body;
-  // Asked for none: the same text is content.
+  EXPECT_EQ(answer.json()["output"][1]["arguments"], R"({"city": "Oslo", "days": 2})")
+      << answer.body;
+  // Thinking is off: the same text is content.
   answer = client.ask(
       "POST", "/v1/chat/completions",
-      chat(R"("tool_choice":"none","tools":[{"type":"function","function":{"name":"get_weather"}}])"));
+      chat(
+          R"("tool_choice":"none","tools":[{"type":"function","function":{"name":"get_weather"}}])"));
   EXPECT_FALSE(answer.json()["choices"][0]["message"].contains("tool_calls")) << answer.body;
 }
 
@@ -170,12 +175,12 @@ TEST(Server, PrefixesOfAKeyAreItsOwn) {
   const std::string one = salt(bearer, none, false);
   EXPECT_EQ(one.size(), 64u);
   EXPECT_EQ(one.find("key"), std::string::npos);
-  EXPECT_EQ(salt(header, none, false), one);  // of any server at any time: files outlive it
+  EXPECT_EQ(salt(header, none, false), one);  // stable, because cache files outlive the server
   EXPECT_NE(salt(other, none, false), one);
   EXPECT_EQ(salt(bearer, R"("cache_salt":"s")", false), one + "s");
   EXPECT_EQ(salt(bearer, none, true), "");
   EXPECT_EQ(salt(other, R"("cache_salt":"s")", true), "s");
-  // Without keys everybody is one.
+  // Without keys there is one tenant.
   const auto open = saying("x");
   Client client(open->port());
   EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat(none), bearer).status, 200);
@@ -201,7 +206,8 @@ TEST(Server, AChoiceIsOneOfTheGivenTexts) {
   EXPECT_TRUE(raw.contains("j") && raw.contains("n"));
   EXPECT_FALSE(raw.contains("\"") || raw.contains(" ") || raw.contains("a"));
   EXPECT_TRUE(
-      first("/v1/chat/completions", chat(R"("structured_outputs":{"choice":["ja","nein"]})")).contains("n"));
+      first("/v1/chat/completions", chat(R"("structured_outputs":{"choice":["ja","nein"]})"))
+          .contains("n"));
 }
 
 TEST(Server, EveryWrongFieldIsNamed) {
@@ -218,8 +224,10 @@ TEST(Server, EveryWrongFieldIsNamed) {
       {"/v1/chat/completions", R"({"messages":"x"})", "messages"},
       {"/v1/chat/completions", R"({"messages":[1]})", "messages[0]"},
       {"/v1/chat/completions", R"({"messages":[{"role":"judge"}]})", "messages[0].role"},
-      {"/v1/chat/completions", R"({"messages":[{"role":"user","content":7}]})", "messages[0].content"},
-      {"/v1/chat/completions", R"({"messages":[{"role":"tool","content":"x"}]})", "messages[0].tool_call_id"},
+      {"/v1/chat/completions", R"({"messages":[{"role":"user","content":7}]})",
+       "messages[0].content"},
+      {"/v1/chat/completions", R"({"messages":[{"role":"tool","content":"x"}]})",
+       "messages[0].tool_call_id"},
       {"/v1/chat/completions", "{" + user + R"(,"temperature":9})", "temperature"},
       {"/v1/chat/completions", "{" + user + R"(,"temperature":"1"})", "temperature"},
       {"/v1/chat/completions", "{" + user + R"(,"top_p":-0.1})", "top_p"},
@@ -238,17 +246,23 @@ TEST(Server, EveryWrongFieldIsNamed) {
       {"/v1/chat/completions", "{" + user + R"(,"logit_bias":{"99999999":1}})", "logit_bias"},
       {"/v1/chat/completions", "{" + user + R"(,"logit_bias":{"5":200}})", "logit_bias"},
       {"/v1/chat/completions", "{" + user + R"(,"top_logprobs":3})", "top_logprobs"},
-      {"/v1/chat/completions", "{" + user + R"(,"logprobs":true,"top_logprobs":21})", "top_logprobs"},
+      {"/v1/chat/completions", "{" + user + R"(,"logprobs":true,"top_logprobs":21})",
+       "top_logprobs"},
       {"/v1/chat/completions", "{" + user + R"(,"reasoning_effort":"much"})", "reasoning_effort"},
       {"/v1/chat/completions", "{" + user + R"(,"tool_choice":"required"})", "tool_choice"},
-      {"/v1/chat/completions", "{" + user + R"(,"tools":[{"type":"function","function":{"name":"a b"}}]})",
+      {"/v1/chat/completions",
+       "{" + user + R"(,"tools":[{"type":"function","function":{"name":"a b"}}]})",
        "tools[0].function.name"},
-      {"/v1/chat/completions", "{" + user + R"(,"tools":[{"type":"function"}]})", "tools[0].function"},
-      {"/v1/chat/completions", "{" + user + R"(,"response_format":{"type":"xml"}})", "response_format.type"},
-      {"/v1/chat/completions", "{" + user + R"(,"response_format":{"type":"json_schema","json_schema":{}}})",
+      {"/v1/chat/completions", "{" + user + R"(,"tools":[{"type":"function"}]})",
+       "tools[0].function"},
+      {"/v1/chat/completions", "{" + user + R"(,"response_format":{"type":"xml"}})",
+       "response_format.type"},
+      {"/v1/chat/completions",
+       "{" + user + R"(,"response_format":{"type":"json_schema","json_schema":{}}})",
        "response_format.json_schema.schema"},
       {"/v1/chat/completions",
-       "{" + user + R"(,"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"thing"}}}})",
+       "{" + user +
+           R"(,"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"thing"}}}})",
        "response_format.json_schema.schema"},
       {"/v1/completions", "{}", "prompt"},
       {"/v1/completions", R"({"prompt":[]})", "prompt"},
@@ -266,11 +280,13 @@ TEST(Server, EveryWrongFieldIsNamed) {
     const auto answer = client.ask("POST", c.path, c.body);
     EXPECT_EQ(answer.status, c.status) << c.body << "\n" << answer.body;
     EXPECT_EQ(answer.json()["error"]["param"], c.param) << c.body << "\n" << answer.body;
-    EXPECT_EQ(answer.json()["error"]["message"].get<std::string>().find(c.param.substr(0, c.param.find('['))),
+    EXPECT_EQ(answer.json()["error"]["message"].get<std::string>().find(
+                  c.param.substr(0, c.param.find('['))),
               0u)
         << answer.body;
   }
-  const auto answer = client.ask("POST", "/v1/messages", R"({"messages":[{"role":"user","content":"x"}]})");
+  const auto answer =
+      client.ask("POST", "/v1/messages", R"({"messages":[{"role":"user","content":"x"}]})");
   EXPECT_EQ(answer.json()["error"]["message"], "max_tokens: field required");
   EXPECT_EQ(answer.json()["type"], "error");
 }
@@ -287,7 +303,8 @@ TEST(Server, NullsUnknownFieldsAndWholeFloatsAreFine) {
 }
 
 TEST(Server, HostileBodiesGetTheirStatusAndTheServerGoesOn) {
-  const auto server = saying("x", [](AppOptions&, HttpOptions& http) { http.max_body_bytes = 1 << 20; });
+  const auto server =
+      saying("x", [](AppOptions&, HttpOptions& http) { http.max_body_bytes = 1 << 20; });
   const std::string deep(100'000, '[');
   std::string members = "{";
   for (int i = 0; i < 60'000; ++i) members += "\"k" + std::to_string(i) + "\":1,";
@@ -331,7 +348,8 @@ TEST(Server, FramingErrorsCloseTheConnection) {
       {"GET /health HTTP/9.1\r\nHost: a\r\n\r\n", "400"},
       {"\x16\x03\x01 this is no HTTP\r\n\r\n", "400"},
       {"GET /" + std::string(10'000, 'a') + " HTTP/1.1\r\nHost: localhost\r\n\r\n", "414"},
-      {"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(70'000, 'a') + "\r\n\r\n", "431"},
+      {"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(70'000, 'a') + "\r\n\r\n",
+       "431"},
       {head + "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", "415"},
   };
   for (const auto& [bytes, status] : requests) {
@@ -349,30 +367,33 @@ TEST(Server, KeepsConnectionsAndAnswersInOrder) {
   const auto server = saying("x");
   Client client(server->port());
   client.send(
-      "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\nGET //v1//models/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
+      "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\nGET //v1//models/ HTTP/1.1\r\nHost: "
+      "localhost\r\n\r\n"
       "HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_EQ(client.read_answer().body, R"({"version":"test"})");
   EXPECT_EQ(client.read_answer().json()["data"][0]["id"], "demo");
   ASSERT_TRUE(client.read_until("\r\n\r\n"));
   EXPECT_TRUE(client.received.ends_with("\r\n\r\n"));
   client.received.clear();
-  // Chunked bodies, in small pieces.
   const std::string body = kChat;
-  client.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+  client.send(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n");
   for (const char c : body) client.send(std::string("1\r\n") + c + "\r\n");
   client.send("0\r\n\r\n");
   EXPECT_EQ(client.read_answer().status, 200);
   client.send(
-      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 17\r\n\r\n");
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+      "17\r\n\r\n");
   ASSERT_TRUE(client.read_until("100 Continue\r\n\r\n"));
   client.received.clear();
   client.send(R"({"content": "ab"})");
   EXPECT_EQ(client.read_answer().status, 200);
-  // HTTP/1.0: no chunks, and the end of the connection is the end of the answer.
+  // HTTP/1.0: no chunks; the answer ends with the connection.
   Client old(server->port());
   const std::string streamed = chat(R"("stream":true)");
-  old.send("POST /v1/chat/completions HTTP/1.0\r\nContent-Length: " + std::to_string(streamed.size()) +
-           "\r\n\r\n" + streamed);
+  old.send("POST /v1/chat/completions HTTP/1.0\r\nContent-Length: " +
+           std::to_string(streamed.size()) + "\r\n\r\n" + streamed);
   old.read_all();
   EXPECT_TRUE(old.received.ends_with("data: [DONE]\n\n")) << old.received;
 }
@@ -387,7 +408,8 @@ TEST(Server, WholeAddressesAreUnderstood) {
                                                   {"http://localhost/nowhere", 404},
                                                   {"/nowhere?u=http://localhost/health", 404},
                                                   {"/nowhere/http://localhost/health", 404}};
-  for (const auto& [target, status] : kTargets) EXPECT_EQ(client.ask("GET", target).status, status) << target;
+  for (const auto& [target, status] : kTargets)
+    EXPECT_EQ(client.ask("GET", target).status, status) << target;
 }
 
 TEST(Server, RoutesMethodsAndNames) {
@@ -405,16 +427,19 @@ TEST(Server, RoutesMethodsAndNames) {
   EXPECT_EQ(client.ask("POST", "/v1/embeddings", "{}").status, 501);
   EXPECT_EQ(client.ask("GET", "/v1/responses/resp_1").status, 404);
   EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat(R"("model":"gpt")")).status, 404);
-  EXPECT_EQ(client.ask("POST", "/v1/chat/completions", chat(R"("model":"second/name")")).json()["model"],
-            "second/name");
+  EXPECT_EQ(
+      client.ask("POST", "/v1/chat/completions", chat(R"("model":"second/name")")).json()["model"],
+      "second/name");
   const auto anthropic = client.ask("GET", "/v1/models", "", "anthropic-version: 2023-06-01\r\n");
   EXPECT_EQ(anthropic.json()["data"][0]["type"], "model");
   EXPECT_EQ(client.ask("GET", "/health?slots=1").json()["status"], "ok");
   EXPECT_EQ(client.ask("GET", "/props").json()["chat_template_caps"]["tool_dialect"], "xml");
-  EXPECT_EQ(client.ask("GET", "/", "", "x-request-id: my-own\r\n").head.find("x-request-id: my-own") ==
-                std::string::npos,
-            false);
-  const auto pieces = client.ask("POST", "/tokenize", R"({"content":"ab","with_pieces":true})").json();
+  EXPECT_EQ(
+      client.ask("GET", "/", "", "x-request-id: my-own\r\n").head.find("x-request-id: my-own") ==
+          std::string::npos,
+      false);
+  const auto pieces =
+      client.ask("POST", "/tokenize", R"({"content":"ab","with_pieces":true})").json();
   std::string text;
   Json ids = Json::array();
   for (const Json& token : pieces["tokens"]) {
@@ -422,13 +447,15 @@ TEST(Server, RoutesMethodsAndNames) {
     ids.push_back(token["id"]);
   }
   EXPECT_EQ(text, "ab");
-  EXPECT_EQ(client.ask("POST", "/detokenize", Json{{"tokens", ids}}.dump()).json()["content"], "ab");
-  const auto counted =
-      client.ask("POST", "/v1/messages/count_tokens", R"({"messages":[{"role":"user","content":"hi"}]})");
-  EXPECT_EQ(
-      counted.json()["input_tokens"],
-      client.ask("POST", "/v1/messages", R"({"max_tokens":5,"messages":[{"role":"user","content":"hi"}]})")
-          .json()["usage"]["input_tokens"]);
+  EXPECT_EQ(client.ask("POST", "/detokenize", Json{{"tokens", ids}}.dump()).json()["content"],
+            "ab");
+  const auto counted = client.ask("POST", "/v1/messages/count_tokens",
+                                  R"({"messages":[{"role":"user","content":"hi"}]})");
+  EXPECT_EQ(counted.json()["input_tokens"],
+            client
+                .ask("POST", "/v1/messages",
+                     R"({"max_tokens":5,"messages":[{"role":"user","content":"hi"}]})")
+                .json()["usage"]["input_tokens"]);
   EXPECT_NE(client.ask("POST", "/apply-template", kChat)
                 .json()["prompt"]
                 .get<std::string>()
@@ -437,7 +464,9 @@ TEST(Server, RoutesMethodsAndNames) {
 }
 
 TEST(Server, KeysInEveryFormAndPlace) {
-  const auto server = saying("x", [](AppOptions& app, HttpOptions&) { app.api_keys = {"secret", "other"}; });
+  const auto server = saying("x", [](AppOptions& app, HttpOptions&) {
+    app.api_keys = {"secret", "other"};
+  });
   Client client(server->port());
   for (const char* path : {"/v1/models", "/metrics", "/props", "/slots"}) {
     EXPECT_EQ(client.ask("GET", path).status, 401) << path;
@@ -451,11 +480,11 @@ TEST(Server, KeysInEveryFormAndPlace) {
   }
   for (const char* path : {"/", "/health", "/v1/health"})
     EXPECT_EQ(client.ask("GET", path).status, 200) << path;
-  EXPECT_EQ(
-      client.ask("OPTIONS", "/v1/models", "", "Origin: http://a\r\nAccess-Control-Request-Method: GET\r\n")
-          .status,
-      204);
-  // Refused before the body is read, so the connection ends.
+  EXPECT_EQ(client
+                .ask("OPTIONS", "/v1/models", "",
+                     "Origin: http://a\r\nAccess-Control-Request-Method: GET\r\n")
+                .status,
+            204);
   const auto refused = client.ask("POST", "/v1/messages", "{}");
   EXPECT_EQ(refused.status, 401);
   EXPECT_EQ(refused.json()["error"]["type"], "authentication_error");
@@ -464,7 +493,8 @@ TEST(Server, KeysInEveryFormAndPlace) {
 TEST(Server, AnEmptyKeyIsNoKey) {
   const auto server = saying("x", [](AppOptions& app, HttpOptions&) { app.api_keys = {""}; });
   Client client(server->port());
-  for (const char* header : {"", "x-api-key: \r\n", "Authorization: Bearer \r\n", "Authorization: \r\n"}) {
+  for (const char* header :
+       {"", "x-api-key: \r\n", "Authorization: Bearer \r\n", "Authorization: \r\n"}) {
     EXPECT_EQ(client.ask("GET", "/v1/models", "", header).status, 401) << header;
   }
 }
@@ -477,8 +507,8 @@ TEST(Server, AFullQueueSaysWhenToComeBack) {
   EXPECT_EQ(answer.status, 429) << answer.body;
   EXPECT_NE(answer.head.find("Retry-After: "), std::string::npos);
   EXPECT_EQ(answer.json()["error"]["code"], "queue_full");
-  answer =
-      client.ask("POST", "/v1/messages", R"({"max_tokens":5,"messages":[{"role":"user","content":"hi"}]})");
+  answer = client.ask("POST", "/v1/messages",
+                      R"({"max_tokens":5,"messages":[{"role":"user","content":"hi"}]})");
   EXPECT_EQ(answer.status, 529);
   EXPECT_EQ(answer.json()["error"]["type"], "overloaded_error");
 }
@@ -494,7 +524,7 @@ TEST(Server, PromptsThatDoNotFitAreSaidSoAndLimitsAreClamped) {
   const int prompt = answer.json()["error"]["n_prompt_tokens"].get<int>();
   EXPECT_EQ(answer.json()["error"]["message"],
             "prompt is too long: " + std::to_string(prompt) + " tokens > 40 maximum");
-  // What is far too long is refused by its beginning, with about the right number.
+  // Far too long texts are refused by their beginning, with an estimated count.
   std::string far;
   for (int i = 0; i < 20'000; ++i) far += "The harbor is quiet at " + std::to_string(i) + ". ";
   const double exact =
@@ -506,28 +536,31 @@ TEST(Server, PromptsThatDoNotFitAreSaidSoAndLimitsAreClamped) {
     EXPECT_EQ(refused.json()["error"]["code"], "context_length_exceeded") << refused.body;
     EXPECT_NEAR(refused.json()["error"]["n_prompt_tokens"].get<double>(), exact, 0.25 * exact);
   }
-  // More messages than tokens are refused unread.
+  // More messages than the context has tokens: refused without rendering.
   Json many = Json::array();
   for (int i = 0; i < 60; ++i)
     many.push_back({{"role", i % 2 == 0 ? "user" : "assistant"}, {"content", "x"}});
   const auto crowd = client.ask("POST", "/v1/chat/completions", Json{{"messages", many}}.dump());
   EXPECT_EQ(crowd.status, 400);
   EXPECT_EQ(crowd.json()["error"]["n_prompt_tokens"], 60) << crowd.body;
-  // A text of many bytes and few tokens may fit: all of it is looked at.
+  // Many bytes but few tokens may fit, so all of it is tokenized.
   const std::string blanks(40 * 16 * 4, '\n');
-  const double few =
-      client.ask("POST", "/tokenize", Json{{"content", blanks}}.dump()).json()["count"].get<double>();
+  const double few = client.ask("POST", "/tokenize", Json{{"content", blanks}}.dump())
+                         .json()["count"]
+                         .get<double>();
   EXPECT_EQ(client.ask("POST", "/v1/completions", Json{{"prompt", blanks}}.dump()).status,
             few < 40 ? 200 : 400);
-  EXPECT_EQ(client.ask("POST", "/v1/completions", R"({"prompt":"a","max_tokens":1000000})").status, 200);
-  EXPECT_EQ(server.backend->last.max_tokens, 40 - static_cast<int>(server.backend->last.prompt.size()));
+  EXPECT_EQ(client.ask("POST", "/v1/completions", R"({"prompt":"a","max_tokens":1000000})").status,
+            200);
+  EXPECT_EQ(server.backend->last.max_tokens,
+            40 - static_cast<int>(server.backend->last.prompt.size()));
 }
 
 TEST(Server, ChoicesSeedsAndLogprobs) {
   const auto server = saying("a b");
   Client client(server->port());
-  auto answer =
-      client.ask("POST", "/v1/chat/completions", chat(R"("n":3,"seed":5,"logprobs":true,"top_logprobs":1)"));
+  auto answer = client.ask("POST", "/v1/chat/completions",
+                           chat(R"("n":3,"seed":5,"logprobs":true,"top_logprobs":1)"));
   const Json json = answer.json();
   ASSERT_EQ(json["choices"].size(), 3u) << answer.body;
   std::string text;
@@ -547,7 +580,8 @@ TEST(Server, ChoicesSeedsAndLogprobs) {
   EXPECT_EQ(count("\"role\":\"assistant\""), 2u);
   EXPECT_EQ(count("\"finish_reason\":\"stop\""), 2u);
   EXPECT_EQ(count("\"usage\""), 1u);
-  answer = client.ask("POST", "/v1/completions", R"({"prompt":["a","b"],"echo":true,"logprobs":1})");
+  answer =
+      client.ask("POST", "/v1/completions", R"({"prompt":["a","b"],"echo":true,"logprobs":1})");
   EXPECT_EQ(answer.json()["choices"][0]["text"], "aa b") << answer.body;
   EXPECT_EQ(answer.json()["choices"][1]["text"], "ba b");
 }
@@ -567,9 +601,10 @@ TEST(Server, LogProbabilitiesThatAnAnswerKeepsAreBounded) {
   EXPECT_EQ(answer.json()["error"]["param"], "top_logprobs");
   EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("max_tokens":49000)")).status, 200);
   EXPECT_EQ(most_tokens(), 49'000);
-  EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("max_tokens":60000,"stream":true)")).status, 200);
+  EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("max_tokens":60000,"stream":true)")).status,
+            200);
   EXPECT_EQ(client.ask("POST", path, chat(R"("logprobs":true,"max_tokens":190000)")).status, 200);
-  // Who names no length gets what there is room for.
+  // Without a length, the answer is limited to what fits.
   EXPECT_EQ(client.ask("POST", path, chat(twenty + R"("n":2)")).status, 200);
   EXPECT_EQ(most_tokens(), (1 << 20) / 42);
   std::string prompt = "1";
@@ -597,12 +632,14 @@ TEST(Server, AWholeAnswerIsHeldByItsRequest) {
   EXPECT_EQ(answer.json()["error"]["code"], "request_too_large");
   const std::string text = R"({"with_pieces":true,"content":")" + std::string(3000, '!') + "\"}";
   EXPECT_EQ(Client(server.port()).ask("POST", "/tokenize", text).status, 200);
-  while (server.http->load().request_bytes > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (server.http->load().request_bytes > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST(Server, ThinkingIsSplitCountedAndHidden) {
-  const auto server = saying("Let me see.\n</think>\n\nYes.",
-                             [](AppOptions& app, HttpOptions&) { app.policy.thinking = Thinking::on; });
+  const auto server = saying("Let me see.\n</think>\n\nYes.", [](AppOptions& app, HttpOptions&) {
+    app.policy.thinking = Thinking::on;
+  });
   Client client(server->port());
   auto message = client.ask("POST", "/v1/chat/completions", kChat).json();
   EXPECT_EQ(message["choices"][0]["message"]["reasoning_content"], "Let me see.") << message;
@@ -610,7 +647,6 @@ TEST(Server, ThinkingIsSplitCountedAndHidden) {
   EXPECT_GT(message["usage"]["completion_tokens_details"]["reasoning_tokens"], 2);
   message = client.ask("POST", "/v1/chat/completions", chat(R"("include_reasoning":false)")).json();
   EXPECT_FALSE(message["choices"][0]["message"].contains("reasoning_content"));
-  // Anthropic: off unless asked for.
   message =
       client
           .ask(
@@ -625,11 +661,12 @@ TEST(Server, ARequiredCallAndAFormBringAMask) {
   const auto server = saying("x");
   Client client(server->port());
   client.ask("POST", "/v1/chat/completions", kChat);
-  // Without them all tokens may come but those that open and close thoughts.
+  // Otherwise all tokens are allowed except those that open and close thoughts.
   const auto few = server->backend->last.mask->all_but();
   EXPECT_TRUE(few && few->size() <= 2);
-  client.ask("POST", "/v1/chat/completions",
-             chat(R"("tool_choice":"required","tools":[{"type":"function","function":{"name":"f"}}])"));
+  client.ask(
+      "POST", "/v1/chat/completions",
+      chat(R"("tool_choice":"required","tools":[{"type":"function","function":{"name":"f"}}])"));
   EXPECT_NE(server->backend->last.mask, nullptr);
   client.ask("POST", "/v1/chat/completions", chat(R"("response_format":{"type":"json_object"})"));
   ASSERT_NE(server->backend->last.mask, nullptr);
@@ -667,7 +704,8 @@ TEST(Server, SilenceIsFilledWithHeartbeats) {
       },
       [](AppOptions& app, HttpOptions&) { app.heartbeat_ms = 20; });
   Client client(server.port());
-  const std::string body = R"({"max_tokens":5,"stream":true,"messages":[{"role":"user","content":"hi"}]})";
+  const std::string body =
+      R"({"max_tokens":5,"stream":true,"messages":[{"role":"user","content":"hi"}]})";
   client.send("POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
               std::to_string(body.size()) + "\r\n\r\n" + body);
   EXPECT_TRUE(client.read_until("event: ping\ndata: {\"type\":\"ping\"}\n\n"));
@@ -682,7 +720,8 @@ TEST(Server, ASlowReaderIsCutAndOthersAreNot) {
         auto script = says(*model, std::string(200, 'y') + " ");
         const auto once = script.tokens;
         if (request.max_tokens == 77) {
-          for (int i = 0; i < 3000; ++i) script.tokens.insert(script.tokens.end(), once.begin(), once.end());
+          for (int i = 0; i < 3000; ++i)
+            script.tokens.insert(script.tokens.end(), once.begin(), once.end());
           script.wait = true;
         }
         return script;
@@ -692,7 +731,7 @@ TEST(Server, ASlowReaderIsCutAndOthersAreNot) {
   const std::string body = chat(R"("stream":true,"max_tokens":77)");
   slow.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
             std::to_string(body.size()) + "\r\n\r\n" + body);
-  EXPECT_TRUE(server.backend->wait_cancelled(1));  // it never read
+  EXPECT_TRUE(server.backend->wait_cancelled(1));  // the client never read
   Client other(server.port());
   EXPECT_EQ(other.ask("POST", "/v1/chat/completions", kChat).status, 200);
 }
@@ -723,11 +762,12 @@ TEST(Server, MetricsCarryTheAliases) {
   Client client(server->port());
   client.ask("POST", "/v1/chat/completions", kChat);
   const std::string page = client.ask("GET", "/metrics").body;
-  for (const char* name : {"braid_request_success_total{model_name=\"demo\",finished_reason=\"stop\"",
-                           "vllm:num_requests_running{", "llamacpp:requests_processing{",
-                           "braid_time_to_first_token_seconds_bucket{",
-                           "braid_http_requests_total{model_name=\"demo\",method=\"POST\",path=\"/chat/"
-                           "completions\",status=\"200\"}"}) {
+  for (const char* name :
+       {"braid_request_success_total{model_name=\"demo\",finished_reason=\"stop\"",
+        "vllm:num_requests_running{", "llamacpp:requests_processing{",
+        "braid_time_to_first_token_seconds_bucket{",
+        "braid_http_requests_total{model_name=\"demo\",method=\"POST\",path=\"/chat/"
+        "completions\",status=\"200\"}"}) {
     EXPECT_NE(page.find(name), std::string::npos) << name << "\n" << page.substr(0, 3000);
   }
 }

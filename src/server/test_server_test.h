@@ -1,5 +1,4 @@
-// test_server_test.h -- for tests: the demo model's text side with a backend that says what a test tells it
-// to.
+// test_server_test.h -- for tests: the demo model's text side with a scripted backend.
 #pragma once
 
 #include <arpa/inet.h>
@@ -18,29 +17,30 @@
 
 #include "gguf/gguf.h"
 #include "server/app.h"
-#include "server/grammar/grammar_cache.h"
+#include "server/structured/grammar_cache.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {
 
-// Answers every request with the tokens of a script, on a thread of its own, one request after the other.
+// Answers requests one by one with scripted tokens, on its own thread.
 class FakeBackend : public Backend {
  public:
   struct Script {
     std::vector<int32_t> tokens;
     FinishReason reason = FinishReason::stop;
     std::optional<int32_t> stop_id;
-    bool wait = false;                  // before the end: until release() or cancel()
-    bool wait_first = false;            // before the first token: until release() or cancel()
+    bool wait = false;                  // before the end, until release() or cancel()
+    bool wait_first = false;            // before the first token, until release() or cancel()
     int32_t drafted = 0, accepted = 0;  // before the first token
-    // Keeps to the mask and to max_tokens, as the engine does: what the mask forbids is left out, and what it
-    // forces is said; behind that `closed` is said instead of the rest.
+    // Follows the mask and max_tokens like the engine: forbidden tokens are skipped, forced ones
+    // produced. After a forced token, `closed` replaces the rest.
     bool obeys = false;
     std::vector<int32_t> closed = {};
   };
   using Play = std::function<Script(const Request&)>;
 
-  explicit FakeBackend(Play play, int32_t context = 4096) : play_(std::move(play)), context_(context) {
+  explicit FakeBackend(Play play, int32_t context = 4096)
+      : play_(std::move(play)), context_(context) {
     thread_ = std::thread([this] { run(); });
   }
   ~FakeBackend() override {
@@ -70,16 +70,15 @@ class FakeBackend : public Backend {
     released_ = true;
     wake_.notify_all();
   }
-  // Waits until `count` requests were cancelled.
   bool wait_cancelled(size_t count) {
     std::unique_lock lock(mutex_);
-    return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return cancelled.size() >= count; });
+    return wake_.wait_for(lock, std::chrono::seconds(20),
+                          [&] { return cancelled.size() >= count; });
   }
   bool wait_submitted(RequestId count) {
     std::unique_lock lock(mutex_);
     return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return ids_ >= count; });
   }
-  // Waits until `count` requests were begun.
   bool wait_started(RequestId count) {
     std::unique_lock lock(mutex_);
     return wake_.wait_for(lock, std::chrono::seconds(20), [&] { return started_ >= count; });
@@ -125,7 +124,7 @@ class FakeBackend : public Backend {
 
   void answer(const Queued& work) {
     const Script script = play_(work.request);
-    // Every token of the prompt is the likeliest, its id beside it the second.
+    // Each prompt token is the likeliest, the id next to it the second.
     for (size_t p = 0; work.request.score && p < work.request.prompt.size(); ++p) {
       std::vector<float> logits(8192, 0.0f);
       const auto next =
@@ -151,7 +150,8 @@ class FakeBackend : public Backend {
     }
     if (script.drafted > 0) work.sink->drafts(work.id, script.drafted, script.accepted);
     Finished limited;
-    const std::vector<int32_t> said = script.obeys ? obedient(work.request, script, limited) : script.tokens;
+    const std::vector<int32_t> said =
+        script.obeys ? obedient(work.request, script, limited) : script.tokens;
     for (const int32_t id : said) {
       TokenEvent event;
       event.id = id;
@@ -168,15 +168,17 @@ class FakeBackend : public Backend {
       running_ = 0;
     }
     const bool cut = limited.reason == FinishReason::length;
-    end.reason = was_cancelled ? FinishReason::cancelled : cut ? FinishReason::length : script.reason;
+    end.reason = was_cancelled ? FinishReason::cancelled
+                 : cut         ? FinishReason::length
+                               : script.reason;
     if (!was_cancelled && !cut) end.stop_id = script.stop_id;
     work.sink->finished(work.id, end);
   }
 
-  // See Script::obeys.
-  static std::vector<int32_t> obedient(const Request& request, const Script& script, Finished& end) {
+  static std::vector<int32_t> obedient(const Request& request, const Script& script,
+                                       Finished& end) {
     std::vector<int32_t> out;
-    std::vector<uint64_t> bits(256);  // the demo model has fewer tokens
+    std::vector<uint64_t> bits(256);  // exceeds the demo vocabulary
     std::vector<int32_t> left(script.tokens.rbegin(), script.tokens.rend());
     bool forced = false;
     while (true) {
@@ -186,7 +188,8 @@ class FakeBackend : public Backend {
       }
       std::fill(bits.begin(), bits.end(), request.mask == nullptr ? ~uint64_t{0} : 0);
       if (request.mask != nullptr) request.mask->allowed(bits);
-      const auto allowed = std::count_if(bits.begin(), bits.end(), [](uint64_t word) { return word != 0; });
+      const auto allowed =
+          std::count_if(bits.begin(), bits.end(), [](uint64_t word) { return word != 0; });
       int32_t only = -1;
       if (allowed == 1) {
         const auto word = std::find_if(bits.begin(), bits.end(), [](uint64_t w) { return w != 0; });
@@ -238,12 +241,12 @@ inline std::shared_ptr<ServedModel> demo_served_model(std::shared_ptr<Backend> b
 
 inline FakeBackend::Script says(const ServedModel& model, const std::string& text) {
   FakeBackend::Script script;
-  script.tokens = model.tokenizer->encode(text, {.add_special = false, .parse_special = true}).value();
+  script.tokens =
+      model.tokenizer->encode(text, {.add_special = false, .parse_special = true}).value();
   script.stop_id = model.tokenizer->end_ids().front();
   return script;
 }
 
-// A client that sends bytes and reads bytes.
 class Client {
  public:
   explicit Client(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -258,7 +261,6 @@ class Client {
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
   }
 
-  // False: the server has closed the connection.
   bool send(const std::string& bytes) {
     for (size_t at = 0; at < bytes.size();) {
       const ssize_t sent = ::send(socket_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
@@ -267,7 +269,7 @@ class Client {
     }
     return true;
   }
-  // Reads until `text` was seen or the connection ended. What was read is kept.
+  // Until `text` was received or the connection ended. Keeps what was read.
   bool read_until(const std::string& text) {
     while (received.find(text) == std::string::npos) {
       if (!read_some()) return false;
@@ -284,7 +286,6 @@ class Client {
     std::string head, body;
     Json json() const { return Json::parse(body, nullptr, false); }
   };
-  // One whole answer: by length, or by chunks.
   Answer read_answer() {
     Answer out;
     if (!read_until("\r\n\r\n")) return out;
@@ -346,7 +347,6 @@ inline AppOptions test_options() {
   return options;
 }
 
-// An app on a free port of this machine.
 struct ListeningApp {
   void listen(std::unique_ptr<App> served, HttpOptions options = {}) {
     app = std::move(served);
@@ -366,12 +366,12 @@ struct ListeningApp {
   std::unique_ptr<HttpServer> http;
 };
 
-// One model that says what a test tells it to.
 struct TestServer : ListeningApp {
   explicit TestServer(FakeBackend::Play play,
                       const std::function<void(AppOptions&, HttpOptions&)>& adjust = nullptr,
                       int32_t context = 4096)
-      : backend(std::make_shared<FakeBackend>(std::move(play), context)), model(demo_served_model(backend)) {
+      : backend(std::make_shared<FakeBackend>(std::move(play), context)),
+        model(demo_served_model(backend)) {
     AppOptions options = test_options();
     HttpOptions http_options;
     if (adjust) adjust(options, http_options);
@@ -386,8 +386,9 @@ struct TestServer : ListeningApp {
   std::shared_ptr<ServedModel> model;
 };
 
-// Whether a mask lets an answer be `text`, token by token, and end behind it. The mask stays as it was.
-inline bool mask_allows(TokenMask* mask, const Tokenizer& tokenizer, const std::string& text, bool ends) {
+// Whether the mask allows `text` token by token, and the end after it. Restores the mask.
+inline bool mask_allows(TokenMask* mask, const Tokenizer& tokenizer, const std::string& text,
+                        bool ends) {
   if (mask == nullptr) return true;
   std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
   const auto allowed = [&](int32_t id) {

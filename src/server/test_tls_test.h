@@ -1,4 +1,4 @@
-// test_tls_test.h -- for tests: a certificate, and a client that speaks TLS.
+// test_tls_test.h -- for tests: a certificate and a TLS client.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,21 +15,22 @@
 
 namespace braid::server {
 
-// A key and a certificate that it has signed itself, in two files that go with this.
+// A self-signed certificate and its key, in two files that are deleted with this object.
 class TestCertificate {
  public:
   TestCertificate()
       : base_(testing::TempDir() + "braid-" + std::to_string(::getpid()) + "-" +
               std::to_string(reinterpret_cast<uintptr_t>(this))) {
-    const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_EC_gen("P-256"), EVP_PKEY_free);
+    const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_EC_gen("P-256"),
+                                                                  EVP_PKEY_free);
     const std::unique_ptr<X509, decltype(&X509_free)> of(X509_new(), X509_free);
     ASN1_INTEGER_set(X509_get_serialNumber(of.get()), 1);
     X509_gmtime_adj(X509_getm_notBefore(of.get()), -60);
     X509_gmtime_adj(X509_getm_notAfter(of.get()), 3600);
     X509_set_pubkey(of.get(), key.get());
     X509_NAME* name = X509_get_subject_name(of.get());
-    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>("localhost"),
-                               -1, -1, 0);
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC,
+                               reinterpret_cast<const unsigned char*>("localhost"), -1, -1, 0);
     X509_set_issuer_name(of.get(), name);
     EXPECT_GT(X509_sign(of.get(), key.get(), EVP_sha256()), 0);
     std::FILE* file = std::fopen(key_path().c_str(), "w");
@@ -64,7 +65,7 @@ class TlsClient {
   bool send(const std::string& bytes) {
     return connected_ && SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())) > 0;
   }
-  // All that comes until the server has ended its side.
+  // Reads until the server closes its side.
   std::string read_all() {
     std::string out;
     char buffer[16384];

@@ -1,7 +1,14 @@
 // chat.cpp -- see chat.h.
 #include "text/chat.h"
 
+#include <fmt/format.h>
+
+#include <fstream>
+#include <iterator>
 #include <utility>
+
+#include "text/dialect.h"
+#include "text/unicode.h"
 
 namespace braid {
 
@@ -9,8 +16,8 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-// Minimal, and forgiving where a conversation allows it: system messages may stand anywhere, reasoning is
-// kept for turns behind the last user message only, tool results share one user turn.
+// Minimal and tolerant: system messages may be anywhere, reasoning is kept only after the last user
+// message, tool results share one user turn.
 constexpr std::string_view kBuiltIn = R"jinja(
 {%- set place = namespace(query=-1) -%}
 {%- for message in messages -%}
@@ -71,15 +78,22 @@ ChatTemplate ChatTemplate::built_in(std::string bos, std::string eos) {
   return parse(kBuiltIn, std::move(bos), std::move(eos)).value();
 }
 
+ChatTemplate ChatTemplate::with_tools_by(ChatTemplate with_tools) && {
+  with_tools_ = std::make_shared<const ChatTemplate>(std::move(with_tools));
+  return std::move(*this);
+}
+
 Result<RenderedText> ChatTemplate::render(const Json& messages, const Json& tools,
                                           const ChatOptions& options) const {
+  if (with_tools_ && !tools.empty()) return with_tools_->render(messages, tools, options);
   if (!messages.is_array()) return Error{ErrorKind::invalid_argument, "messages must be an array"};
   if (!tools.is_null() && !tools.is_array())
     return Error{ErrorKind::invalid_argument, "tools must be an array"};
   if (!options.variables.is_object()) {
     return Error{ErrorKind::invalid_argument, "template variables must be an object"};
   }
-  const Json generation = options.add_generation_prompt, thinking = options.enable_thinking.value_or(false);
+  const Json generation = options.add_generation_prompt,
+             thinking = options.enable_thinking.value_or(false);
   // A later variable of the same name replaces an earlier one.
   using jinja::Source;
   jinja::Variables variables = {{"bos_token", &bos_, Source::trusted},
@@ -92,6 +106,69 @@ Result<RenderedText> ChatTemplate::render(const Json& messages, const Json& tool
   variables.push_back({"messages", &messages, Source::messages, &options.instruction_bytes});
   if (!tools.empty()) variables.push_back({"tools", &tools, Source::tools});
   return program_.render(variables, options.render);
+}
+
+namespace {
+
+constexpr size_t kMostTemplateBytes = 1 << 20;
+
+Result<std::string> read_template_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMostTemplateBytes + 1, '\0');
+  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file && !file.eof())
+    return Error{
+        ErrorKind::not_found,
+        path + ": is neither a readable file nor the name of a chat template in the model's file"};
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMostTemplateBytes)
+    return Error{ErrorKind::exhausted, path + ": is larger than 1 MiB, which no chat template is"};
+  if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+  if (first_invalid_utf8(text)) return Error{ErrorKind::invalid_argument, path + ": is not UTF-8"};
+  return text;
+}
+
+}  // namespace
+
+Result<ChatTemplate> read_chat_template(const GgufFile& file, const Tokenizer& tokenizer,
+                                        const std::string& choice) {
+  constexpr std::string_view kKey = "tokenizer.chat_template";
+  const auto piece = [&](std::optional<int32_t> id) {
+    return id ? std::string(tokenizer.piece(*id, SpecialText::show)) : std::string();
+  };
+  const auto parse = [&](std::string_view text, const std::string& origin) -> Result<ChatTemplate> {
+    auto parsed = ChatTemplate::parse(text, piece(tokenizer.bos()), piece(tokenizer.eos()));
+    if (parsed.ok()) return parsed;
+    return Error{parsed.error().kind, origin + ": cannot be used: " + parsed.error().message};
+  };
+  if (!choice.empty()) {
+    BRAID_ASSIGN(const auto named, file.find_string(std::string(kKey) + "." + choice));
+    if (named) return parse(*named, fmt::format("{}: its chat template {}", file.name(), choice));
+    BRAID_ASSIGN(const std::string text, read_template_file(choice));
+    return parse(text, choice);
+  }
+  BRAID_ASSIGN(const auto text, file.find_string(std::string(kKey)));
+  if (!text) {
+    // A model that was not trained on these turns would read them as noise.
+    if (!tokenizer.find(Dialect().turn_open)) {
+      return Error{
+          ErrorKind::unsupported,
+          fmt::format(
+              "{}: it brings no chat template, and its vocabulary has no {} for the built-in "
+              "one (--chat-template FILE, or --raw without turns)",
+              file.name(), Dialect().turn_open)};
+    }
+    return ChatTemplate::built_in(piece(tokenizer.bos()), piece(tokenizer.eos()));
+  }
+  auto main = parse(*text, file.name() + ": its chat template");
+  if (!main.ok())
+    return Error{main.error().kind,
+                 main.error().message + " (--chat-template FILE takes its place)"};
+  BRAID_ASSIGN(const auto tool_use, file.find_string(std::string(kKey) + ".tool_use"));
+  if (!tool_use) return main;
+  BRAID_ASSIGN(ChatTemplate with_tools,
+               parse(*tool_use, file.name() + ": its chat template tool_use"));
+  return std::move(*main).with_tools_by(std::move(with_tools));
 }
 
 Json chat_message(std::string_view role, std::string_view content) {

@@ -1,11 +1,7 @@
-// code_spans.h -- where a text is code in Markdown: inside a fenced block, or between backticks of a line.
-//
-// A tag of a call that stands there is shown, not meant. The parser of answers and the mask of tokens follow
-// a text with this same machine. It has few states, and equal states go on equally.
-//
-// A fence opens and closes as in Markdown; list marks and quote marks may stand before it, and a tag may
-// stand behind the closing one. Code between backticks ends with its line at the latest. More marks than
-// kMostMarks in a row count as so many.
+// code_spans.h -- tracks whether text is Markdown code: a fenced block, or backticks in a line.
+// The parser of answers and the token mask both use it. Equal states continue equally. List and
+// quote marks may precede a fence, and a tag may follow the closing one. Code between backticks
+// ends with its line. Runs longer than kMostMarks count as kMostMarks.
 #pragma once
 
 #include <compare>
@@ -29,10 +25,10 @@ class CodeSpans {
     for (const char c : text) push(c);
   }
 
-  // Of a '<' that comes next.
+  // State of a '<' that comes next.
   bool fenced_next() const { return behind_tag_mark().fence_ > 0; }
   bool inline_next() const { return behind_tag_mark().span_ > 0; }
-  // The last byte has ended a line, or nothing came yet.
+  // REQUIRES: the text is at the start of a line.
   bool fenced() const { return fence_ > 0; }
 
   auto operator<=>(const CodeSpans&) const = default;
@@ -61,7 +57,7 @@ class CodeSpans {
       if (run_ < kMostMarks) ++run_;
       return;
     }
-    if (info_ && !tilde && !tilde_) {  // a fence has no backtick behind it: it was code of this line
+    if (info_ && !tilde && !tilde_) {  // backticks never follow a fence: it was code of this line
       span_ = fence_;
       fence_ = 0;
       info_ = false;
@@ -90,14 +86,14 @@ class CodeSpans {
     }
   }
 
-  uint8_t fence_ = 0;  // marks of the fence that is open; 0: none
+  uint8_t fence_ = 0;  // marks of the open fence; 0: none
   uint8_t span_ = 0;   // backticks that opened code in this line; 0: none
-  uint8_t run_ = 0;    // marks that the text ends with
+  uint8_t run_ = 0;    // marks at the end of the text
   bool tilde_ = false, run_tilde_ = false;
   bool run_first_ = false;  // the run is the first of its line
-  bool line_start_ = true;  // only prefixes came in this line
+  bool line_start_ = true;  // the line has only prefixes so far
   bool info_ = false;       // in the line that opens the fence
-  bool closing_ = false;    // a run that closes the fence came, and blanks
+  bool closing_ = false;    // a closing run came, and blanks
 };
 
 }  // namespace braid

@@ -8,7 +8,7 @@ namespace braid {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r\n";
-constexpr size_t kMaxLayout = 8;  // blanks between two tags; more is no layout
+constexpr size_t kMaxLayout = 8;  // blanks between two tags; more are not layout
 
 std::string_view trimmed_end(std::string_view text) {
   return text.substr(0, text.find_last_not_of(kBlanks) + 1);
@@ -20,7 +20,9 @@ bool is_layout(std::string_view text) {
 
 Dialect::Calls call_form_of(std::string_view rendered, std::string_view name) {
   const Dialect tags;
-  const auto has = [&](const std::string& part) { return rendered.find(part) != std::string_view::npos; };
+  const auto has = [&](const std::string& part) {
+    return rendered.find(part) != std::string_view::npos;
+  };
   const std::string text(name);
   if (has(std::string(tags.function.open) + text + ">")) return Dialect::Calls::xml;
   if (has(std::string(tags.call.open) + text) && has(std::string(tags.key.open)))
@@ -36,17 +38,21 @@ void Dialect::read_calls(std::string_view rendered, std::string_view name, std::
   if (form == Calls::none) return;
   calls = form;
   const size_t first = rendered.find(name);
-  if (calls == Calls::key_value) pairs_in_lines = rendered.substr(first + name.size()).starts_with('\n');
+  if (calls == Calls::key_value)
+    pairs_in_lines = rendered.substr(first + name.size()).starts_with('\n');
   const size_t second = rendered.find(other, first);
   if (second == std::string_view::npos) return;
   const size_t open = rendered.rfind(call.open, second), close = rendered.rfind(call.close, second);
-  if (open == std::string_view::npos || close == std::string_view::npos || close < first || open < close)
+  if (open == std::string_view::npos || close == std::string_view::npos || close < first ||
+      open < close)
     return;
   const size_t end = close + call.close.size();
-  if (const std::string_view gap = rendered.substr(end, open - end); is_layout(gap)) between_calls = gap;
+  if (const std::string_view gap = rendered.substr(end, open - end); is_layout(gap))
+    between_calls = gap;
 }
 
-void Dialect::read_thought(std::string_view rendered, std::string_view thought, std::string_view said) {
+void Dialect::read_thought(std::string_view rendered, std::string_view thought,
+                           std::string_view said) {
   const size_t at = rendered.rfind(thought);
   if (at == std::string_view::npos) return;
   const size_t begin = at + thought.size();
@@ -62,7 +68,8 @@ void Dialect::read_thought(std::string_view rendered, std::string_view thought, 
 }
 
 void Dialect::read_turn(std::string_view generation_prompt) {
-  const size_t tag = std::min(generation_prompt.find(think.open), generation_prompt.find(think.close));
+  const size_t tag =
+      std::min(generation_prompt.find(think.open), generation_prompt.find(think.close));
   const std::string_view opening = trimmed_end(generation_prompt.substr(0, tag));
   if (!opening.empty()) turn_open = opening;
 }

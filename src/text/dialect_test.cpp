@@ -1,4 +1,4 @@
-// dialect_test.cpp -- what is read off a rendered text: the form of calls, and whether a thought is open.
+// dialect_test.cpp -- form of calls and open thoughts, read from rendered text.
 #include "text/dialect.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,6 @@ TEST(Dialect, TheFormOfACallIsSeenInARenderedOne) {
   EXPECT_EQ(read_calls("<tool_call>f1\n<arg_key>a</arg_key>").calls, Calls::key_value);
   EXPECT_EQ(read_calls("{\"name\": \"f1\"}").calls, Calls::none);
   EXPECT_EQ(read_calls("").calls, Calls::none);
-  // Instructions about another form do not decide.
   EXPECT_EQ(read_calls("not <arg_key>, but <tool_call>\n{\"name\": \"f1\"}").calls, Calls::json);
   Dialect known;
   known.calls = Calls::json;
@@ -35,12 +34,13 @@ TEST(Dialect, TheLayoutOfCallsIsThatOfTheTemplate) {
   EXPECT_TRUE(lines.pairs_in_lines);
   EXPECT_EQ(lines.between_calls, "\n");
   const Dialect line = read_calls(
-      "<tool_call>f1<arg_key>a</arg_key><arg_value>1</arg_value></tool_call><tool_call>g2<arg_key>");
+      "<tool_call>f1<arg_key>a</arg_key><arg_value>1</arg_value></"
+      "tool_call><tool_call>g2<arg_key>");
   EXPECT_FALSE(line.pairs_in_lines);
   EXPECT_EQ(line.between_calls, "");
-  // What is no layout is not taken for it.
   const Dialect words = read_calls(
-      "<tool_call>\n{\"name\": \"f1\"}\n</tool_call>\nand\n<tool_call>\n{\"name\": \"g2\"}\n</tool_call>");
+      "<tool_call>\n{\"name\": \"f1\"}\n</tool_call>\nand\n<tool_call>\n{\"name\": "
+      "\"g2\"}\n</tool_call>");
   EXPECT_EQ(words.between_calls, "\n");
   EXPECT_EQ(read_calls("<tool_call>\n<function=f1>\n<function=g2>").between_calls, "\n");
 }
@@ -54,7 +54,8 @@ TEST(Dialect, AThoughtEndsAsTheTemplateEndsIt) {
   EXPECT_EQ(end("<think>\nHM\n</think>\n\nYES"), "\n</think>\n\n");
   EXPECT_EQ(end("<think>\nHM\n</think>\nYES"), "\n</think>\n");
   EXPECT_EQ(end("<think>HM</think>YES"), "</think>");
-  for (const char* other : {"", "YES", "<think>HM", "HM YES", "HM</think> says YES", "YES</think>HM"}) {
+  for (const char* other :
+       {"", "YES", "<think>HM", "HM YES", "HM</think> says YES", "YES</think>HM"}) {
     EXPECT_EQ(end(other), "\n</think>\n\n") << other;
   }
 }
@@ -107,7 +108,8 @@ TEST(Dialect, TagsInTheMiddleOfAnAnswer) {
        {"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>"}) {
     EXPECT_TRUE(dialect.is_answer_tag(tag)) << tag;
   }
-  for (const char* tag : {"<function=", "</function>", "<tool_response>", "<|im_start|>", "think"}) {
+  for (const char* tag :
+       {"<function=", "</function>", "<tool_response>", "<|im_start|>", "think"}) {
     EXPECT_FALSE(dialect.is_answer_tag(tag)) << tag;
   }
 }

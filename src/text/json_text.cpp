@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/json/repeated_names.h"
+#include "base/repeated_names.h"
 #include "text/unicode.h"
 
 namespace braid {
@@ -16,7 +16,7 @@ namespace {
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
-// Length of the number at the start of `text`; 0: none.
+// Bytes of the number at the start of `text`; 0: none.
 size_t number_bytes(std::string_view text) {
   size_t at = 0;
   const auto digits = [&] {
@@ -180,7 +180,8 @@ class Reader {
     if (last.empty()) return;
     std::vector<JsonMember> rest;
     for (size_t i = 0; i < last.size(); ++i) {
-      if (last[i] != kRepeatedName) rest.push_back({members[i].name, std::move(members[last[i]].value)});
+      if (last[i] != kRepeatedName)
+        rest.push_back({members[i].name, std::move(members[last[i]].value)});
     }
     members = std::move(rest);
   }
@@ -235,7 +236,7 @@ class Reader {
         code = 0x10000 + ((code - 0xD800) << 10) + (*second - 0xDC00);
       }
     }
-    append_utf8(out, code);  // a surrogate that stands alone becomes U+FFFD
+    append_utf8(out, code);  // a lone surrogate becomes U+FFFD
     return true;
   }
 
@@ -244,7 +245,6 @@ class Reader {
   size_t at_ = 0;
 };
 
-// \uXXXX
 void append_unit(std::string& out, uint32_t unit) {
   out += "\\u";
   append_hex(out, unit, 4);
@@ -254,7 +254,7 @@ void append_unit(std::string& out, uint32_t unit) {
 
 void append_json_escaped(std::string& out, std::string_view text, JsonLetters letters) {
   const unsigned first_escaped = letters == JsonLetters::ascii ? 0x7F : 0x100;
-  size_t plain = 0;  // start of what needs no escape
+  size_t plain = 0;  // start of bytes without escapes
   for (size_t at = 0, bytes = 1; at < text.size(); at += bytes) {
     const auto c = static_cast<unsigned char>(text[at]);
     bytes = 1;
@@ -292,7 +292,9 @@ std::string json_string(std::string_view text) {
   return out;
 }
 
-bool is_json_number(std::string_view text) { return !text.empty() && number_bytes(text) == text.size(); }
+bool is_json_number(std::string_view text) {
+  return !text.empty() && number_bytes(text) == text.size();
+}
 
 const JsonValue* JsonValue::find(std::string_view key) const {
   for (const auto& [name, value] : members) {
@@ -302,7 +304,9 @@ const JsonValue* JsonValue::find(std::string_view key) const {
 }
 
 std::optional<JsonValue> read_json(std::string_view text) { return Reader(text, false).whole(); }
-std::optional<JsonValue> read_python_literal(std::string_view text) { return Reader(text, true).whole(); }
+std::optional<JsonValue> read_python_literal(std::string_view text) {
+  return Reader(text, true).whole();
+}
 
 JsonExtent::State JsonExtent::scan(std::string_view text) {
   for (; at_ < text.size(); ++at_) {

@@ -1,11 +1,6 @@
-// json_text.h -- JSON as text: what a model wrote, made into JSON that every client can read.
-//
-// Not here: a document to look things up in (base/json). Numbers keep their
-// spelling, because a number that was 2.50 or has forty digits must not change on its way to a tool; so
-// values are carried as text and never become numbers.
-//
-// The text comes from a model and is hostile: nesting is bounded, nothing is evaluated, and what is given out
-// is valid JSON whatever went in.
+// json_text.h -- JSON as text: turns a model's output into JSON that every client can read.
+// Numbers keep their spelling (2.50, forty digits), so values stay text; base/json parses
+// documents. The text is untrusted: nesting is bounded, and output is always valid JSON.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +13,19 @@
 namespace braid {
 
 enum class JsonLetters {
-  all,    // as they are; broken UTF-8 too
-  ascii,  // everything else as \uXXXX; a broken byte as U+FFFD
+  all,    // unchanged; invalid UTF-8 too
+  ascii,  // everything else as \uXXXX; an invalid byte as U+FFFD
 };
 
-// Appends `text` as the inside of a JSON string: quotes, backslashes and control characters are escaped.
-void append_json_escaped(std::string& out, std::string_view text, JsonLetters letters = JsonLetters::all);
+// Appends `text` escaped, as the inside of a JSON string.
+void append_json_escaped(std::string& out, std::string_view text,
+                         JsonLetters letters = JsonLetters::all);
 
-// Appends `text` as a JSON string.
-void append_json_string(std::string& out, std::string_view text, JsonLetters letters = JsonLetters::all);
+void append_json_string(std::string& out, std::string_view text,
+                        JsonLetters letters = JsonLetters::all);
 std::string json_string(std::string_view text);
 
-// -12, 0, 1.50, 3e8: the number syntax of JSON, nothing around it.
+// The number syntax of JSON (-12, 0, 1.50, 3e8), without blanks.
 bool is_json_number(std::string_view text);
 
 enum class JsonKind { null, boolean, number, string, array, object };
@@ -38,14 +34,14 @@ struct JsonMember;
 struct JsonValue {
   JsonKind kind = JsonKind::null;
   std::string text;    // valid JSON; ", " and ": " between elements, no other blanks
-  std::string string;  // kind string: what it says
-  // kind object, at the outermost two levels: its members. A repeated key keeps its first place and its last
-  // value.
+  std::string string;  // kind string: its content
+  // kind object, at the outermost two levels: its members. A repeated key keeps its first place and
+  // its last value.
   std::vector<JsonMember> members;
 
   const JsonValue* find(std::string_view key) const;
 };
-// A pair of its own: std::pair of an unfinished type is more than clang accepts.
+// clang rejects std::pair of an incomplete type.
 struct JsonMember {
   std::string name;
   JsonValue value;
@@ -53,15 +49,15 @@ struct JsonMember {
 
 inline constexpr int kMaxJsonDepth = 128;
 
-// The JSON value that `text` is, blanks around it allowed. Control characters inside strings are accepted
-// (models write line feeds there) and come out escaped. Empty: `text` is no JSON.
+// Parses JSON, with blanks around it. Control characters inside strings are accepted (models write
+// line feeds there) and become escaped. Empty: not JSON.
 std::optional<JsonValue> read_json(std::string_view text);
 
-// The same for a literal in Python's spelling: quotes of both kinds, True, False, None, tuples (which become
-// arrays), commas at the end. true, false and null are accepted too.
+// Parses a Python literal: quotes of both kinds, True, False, None, tuples (as arrays), trailing
+// commas. true, false and null are accepted too.
 std::optional<JsonValue> read_python_literal(std::string_view text);
 
-// Whether the next byte of a JSON text stands inside a string.
+// Whether the next byte of a JSON text is inside a string.
 class JsonQuotes {
  public:
   void push(std::string_view text) {
@@ -76,17 +72,17 @@ class JsonQuotes {
   bool inside_ = false, escaped_ = false;
 };
 
-// Finds the end of an object while its text still grows. Knows strings and brackets, and stops early at a
-// '<' outside strings, where a marker may begin.
+// Finds the end of an object while its text still grows. Stops early at a '<' outside strings,
+// where a marker may begin.
 class JsonExtent {
  public:
   enum class State { open, complete, angle };
 
-  // Goes on scanning `text`, which begins with '{' and is the same text as before plus what came since.
-  // complete: the object is text[0, end()). angle: text[end()] is '<' outside strings.
+  // `text` begins with '{' and extends the text of the previous call. complete: the object is
+  // text[0, end()). angle: text[end()] is '<' outside strings.
   State scan(std::string_view text);
   size_t end() const { return at_; }
-  // After angle: that '<' is of no interest.
+  // After angle: continue past the '<'.
   void skip() { ++at_; }
 
  private:

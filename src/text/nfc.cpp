@@ -1,5 +1,4 @@
-// nfc.cpp -- Unicode's annex 15. A character with combining class 0 that no other composes with begins a run; the form
-// of a run depends on nothing outside it.
+// nfc.cpp -- Unicode annex 15. Independent runs begin at starters that compose with nothing before.
 #include "text/nfc.h"
 
 #include <fmt/format.h>
@@ -18,17 +17,16 @@ namespace {
 
 using CodePoint = utf8proc_int32_t;
 
-// No character below U+0300 is changed, ordered or composed with the one before it, and none from kEnd on.
+// Characters below U+0300, and from kEnd on, never change and never compose with an earlier one.
 constexpr uint8_t kLeadOfFirst = 0xCC;  // the first byte of U+0300
 constexpr CodePoint kEnd = 0x30000;
-// Nor one from U+4000 to U+9FFF.
+// The same holds from U+4000 to U+9FFF.
 constexpr uint8_t kLeadOfU4000 = 0xE4, kLeadOfU9000 = 0xE9;
 
 int combining_class(CodePoint c) { return utf8proc_get_property(c)->combining_class; }
 
-// Appends the canonical decomposition of a character.
 void decompose(CodePoint c, std::vector<CodePoint>& out) {
-  CodePoint parts[32];  // Unicode promises 4 at most
+  CodePoint parts[32];  // Unicode guarantees at most 4
   int boundary = 0;
   const auto count = utf8proc_decompose_char(c, parts, 32, UTF8PROC_DECOMPOSE, &boundary);
   BRAID_CHECK(count >= 0 && count <= 32);
@@ -38,8 +36,8 @@ void decompose(CodePoint c, std::vector<CodePoint>& out) {
 // REQUIRES: decomposed and in order.
 void compose(std::vector<CodePoint>& points) {
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE);
-  const auto count =
-      utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()), options);
+  const auto count = utf8proc_normalize_utf32(
+      points.data(), static_cast<utf8proc_ssize_t>(points.size()), options);
   BRAID_CHECK(count >= 0 && static_cast<size_t>(count) <= points.size());
   points.resize(static_cast<size_t>(count));
 }
@@ -58,7 +56,7 @@ class CodePointSet {
 
 struct Classes {
   CodePointSet inner;     // belongs to the run of the character before it
-  CodePointSet unstable;  // quick check is "no" or "maybe": alone, or behind another, it may become another
+  CodePointSet unstable;  // quick check is "no" or "maybe": it may change
 };
 
 Classes read_classes() {
@@ -88,16 +86,18 @@ struct Step {
   size_t length_bytes;
 };
 
-// Of well-formed text, behind ASCII.
+// REQUIRES: well-formed text; not ASCII.
 Step step_at(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<CodePoint>(static_cast<uint8_t>(text[at + i])); };
+  const auto byte = [&](size_t i) {
+    return static_cast<CodePoint>(static_cast<uint8_t>(text[at + i]));
+  };
   const CodePoint lead = byte(0);
   if (lead < 0xE0) return {(lead & 0x1F) << 6 | (byte(1) & 0x3F), 2};
   if (lead < 0xF0) return {(lead & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F), 3};
-  return {(lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F), 4};
+  return {(lead & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F),
+          4};
 }
 
-// Runs, one after the other.
 class RunNormalizer {
  public:
   const std::string& normalise(std::string_view run) {
@@ -116,7 +116,6 @@ class RunNormalizer {
   }
 
  private:
-  // Marks between two characters of class 0 by their class; those of one class stay as they came.
   void order() {
     for (size_t begin = 0; begin < points_.size(); ++begin) {
       marks_.clear();
@@ -140,12 +139,11 @@ class RunNormalizer {
 Result<std::string_view> nfc(std::string_view text, std::string& buffer) {
   buffer.clear();
   RunNormalizer normalizer;
-  size_t run = 0;     // where the run begins that holds `at`
-  size_t copied = 0;  // bytes of the text whose form is in the buffer
+  size_t run = 0;     // start of the run at `at`
+  size_t copied = 0;  // bytes of the text already in the buffer
   int class_before = 0;
   for (size_t at = 0; at < text.size();) {
     const auto lead = static_cast<uint8_t>(text[at]);
-    // Latin letters and Chinese characters: nothing to look up.
     if (lead < kLeadOfFirst || (lead >= kLeadOfU4000 && lead <= kLeadOfU9000)) {
       run = at;
       class_before = 0;
@@ -176,8 +174,9 @@ Result<std::string_view> nfc(std::string_view text, std::string& buffer) {
     if (at - run > kMaxNfcRunBytes) {
       return Error{
           ErrorKind::invalid_argument,
-          fmt::format("the text has {} bytes of combining marks on one letter; at most {} can be tokenized",
-                      at - run, kMaxNfcRunBytes)};
+          fmt::format(
+              "the text has {} bytes of combining marks on one letter; at most {} can be tokenized",
+              at - run, kMaxNfcRunBytes)};
     }
     const std::string_view before = text.substr(run, at - run);
     const std::string& after = normalizer.normalise(before);

@@ -1,5 +1,4 @@
-// nfc_test.cpp -- the normal form against known strings, and against utf8proc's own for every code point, alone and
-// beside others; what is not copied; what hostile runs cost.
+// nfc_test.cpp -- known strings, and all code points against utf8proc; cost of hostile runs.
 #include "text/nfc.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +33,7 @@ std::string utf8(std::initializer_list<char32_t> points) {
   return out;
 }
 
-// utf8proc's own pipeline; its ordering of marks takes quadratic time, which is why nfc() has its own.
+// utf8proc's own pipeline; it orders marks in quadratic time, so nfc() does not use it.
 std::string utf8proc_form(const std::string& text) {
   utf8proc_uint8_t* form = nullptr;
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE);
@@ -57,7 +56,9 @@ TEST(Nfc, KnownStrings) {
       {"order of marks", {'q', 0x307, 0x323}, {'q', 0x323, 0x307}},
       {"order, then composed", {'s', 0x307, 0x323}, {0x1E69}},
       {"composed before, then ordered", {0x1E61, 0x323}, {0x1E69}},
-      {"blocked by a mark of the same class", {'a', 0x315, 0x300, 0x5AE, 0x62}, {0xE0, 0x5AE, 0x315, 'b'}},
+      {"blocked by a mark of the same class",
+       {'a', 0x315, 0x300, 0x5AE, 0x62},
+       {0xE0, 0x5AE, 0x315, 'b'}},
       {"equal classes stay in order", {'x', 0x301, 0x300}, {'x', 0x301, 0x300}},
       {"a mark of early composites", {'e', 0x328, 'u', 0x31B}, {0x119, 0x1B0}},
       {"no composite", {'x', 0x301}, {'x', 0x301}},
@@ -85,7 +86,6 @@ TEST(Nfc, KnownStrings) {
   }
 }
 
-// Each behind and before what it may compose with or be ordered among.
 TEST(Nfc, EveryCodePointAgainstUtf8proc) {
   for (char32_t c = 1; c <= 0x10FFFF; ++c) {
     if (c >= 0xD800 && c < 0xE000) continue;
@@ -95,8 +95,9 @@ TEST(Nfc, EveryCodePointAgainstUtf8proc) {
       append_utf8(around, c);
     }
     append_utf8(around, 0x301);
-    if (c == 0x11A7) continue;  // utf8proc takes it for a final: KnownStrings
-    ASSERT_EQ(form_of(around), utf8proc_form(around)) << "U+" << std::hex << static_cast<uint32_t>(c);
+    if (c == 0x11A7) continue;  // utf8proc treats it as a final: KnownStrings
+    ASSERT_EQ(form_of(around), utf8proc_form(around))
+        << "U+" << std::hex << static_cast<uint32_t>(c);
   }
 }
 
@@ -121,11 +122,11 @@ TEST(Nfc, WhatIsInTheFormIsNotCopied) {
   EXPECT_FALSE(is_copied(""));
   EXPECT_FALSE(is_copied("plain text"));
   EXPECT_FALSE(is_copied(utf8({0xE9, 0x4E2D, 0x6587, 0xD55C, 0x1F600, 0xE0100, 0x10FFFF})));
-  EXPECT_FALSE(is_copied(utf8({0x5E9, 0x5B0, 0x5BC, 0x64B, 'x', 0x301, 0x915, 0x93C, 0x94D, 0xE01, 0xE38})));
+  EXPECT_FALSE(
+      is_copied(utf8({0x5E9, 0x5B0, 0x5BC, 0x64B, 'x', 0x301, 0x915, 0x93C, 0x94D, 0xE01, 0xE38})));
   EXPECT_TRUE(is_copied(utf8({'e', 0x301})));
 }
 
-// Ordered in one sort: a run of marks in the worst order, and one whose every mark has to be looked at.
 TEST(Nfc, RunsOfMarksAreBounded) {
   std::string worst = "q", most = "e";
   while (worst.size() < kMaxNfcRunBytes - 8)
@@ -140,7 +141,6 @@ TEST(Nfc, RunsOfMarksAreBounded) {
   const auto refused = nfc(longer, buffer);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().kind, ErrorKind::invalid_argument);
-  // In order already, it is nobody's work.
   std::string ordered_run = "q";
   while (ordered_run.size() < 2 * kMaxNfcRunBytes) append_utf8(ordered_run, 0x5B0);
   EXPECT_FALSE(is_copied(ordered_run));

@@ -1,11 +1,8 @@
-// origin.h -- who wrote which part of a prompt.
-//
-// A template writes the frame of a conversation, and only its own words may become control tokens: a user's
-// text that spells <|im_end|> is a text about that token, not the end of a turn. Tokens that the vocabulary
-// calls user-defined (<tool_call>, <think>) are no part of the frame: instructions show with them how a call
-// is written, and models were trained to see them there. The renderer (jinja.h) marks what came out of
-// messages, the tokenizer (tokenizer.h) reads the marks. Whatever is derived from several texts without a
-// mark per part counts as its least trusted part.
+// origin.h -- the writer of each part of a prompt.
+// Only the template's own text may become control tokens: <|im_end|> in a user's text does not end
+// a turn. User-defined tokens (<tool_call>, <think>) are also recognized in instructions, where
+// models were trained to see them. The renderer (jinja.h) marks text, the tokenizer reads the
+// marks. Text from several parts without marks counts as the least trusted one.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +14,11 @@
 
 namespace braid {
 
-// From most to least trusted: each recognises fewer special tokens than the one before it.
+// From most to least trusted: each recognizes fewer special tokens than the one before it.
 enum class Origin : uint8_t {
-  written = 0,  // by the template or by us: all of them
-  answer = 1,   // by the model in an earlier turn: user-defined ones, and <think>, <tool_call> of any type
-  instruction = 2,  // by who set the model up (system and developer messages, tools): user-defined ones
+  written = 0,  // by the template or by braid: all
+  answer = 1,  // earlier turn of the model: user-defined ones, and <think>, <tool_call> of any type
+  instruction = 2,  // system and developer messages, tools: user-defined ones
   data = 3,         // by a user, a tool, a file: none
 };
 
@@ -30,7 +27,7 @@ struct OriginSpan {
   Origin origin = Origin::data;
 };
 
-// Ascending, apart or touching with different origins, none empty. What no span covers is Origin::written.
+// Ascending, not empty, not overlapping. Bytes outside are Origin::written.
 using OriginSpans = std::vector<OriginSpan>;
 
 inline void append_origin(OriginSpans& spans, size_t begin, size_t end, Origin origin) {
@@ -42,7 +39,6 @@ inline void append_origin(OriginSpans& spans, size_t begin, size_t end, Origin o
   }
 }
 
-// Index of the first span that ends behind `at`.
 inline size_t first_span_behind(const OriginSpans& spans, size_t at) {
   const auto found =
       std::upper_bound(spans.begin(), spans.end(), at,
@@ -50,7 +46,6 @@ inline size_t first_span_behind(const OriginSpans& spans, size_t at) {
   return static_cast<size_t>(found - spans.begin());
 }
 
-// The least trusted origin within [begin, end).
 inline Origin least_trusted(const OriginSpans& spans, size_t begin, size_t end) {
   Origin worst = Origin::written;
   for (size_t i = first_span_behind(spans, begin); i < spans.size() && spans[i].begin < end; ++i) {
@@ -59,7 +54,7 @@ inline Origin least_trusted(const OriginSpans& spans, size_t begin, size_t end) 
   return worst;
 }
 
-// A text with its marks. REQUIRES: text.size() < 4 GiB.
+// REQUIRES: text.size() < 4 GiB.
 struct RenderedText {
   std::string text;
   OriginSpans spans;
@@ -68,7 +63,6 @@ struct RenderedText {
     append_origin(spans, text.size(), text.size() + more.size(), origin);
     text += more;
   }
-  // The first `bytes` of it.
   RenderedText prefix(size_t bytes) const {
     RenderedText out{text.substr(0, bytes), spans};
     while (!out.spans.empty() && out.spans.back().begin >= out.text.size()) out.spans.pop_back();

@@ -1,5 +1,4 @@
-// unicode.cpp -- see unicode.h. The decoder follows Unicode's table 3-7, where only the second byte of a
-// sequence has a range that depends on the first.
+// unicode.cpp -- see unicode.h. In table 3-7 only the second byte's range depends on the first.
 #include "text/unicode.h"
 
 #include <cstring>
@@ -11,7 +10,6 @@ namespace {
 
 uint8_t byte_at(std::string_view text, size_t index) { return static_cast<uint8_t>(text[index]); }
 
-// Length of the ASCII prefix of text from `begin`, eight bytes at a time.
 size_t skip_ascii(std::string_view text, size_t begin) {
   size_t index = begin;
   while (index + 8 <= text.size()) {

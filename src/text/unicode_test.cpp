@@ -1,4 +1,4 @@
-// unicode_test.cpp -- UTF-8 is taken apart and repaired as Unicode's table 3-7 says.
+// unicode_test.cpp -- decoding and repair of UTF-8 by Unicode's table 3-7.
 #include "text/unicode.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ TEST(Unicode, WhatIsNoScalarValueIsWrittenAsTheReplacementCharacter) {
 TEST(Unicode, RepairCountsBytesOrMaximalSubparts) {
   struct Case {
     std::string bytes;
-    size_t each_byte;  // U+FFFD expected, when no byte is good
+    size_t each_byte;  // expected number of U+FFFD
     size_t maximal_subpart;
   };
   const Case cases[] = {
@@ -50,9 +50,9 @@ TEST(Unicode, RepairCountsBytesOrMaximalSubparts) {
       {"\xF4\x90\x80\x80"s, 4, 4},  // beyond U+10FFFF
       {"\xF5"s, 1, 1},
       {"\xFF\xFE"s, 2, 2},
-      {"\xE4\xB8"s, 2, 1},          // cut short
-      {"\xF0\x9F\x99"s, 3, 1},      // cut short
-      {"\xF0\x9F\xE4\xB8"s, 4, 2},  // cut short twice
+      {"\xE4\xB8"s, 2, 1},          // truncated
+      {"\xF0\x9F\x99"s, 3, 1},      // truncated
+      {"\xF0\x9F\xE4\xB8"s, 4, 2},  // truncated twice
   };
   for (const Case& c : cases) {
     const auto copies = [](size_t count) {
@@ -63,7 +63,8 @@ TEST(Unicode, RepairCountsBytesOrMaximalSubparts) {
     const std::string around = "a" + c.bytes + "z";
     EXPECT_EQ(first_invalid_utf8(around), 1u);
     EXPECT_EQ(repaired_utf8(around, Utf8Repair::each_byte), "a" + copies(c.each_byte) + "z");
-    EXPECT_EQ(repaired_utf8(around, Utf8Repair::maximal_subpart), "a" + copies(c.maximal_subpart) + "z");
+    EXPECT_EQ(repaired_utf8(around, Utf8Repair::maximal_subpart),
+              "a" + copies(c.maximal_subpart) + "z");
   }
 }
 
@@ -74,7 +75,7 @@ TEST(Unicode, TheFirstInvalidByteIsFoundAtEveryOffset) {
   for (size_t offset = 0; offset < good.size(); ++offset) {
     std::string bad = good;
     bad[offset] = '\xFF';
-    size_t start = offset;  // a broken sequence is reported where it begins
+    size_t start = offset;  // an invalid sequence is reported at its start
     while ((static_cast<uint8_t>(good[start]) & 0xC0) == 0x80) --start;
     EXPECT_EQ(first_invalid_utf8(bad), start);
   }

@@ -33,7 +33,7 @@ elif [ "${2:-}" = "--page" ]; then
   export CHROMIUM SCREENSHOTS=${SCREENSHOTS:-$(dirname "$braid")/page-screenshots}
   tests=page.test.mjs
   rm -rf ui && mkdir ui
-  cp -r "$here/../../src/server/ui/"{src,build.mjs,package.json,page.html} ui/
+  cp "$here/../../src/server/ui/"* ui/
   packages=(playwright-core@1.65.1 axe-core@4.14.1
     $(node -p 'Object.entries(JSON.parse(fs.readFileSync("ui/package.json")).devDependencies).map((one) => one.join("@")).join(" ")'))
 fi
@@ -44,6 +44,6 @@ if ! npm install --no-save --no-audit --no-fund --loglevel=error "${packages[@]}
 fi
 if [ "$tests" = page.test.mjs ]; then
   node ui/build.mjs --check
-  node --test ui/src/
+  node --test ui/pure.test.js
 fi
 BRAID="$braid" exec node --test --test-concurrency=1 "$tests"

@@ -1,17 +1,14 @@
-// answer_fuzz.cpp -- hostile model output through the UTF-8 joiner, the parser of answers and stop strings.
-//
-// The first byte chooses the format, the rest is the output.
-//
-// Promises held: no crash, no undefined behaviour; the events joined do not depend on the pieces; arguments
-// of complete calls are JSON objects; everything given out is well-formed UTF-8.
+// answer_fuzz.cpp -- hostile model output through the UTF-8 joiner, the parser and stop strings.
+// The first byte chooses the format, the rest is the output. Checks: joined events do not depend on
+// the pieces; arguments of complete calls are JSON objects; output is well-formed UTF-8.
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "base/check.h"
-#include "text/answer/answer_parser.h"
-#include "text/answer/detokenizer.h"
-#include "text/answer/stop_strings.h"
+#include "text/answer_parser.h"
+#include "text/detokenizer.h"
+#include "text/stop_strings.h"
 #include "text/unicode.h"
 
 namespace {

@@ -1,5 +1,4 @@
-// changes.h -- a fuzzer's input as a list of changes to a file that is right, so that every run gets past the
-// parser.
+// changes.h -- reads a fuzzer's input as changes to a valid file, so that it gets past the parser.
 #pragma once
 
 #include <array>
@@ -23,7 +22,6 @@ class Input {
     --size_;
     return *data_++;
   }
-  // Small numbers, powers of two and their neighbours, or any.
   uint32_t number() {
     const uint8_t kind = byte();
     if (kind < 128) return kind;
@@ -45,7 +43,8 @@ inline void change_key(GgufWriter& writer, const std::string& key, Input& in) {
       writer.remove(key);
       break;
     case 1: {
-      constexpr std::array<float, 8> kFloats = {0.0f, -1.0f, 1.0f, 0.5f, 1e30f, -1e-30f, INFINITY, NAN};
+      constexpr std::array<float, 8> kFloats = {0.0f,  -1.0f,   1.0f,     0.5f,
+                                                1e30f, -1e-30f, INFINITY, NAN};
       writer.set_f32(key, kFloats[in.byte() % kFloats.size()]);
       break;
     }
@@ -75,7 +74,6 @@ struct Changed {
   std::vector<std::byte> data;
 };
 
-// All of a file.
 inline std::vector<Changed> tensors_of(const GgufFile& file) {
   std::vector<Changed> tensors;
   for (const GgufTensor& t : file.tensors()) {

@@ -1,9 +1,7 @@
-// drafter_fuzz.cpp -- small DFlash2 and DSpark drafters with some keys and tensors changed: opened against a
-// model, and if they fit, a block is drafted.
-//
-// One byte chooses the file: DSpark or DFlash2 as GGUF, DFlash2 as config.json and safetensors, or a
-// config.json of any bytes; the rest is a list of changes. Beyond not crashing: an error names the file, and
-// what opens keeps the promises of dflash_config.h.
+// drafter_fuzz.cpp -- DFlash2 and DSpark drafters with changed keys and tensors.
+// One byte chooses the file: DSpark or DFlash2 as GGUF, DFlash2 as config.json and safetensors, or
+// any config.json; the rest is a list of changes. Checks: errors name the file; opened drafters
+// hold the invariants of dflash_config.h and draft a block.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -37,11 +35,10 @@ std::vector<std::byte> read_file(const std::string& name) {
   return {span.begin(), span.end()};
 }
 
-// The right files, and what can be changed in them.
 struct Base {
   std::vector<std::byte> dspark = read_file("dspark.gguf");
   std::vector<std::byte> tensors = read_file("dflash2/model.safetensors");
-  std::vector<std::byte> dflash2;  // in a GGUF file
+  std::vector<std::byte> dflash2;  // as GGUF
   Json config;
   std::vector<std::string> gguf_keys, json_keys;
 
@@ -69,14 +66,16 @@ struct Base {
     for (const GgufEntry& entry : both->entries())
       if (entry.key != "general.architecture") gguf_keys.emplace_back(entry.key);
     for (const char* key :
-         {"logit_scale", "embedding_scale", "final_logit_softcapping", "vocab_size", "sample_from_anchor",
-          "markov_head_type", "markov_rank", "attention.sliding_window", "attention.sliding_window_pattern",
-          "rope.scaling.type", "noise_token_id", "mask_token_id", "attention.value_length"})
+         {"logit_scale", "embedding_scale", "final_logit_softcapping", "vocab_size",
+          "sample_from_anchor", "markov_head_type", "markov_rank", "attention.sliding_window",
+          "attention.sliding_window_pattern", "rope.scaling.type", "noise_token_id",
+          "mask_token_id", "attention.value_length"})
       gguf_keys.push_back(std::string("dflash.") + key);
     for (const auto& [key, value] : config.items()) json_keys.push_back(key);
     for (const auto& [key, value] : config["dflash_config"].items()) json_keys.push_back(key);
-    for (const char* key : {"sample_from_anchor", "markov_head_type", "markov_rank", "enable_confidence_head",
-                            "causal", "use_swa", "swa_window_size", "rope_parameters", "rope_scaling"})
+    for (const char* key :
+         {"sample_from_anchor", "markov_head_type", "markov_rank", "enable_confidence_head",
+          "causal", "use_swa", "swa_window_size", "rope_parameters", "rope_scaling"})
       json_keys.emplace_back(key);
   }
 };
@@ -108,7 +107,7 @@ Json any_value(Input& in) {
   }
 }
 
-// Shapes and types of the header, whose data stay where they are.
+// Changes shapes and types of the header; data stay in place.
 std::vector<std::byte> changed_safetensors(Input& in) {
   const std::vector<std::byte>& bytes = base().tensors;
   uint64_t length = 0;
@@ -143,7 +142,8 @@ std::vector<std::byte> changed_safetensors(Input& in) {
   std::memcpy(out.data(), &out_length, sizeof out_length);
   const auto head = std::as_bytes(std::span(out_text));
   out.insert(out.end(), head.begin(), head.end());
-  out.insert(out.end(), bytes.begin() + static_cast<std::ptrdiff_t>(sizeof length + length), bytes.end());
+  out.insert(out.end(), bytes.begin() + static_cast<std::ptrdiff_t>(sizeof length + length),
+             bytes.end());
   return out;
 }
 
@@ -182,8 +182,10 @@ std::vector<std::byte> changed_gguf(const std::vector<std::byte>& bytes, Input& 
 }
 
 void check_config(const DflashConfig& c, const Dflash& drafter) {
-  BRAID_CHECK(c.width == kWidth && c.block >= 2 && c.block <= DflashConfig::kMaxBlock && !c.layers.empty());
-  BRAID_CHECK(c.mask_token >= 0 && c.mask_token < kVocabulary && !c.taps.empty() && c.ffn_width > 0);
+  BRAID_CHECK(c.width == kWidth && c.block >= 2 && c.block <= DflashConfig::kMaxBlock &&
+              !c.layers.empty());
+  BRAID_CHECK(c.mask_token >= 0 && c.mask_token < kVocabulary && !c.taps.empty() &&
+              c.ffn_width > 0);
   for (const int32_t tap : c.taps) BRAID_CHECK(tap >= 0 && tap < 4);
   for (const DflashLayer& l : c.layers) {
     const AttentionConfig& a = l.attention;
@@ -192,10 +194,10 @@ void check_config(const DflashConfig& c, const Dflash& drafter) {
   }
   BRAID_CHECK(c.guesses() > 0 && c.guesses() <= c.block);
   if (c.conv_taps > 0) BRAID_CHECK(c.conv_group > 0 && c.width % c.conv_group == 0);
-  if (drafter.has_pairs()) BRAID_CHECK(c.candidates > 0 && c.candidates <= kVocabulary && c.pair_rank > 0);
+  if (drafter.has_pairs())
+    BRAID_CHECK(c.candidates > 0 && c.candidates <= kVocabulary && c.pair_rank > 0);
 }
 
-// One sequence whose rows are all certain.
 struct Rows {
   std::vector<int32_t> token, position, zeros, minus, last, output, table;
   int32_t rows = 0, context = 0;
@@ -257,7 +259,8 @@ void run(Dflash& drafter) {
   const Rows block(kContext, c.block, c.first_guess());
   drafter.forward(block.batch(), block.last.data(), cache.memory());
   const int64_t rows = block.batch().outputs, few = drafter.has_pairs() ? c.candidates : 1;
-  std::vector<float> memory(static_cast<size_t>(rows * (drafter.head_tokens() + few * few + 4 * few + 1)));
+  std::vector<float> memory(
+      static_cast<size_t>(rows * (drafter.head_tokens() + few * few + 4 * few + 1)));
   float* at = memory.data();
   const auto take = [&](int64_t cols, DType type = DType::f32) {
     const Tensor t{at, type, rows, cols, cols};
@@ -268,7 +271,8 @@ void run(Dflash& drafter) {
   drafter.logits(logits, 0, static_cast<int32_t>(rows));
   const Dflash::Guesses g = {take(few, DType::i32), take(few), take(1), take(few * few), take(few)};
   drafter.guess(g, logits, block.batch());
-  for (int64_t i = 0; i < rows * few; ++i) (void)drafter.token(static_cast<const int32_t*>(g.ids.data)[i]);
+  for (int64_t i = 0; i < rows * few; ++i)
+    (void)drafter.token(static_cast<const int32_t*>(g.ids.data)[i]);
 }
 
 void open(Result<DflashFile> file) {
@@ -291,7 +295,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Input in(data, size);
   const uint8_t kind = in.byte() % 4;
   if (kind == 3) {
-    (void)read_dflash_json({reinterpret_cast<const char*>(data) + 1, size > 0 ? size - 1 : 0}, "input");
+    (void)read_dflash_json({reinterpret_cast<const char*>(data) + 1, size > 0 ? size - 1 : 0},
+                           "input");
     return 0;
   }
   if (kind == 2) {
@@ -299,8 +304,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const std::vector<std::byte> tensors = changed_safetensors(in);
     for (int i = 0; i < 6 && !in.empty(); ++i) {
       const std::string& key = base().json_keys[in.number() % base().json_keys.size()];
-      Json& object =
-          in.byte() % 2 == 1 && config["dflash_config"].is_object() ? config["dflash_config"] : config;
+      Json& object = in.byte() % 2 == 1 && config["dflash_config"].is_object()
+                         ? config["dflash_config"]
+                         : config;
       object[key] = any_value(in);
     }
     auto file = SafetensorsFile::parse(tensors, "input");

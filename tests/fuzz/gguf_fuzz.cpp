@@ -1,21 +1,19 @@
-// gguf_fuzz.cpp -- any bytes as a GGUF file: parsed, read through every getter, decoded, and written back.
-//
-// Beyond not crashing: what parses obeys the promises of gguf.h, and a file rebuilt from it parses to the
-// same.
+// gguf_fuzz.cpp -- any bytes as a GGUF file: parsed, read by every getter, decoded, written back.
+// Checks: a parsed file holds the invariants of gguf.h; a file rebuilt from it parses to the same.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "base/check.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "gguf/quantize/quantize.h"
+#include "gguf/quantize.h"
 
 namespace {
 
-constexpr uint64_t kMostElems = 256;  // decoded per tensor, so that inputs stay fast
+constexpr uint64_t kMostElems = 256;  // decoded per tensor, for speed
 
 void read_all_values(const braid::GgufFile& file) {
   for (const braid::GgufEntry& entry : file.entries()) {
@@ -43,7 +41,7 @@ void decode_some(const braid::GgufTensor& tensor) {
   braid::decode_row(tensor.type, tensor.data.data(), values.data(), count);
   (void)braid::find_invalid_block(tensor.type, tensor.data.data(), count);
   if (!braid::all_finite(values.data(), count)) return;
-  // One encoder per tensor, chosen by its bytes: all of them would be most of the time.
+  // One encoder per tensor, chosen by its bytes; all of them would take most of the time.
   constexpr braid::GgmlType kTypes[] = {
       braid::GgmlType::Q4_K,   braid::GgmlType::Q5_K,  braid::GgmlType::Q6_K,
       braid::GgmlType::Q8_0,   braid::GgmlType::Q4_0,  braid::GgmlType::Q5_1,
@@ -58,7 +56,8 @@ void decode_some(const braid::GgufTensor& tensor) {
 void rebuild(const braid::GgufFile& file) {
   braid::GgufWriter writer;
   writer.copy_metadata(file);
-  for (const braid::GgufTensor& t : file.tensors()) writer.add_tensor(t.name, t.type, t.n_dims, t.ne, t.data);
+  for (const braid::GgufTensor& t : file.tensors())
+    writer.add_tensor(t.name, t.type, t.n_dims, t.ne, t.data);
   const std::vector<std::byte> bytes = writer.to_bytes();
   const auto again = braid::GgufFile::parse(bytes, "rebuilt");
   BRAID_CHECK(again.ok());
@@ -68,7 +67,8 @@ void rebuild(const braid::GgufFile& file) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto file = braid::GgufFile::parse({reinterpret_cast<const std::byte*>(data), size}, "input");
+  const auto file =
+      braid::GgufFile::parse({reinterpret_cast<const std::byte*>(data), size}, "input");
   if (!file.ok()) {
     BRAID_CHECK(file.error().message.rfind("input: ", 0) == 0);
     return 0;
@@ -79,7 +79,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     decode_some(tensor);
     tensors.push_back({tensor.name, tensor.type, tensor.ne});
   }
-  (void)braid::tensor_types_for(*braid::find_quantize_mix("Q4_K_M"), tensors, 24, size % 3 == 0 ? 8 : 0);
+  (void)braid::tensor_types_for(*braid::find_quantize_mix("Q4_K_M"), tensors, 24,
+                                size % 3 == 0 ? 8 : 0);
   rebuild(*file);
   return 0;
 }

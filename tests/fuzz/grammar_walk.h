@@ -1,6 +1,6 @@
-// grammar_walk.h -- follows a compiled form with tokens that the fuzzer chooses, and holds it to its
-// promises: there is always a token to go on with or the end, what is allowed can follow, no call costs more
-// than its bound, and what is a whole sentence is JSON.
+// grammar_walk.h -- follows a compiled grammar with tokens that the fuzzer chooses.
+// Checks: a next token or the end is always allowed; allowed tokens can follow; calls stay within
+// their cost bound; a whole sentence is JSON.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "gguf/gguf.h"
-#include "server/grammar/grammar_cache.h"
-#include "server/grammar/grammar_matcher.h"
+#include "server/structured/grammar_cache.h"
+#include "server/structured/grammar_matcher.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {
@@ -28,9 +28,8 @@ inline const GrammarCache& demo_grammars() {
   return kGrammars;
 }
 
-// `choices` decide which of the allowed tokens comes, again and again.
-inline void walk_form(std::shared_ptr<const GrammarProgram> program, std::span<const uint8_t> choices,
-                      int steps) {
+inline void walk_form(std::shared_ptr<const GrammarProgram> program,
+                      std::span<const uint8_t> choices, int steps) {
   const Tokenizer& tokenizer = demo_tokenizer();
   GrammarMatcher matcher(std::move(program));
   std::vector<uint64_t> bits((static_cast<size_t>(tokenizer.size()) + 63) / 64);
@@ -40,7 +39,8 @@ inline void walk_form(std::shared_ptr<const GrammarProgram> program, std::span<c
     std::fill(bits.begin(), bits.end(), 0);
     matcher.allowed(bits);
     const size_t nodes = demo_grammars().trie().nodes().size();
-    const auto most = GrammarMatcher::kMostSteps + static_cast<int64_t>(GrammarMatcher::kMaxWide * nodes * 2);
+    const auto most =
+        GrammarMatcher::kMostSteps + static_cast<int64_t>(GrammarMatcher::kMaxWide * nodes * 2);
     BRAID_CHECK(matcher.steps() <= most);
     std::vector<int32_t> ids;
     for (size_t w = 0; w < bits.size(); ++w)
@@ -54,7 +54,7 @@ inline void walk_form(std::shared_ptr<const GrammarProgram> program, std::span<c
     const int32_t id = ids[(state >> 8) % ids.size()];
     BRAID_CHECK(matcher.advance(tokenizer.piece(id)));
     text += tokenizer.piece(id);
-    if (step % 7 == 6) {  // going back leads to the same place
+    if (step % 7 == 6) {  // going back leads to the same state
       const size_t depth = matcher.depth();
       std::vector<uint64_t> before(bits.size()), after(bits.size());
       matcher.allowed(before);

@@ -1,10 +1,6 @@
-// jinja_fuzz.cpp -- hostile chat templates, parsed and rendered with a small conversation.
-//
-// The input is the text of a template. Limits are tight, so that one run is short and every limit is met
-// often.
-//
-// Promises held: no crash, no undefined behaviour, no leak; a render stays within its limits of steps, memory
-// and output; the same template gives the same result twice.
+// jinja_fuzz.cpp -- hostile chat templates, rendered with a small conversation.
+// Limits are tight, so that runs are short and reach every limit. Checks: steps, memory and output
+// stay within limits; two renders give the same result.
 #include <cstdint>
 #include <ctime>
 #include <string>

@@ -1,9 +1,6 @@
-// model_fuzz.cpp -- a small model file of any architecture with some keys and tensors changed: opened, and if
-// it opens, planned and run for a few tokens.
-//
-// The input is a list of changes, so that every run gets past the parser: one byte chooses the architecture,
-// then each change has a kind, what it changes, and a value. Beyond not crashing: what opens keeps the
-// promises of config.h.
+// model_fuzz.cpp -- a small model file with changed keys and tensors.
+// One byte chooses the architecture; each change has a kind, a target and a value. Checks: opened
+// models hold the invariants of config.h and run a few tokens.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,7 +15,7 @@
 #include "engine/engine.h"
 #include "gguf/gguf.h"
 #include "gguf/gguf_writer.h"
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 
 namespace {
 
@@ -60,7 +57,6 @@ RandomShape tiny(std::string_view architecture) {
 constexpr std::array<std::string_view, 6> kArchitectures = {"qwen35",   "qwen35moe", "qwen3",
                                                             "qwen3moe", "qwen3next", "laguna"};
 
-// The file and the keys that are changed: those it has, and those it could have.
 struct Base {
   std::vector<std::byte> bytes;
   std::vector<std::string> keys;
@@ -78,10 +74,10 @@ struct Base {
     for (const char* key :
          {"rope.scaling.type", "rope.scaling.factor", "rope.scaling.yarn_attn_factor",
           "rope.scaling.yarn_beta_slow", "rope.freq_base_swa", "rope.dimension_count_swa",
-          "attention.sliding_window", "attention.sliding_window_pattern", "attention.recurrent_layers",
-          "attention.scale", "attention.causal", "expert_shared_count", "expert_group_count",
-          "expert_gating_func", "expert_weights_scale", "expert_weights_norm", "leading_dense_block_count",
-          "nextn_predict_layers"})
+          "attention.sliding_window", "attention.sliding_window_pattern",
+          "attention.recurrent_layers", "attention.scale", "attention.causal",
+          "expert_shared_count", "expert_group_count", "expert_gating_func", "expert_weights_scale",
+          "expert_weights_norm", "leading_dense_block_count", "nextn_predict_layers"})
       keys.push_back(std::string(architecture) + "." + key);
   }
 };
@@ -103,8 +99,8 @@ void change_tensor(std::vector<Changed>& tensors, Input& in) {
   }
   Changed& tensor = tensors[index];
   if (kind == 1) {
-    tensor.name =
-        "blk." + std::to_string(in.byte() % 5) + (in.byte() % 2 ? ".attn_gate.weight" : ".exp_probs_b.bias");
+    tensor.name = "blk." + std::to_string(in.byte() % 5) +
+                  (in.byte() % 2 ? ".attn_gate.weight" : ".exp_probs_b.bias");
     const bool taken = std::count_if(tensors.begin(), tensors.end(),
                                      [&](const Changed& t) { return t.name == tensor.name; }) > 1;
     if (taken) tensor.name = "renamed" + std::to_string(index);
@@ -132,7 +128,8 @@ void check_config(const ModelConfig& config) {
       BRAID_CHECK(rope.dims > 0 && rope.dims % 2 == 0 && rope.dims <= a.head_dim);
       BRAID_CHECK(rope.factor > 0 && rope.freq_base > 1 && rope.magnitude > 0);
     } else {
-      BRAID_CHECK(layer.delta.key_heads > 0 && layer.delta.value_heads % layer.delta.key_heads == 0);
+      BRAID_CHECK(layer.delta.key_heads > 0 &&
+                  layer.delta.value_heads % layer.delta.key_heads == 0);
     }
     const FeedForwardConfig& f = layer.feed_forward;
     BRAID_CHECK(f.is_moe() ? f.experts_used > 0 && f.experts_used <= f.experts && f.expert_width > 0
@@ -152,7 +149,7 @@ void run(const GgufFile& file, const char* device) {
   options.threads = 1;
   options.context_tokens = 64;
   options.max_sequences = 1;
-  options.spec_type = SpecType::automatic;  // heads that draft are read, and run
+  options.spec_type = SpecType::automatic;  // includes MTP heads
   options.spec_always = true;
   options.max_drafts = 2;
   auto engine = Engine::create(file, options);

@@ -1,14 +1,11 @@
-// pattern_fuzz.cpp -- hostile patterns of schemas, with and without bounds on the length, and their masks.
-//
-// The first two bytes choose the bounds, the rest is the pattern.
-//
-// Promises held: no crash, no undefined behaviour; a pattern that cannot be compiled says why; every answer
-// is a JSON string within the bounds (grammar_walk.h).
+// pattern_fuzz.cpp -- hostile schema patterns, with and without length bounds, and their masks.
+// The first two bytes choose the bounds, the rest is the pattern. Checks: a refused pattern has a
+// reason; every answer is a JSON string within the bounds (grammar_walk.h).
 #include <cstdint>
 #include <string>
 
 #include "grammar_walk.h"
-#include "server/schema/schema_grammar.h"
+#include "server/structured/schema_grammar.h"
 #include "text/unicode.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

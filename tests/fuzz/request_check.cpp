@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/json/json.h"
+#include "base/json.h"
 #include "gguf/gguf.h"
-#include "server/answers/answer_stream.h"
-#include "server/grammar/grammar_cache.h"
-#include "server/requests/read_request.h"
+#include "server/api/answer_stream.h"
+#include "server/api/read_request.h"
+#include "server/structured/grammar_cache.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::fuzz {
@@ -22,7 +22,6 @@ namespace {
 
 constexpr int32_t kContext = 4096;
 
-// Is asked for its context only.
 class NoBackend : public server::Backend {
  public:
   Result<RequestId> submit(Request, std::shared_ptr<Sink>) override {
@@ -42,7 +41,6 @@ void check_error(const server::ApiError& error) {
   }
 }
 
-// Every event is one line of JSON.
 void check_events(const std::string& stream) {
   constexpr std::string_view kData = "data: ";
   for (size_t at = 0; at < stream.size();) {
@@ -83,7 +81,8 @@ RequestChecker::RequestChecker() : model_(std::make_shared<server::ServedModel>(
   model_->tokenizer =
       std::make_shared<const Tokenizer>(Tokenizer::create(read_vocabulary(*file).value()).value());
   model_->chat.emplace(
-      ChatTemplate::parse(*file->find_string("tokenizer.chat_template").value(), "", "<|im_end|>").value());
+      ChatTemplate::parse(*file->find_string("tokenizer.chat_template").value(), "", "<|im_end|>")
+          .value());
   model_->abilities = server::probe_template(*model_->chat);
   model_->grammars = std::make_shared<server::GrammarCache>(*model_->tokenizer);
   model_->backend = std::make_shared<NoBackend>();
@@ -125,7 +124,8 @@ void RequestChecker::check(const RequestBody& body, uint64_t seed) {
   answer(generation, body.text.size());
 }
 
-void RequestChecker::answer(const std::shared_ptr<server::Generation>& generation, size_t body_bytes) {
+void RequestChecker::answer(const std::shared_ptr<server::Generation>& generation,
+                            size_t body_bytes) {
   server::AnswerPolicy policy;
   policy.thinking = static_cast<server::Thinking>(random_() % 3);
   policy.late_system = static_cast<server::LateSystem>(random_() % 3);
@@ -159,7 +159,9 @@ void RequestChecker::answer(const std::shared_ptr<server::Generation>& generatio
     }
     Finished end;
     const uint64_t how = random_() % 8;
-    end.reason = how == 0 ? FinishReason::error : how < 3 ? FinishReason::length : FinishReason::stop;
+    end.reason = how == 0  ? FinishReason::error
+                 : how < 3 ? FinishReason::length
+                           : FinishReason::stop;
     if (how > 5) end.stop_id = model_->tokenizer->end_ids().front();
     stream.finished(i, end, out);
   }
@@ -170,13 +172,12 @@ void RequestChecker::answer(const std::shared_ptr<server::Generation>& generatio
   } else {
     const std::string whole = server::dump(stream.whole());
     BRAID_CHECK(parse_json(whole).ok());
-    // An answer repeats a part of its request at most.
+    // An answer repeats at most a part of its request.
     BRAID_CHECK(whole.size() < 64 * body_bytes + (size_t{1} << 20));
   }
   BRAID_CHECK(stream.done());
 }
 
-// A few tokens that the mask allows, and back.
 void RequestChecker::walk(TokenMask& mask) {
   if (random_() % 4 != 0) return;
   const auto size = static_cast<size_t>(model_->tokenizer->size());
@@ -197,32 +198,32 @@ void RequestChecker::walk(TokenMask& mask) {
   mask.rewind(taken);
 }
 
-// What a model may say: markup, names and texts of the request, halves of characters, any tokens.
 std::vector<int32_t> RequestChecker::said(const server::Generation& generation) {
   std::string name = "f";
   if (!generation.tools.empty() && random_() % 4 != 0) {
     const Json& tool = generation.tools[random_() % generation.tools.size()];
     name = tool["function"]["name"].get<std::string>();
   }
-  const std::string pieces[] = {
-      "<think>\n",
-      "a thought\n",
-      "</think>\n\n",
-      "Hello ",
-      "there.\n",
-      "<tool_call>\n<function=" + name + ">\n",
-      "<parameter=input>\nx\n</parameter>\n",
-      "<parameter=a>\n{\"b\": [1, 2.50]}\n</parameter>\n",
-      "</function>\n</tool_call>",
-      "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": {\"input\": \"x\\ny\"}}\n</tool_call>",
-      "{\"a\": 1}",
-      "\xf0\x9f\x98\x80",
-      "<|im_end|>",
-      generation.stops.empty() ? "." : generation.stops.front()};
+  const std::string pieces[] = {"<think>\n",
+                                "a thought\n",
+                                "</think>\n\n",
+                                "Hello ",
+                                "there.\n",
+                                "<tool_call>\n<function=" + name + ">\n",
+                                "<parameter=input>\nx\n</parameter>\n",
+                                "<parameter=a>\n{\"b\": [1, 2.50]}\n</parameter>\n",
+                                "</function>\n</tool_call>",
+                                "<tool_call>\n{\"name\": \"" + name +
+                                    "\", \"arguments\": {\"input\": \"x\\ny\"}}\n</tool_call>",
+                                "{\"a\": 1}",
+                                "\xf0\x9f\x98\x80",
+                                "<|im_end|>",
+                                generation.stops.empty() ? "." : generation.stops.front()};
   std::vector<int32_t> out;
   for (uint64_t i = random_() % 8; i > 0; --i) {
     if (random_() % 6 == 0) {
-      out.push_back(static_cast<int32_t>(random_() % static_cast<uint64_t>(model_->tokenizer->size())));
+      out.push_back(
+          static_cast<int32_t>(random_() % static_cast<uint64_t>(model_->tokenizer->size())));
       continue;
     }
     const auto ids = model_->tokenizer->encode(pieces[random_() % std::size(pieces)],

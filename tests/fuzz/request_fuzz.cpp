@@ -1,8 +1,6 @@
-// request_fuzz.cpp -- hostile request bodies through the readers of every API, the prompt, masks and writers
-// of answers (request_check.h says what is held).
-//
-// The first byte chooses the reader, the second what the operator has set and the model says; the rest is the
-// body. Half of the changes are bodies of the generator, the others libFuzzer's own.
+// request_fuzz.cpp -- hostile request bodies through all APIs (request_check.h has the checks).
+// The first byte chooses the reader, the second settings and model output; the rest is the body.
+// Half of the mutations come from the generator, the others from libFuzzer.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -21,7 +19,8 @@ uint8_t choice_of(const braid::fuzz::RequestBody& body) {
 
 }  // namespace
 
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   if (seed % 2 == 0 || max_size <= kHead) return LLVMFuzzerMutate(data, size, max_size);
   const braid::fuzz::RequestBody body = braid::fuzz::RequestGenerator(seed).body();
   data[0] = choice_of(body);

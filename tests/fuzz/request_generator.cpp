@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "server/requests/request_fields.h"
+#include "server/api/request_fields.h"
 
 namespace braid::fuzz {
 
@@ -19,7 +19,6 @@ using server::Json;
 
 namespace {
 
-// Members of what is inside a request.
 constexpr std::string_view kMembers[] = {"role",
                                          "content",
                                          "type",
@@ -81,7 +80,6 @@ constexpr std::string_view kMembers[] = {"role",
                                          "required",
                                          "enum"};
 
-// Roles, types, modes and texts that mean something somewhere.
 constexpr std::string_view kWords[] = {"user",
                                        "assistant",
                                        "system",
@@ -193,7 +191,7 @@ std::string_view pick_of(const List& list, uint64_t random) {
   return list[random % std::size(list)];
 }
 
-// What the endpoint's reader asks for, and what it refuses or passes over.
+// `read`: fields that the endpoint's reader uses; else fields it refuses or ignores.
 const std::vector<std::string>& fields_of(Endpoint endpoint, bool read) {
   static const auto kFields = [] {
     std::map<std::pair<Endpoint, bool>, std::vector<std::string>> out;
@@ -240,7 +238,8 @@ Json RequestGenerator::number() {
     case 4:
       return std::array<double, 5>{1e300, -1e300, 3.0, 1e-300, 9007199254740993.0}[below(5)];
     case 5:
-      return std::array<uint64_t, 4>{UINT64_MAX, uint64_t{1} << 63, INT64_MAX, uint64_t{1} << 31}[below(4)];
+      return std::array<uint64_t, 4>{UINT64_MAX, uint64_t{1} << 63, INT64_MAX,
+                                     uint64_t{1} << 31}[below(4)];
     case 6:
       return INT64_MIN;
     default:
@@ -278,13 +277,15 @@ Json RequestGenerator::value(int depth) {
 }
 
 void RequestGenerator::add_members(Json& object, int depth) {
-  for (uint64_t i = below(4); i > 0; --i) object[std::string(pick_of(kMembers, random_()))] = value(depth);
+  for (uint64_t i = below(4); i > 0; --i)
+    object[std::string(pick_of(kMembers, random_()))] = value(depth);
 }
 
 Json RequestGenerator::schema(int depth) {
   if (wild_ && one_in(8)) return value(depth);
   Json out = Json::object();
-  constexpr std::string_view kTypes[] = {"string", "integer", "number", "boolean", "null", "array", "object"};
+  constexpr std::string_view kTypes[] = {"string", "integer", "number", "boolean",
+                                         "null",   "array",   "object"};
   const auto names = [&](Json& list) {
     for (uint64_t i = below(4); i > 0; --i) list.push_back(text());
   };
@@ -300,7 +301,8 @@ Json RequestGenerator::schema(int depth) {
       break;
     case 3:
       out["type"] = "string";
-      if (one_in(2)) out["pattern"] = std::array{"^[a-z]+$", "a|b", "(x{2,3})*", "[", "\\d{4}"}[below(5)];
+      if (one_in(2))
+        out["pattern"] = std::array{"^[a-z]+$", "a|b", "(x{2,3})*", "[", "\\d{4}"}[below(5)];
       if (one_in(2)) out["maxLength"] = below(9);
       if (one_in(3)) out["format"] = std::array{"date", "uuid", "email", "date-time"}[below(4)];
       break;
@@ -313,7 +315,8 @@ Json RequestGenerator::schema(int depth) {
       for (uint64_t i = below(3); i > 0; --i) out["anyOf"].push_back(schema(depth + 1));
       break;
     case 6:
-      out["$ref"] = std::array{"#", "#/$defs/a", "#/properties/a", "#/nowhere", "http://x"}[below(5)];
+      out["$ref"] =
+          std::array{"#", "#/$defs/a", "#/properties/a", "#/nowhere", "http://x"}[below(5)];
       out["$defs"] = {{"a", schema(depth + 1)}};
       break;
     default:
@@ -340,7 +343,8 @@ Json RequestGenerator::tools() {
     Json tool = Json::object(), inner = Json::object();
     inner["name"] = tool_name();
     if (one_in(2)) inner["description"] = text();
-    if (!one_in(4)) inner[endpoint_ == Endpoint::messages ? "input_schema" : "parameters"] = schema(0);
+    if (!one_in(4))
+      inner[endpoint_ == Endpoint::messages ? "input_schema" : "parameters"] = schema(0);
     if (one_in(3)) inner["strict"] = one_in(2);
     const bool custom = one_in(6);
     if (endpoint_ == Endpoint::chat) {
@@ -371,14 +375,14 @@ Json RequestGenerator::tool_choice() {
             {"disable_parallel_tool_use", one_in(2)}};
   }
   if (one_in(2)) return named;
-  const Json allowed{{"mode", one_in(2) ? "auto" : "required"}, {"tools", Json::array({named, named})}};
+  const Json allowed{{"mode", one_in(2) ? "auto" : "required"},
+                     {"tools", Json::array({named, named})}};
   if (endpoint_ == Endpoint::chat) return {{"type", "allowed_tools"}, {"allowed_tools", allowed}};
   Json out = allowed;
   out["type"] = "allowed_tools";
   return out;
 }
 
-// A part of a chat message or of an item, or a block.
 Json RequestGenerator::part() {
   Json out = Json::object();
   const bool known = !one_in(6);
@@ -389,8 +393,9 @@ Json RequestGenerator::part() {
                           : std::string(pick_of(kWords, random_()));
       break;
     case Endpoint::responses:
-      out["type"] = known ? std::array{"input_text", "output_text", "refusal", "input_image"}[below(4)]
-                          : std::string(pick_of(kWords, random_()));
+      out["type"] =
+          known ? std::array{"input_text", "output_text", "refusal", "input_image"}[below(4)]
+                : std::string(pick_of(kWords, random_()));
       break;
     case Endpoint::messages:
       out["type"] = known ? std::array{"text",           "text",          "tool_use",
@@ -403,9 +408,11 @@ Json RequestGenerator::part() {
       if (one_in(2)) out["name"] = tool_name();
       if (one_in(2)) out["input"] = wild_ ? value(3) : Json{{"a", value(4)}};
       if (one_in(2))
-        out["content"] = one_in(2) ? Json(text()) : Json::array({{{"type", "text"}, {"text", text()}}});
+        out["content"] =
+            one_in(2) ? Json(text()) : Json::array({{{"type", "text"}, {"text", text()}}});
       if (one_in(3))
-        out["source"] = {{"type", one_in(2) ? "text" : "content"}, {"data", text()}, {"content", text()}};
+        out["source"] = {
+            {"type", one_in(2) ? "text" : "content"}, {"data", text()}, {"content", text()}};
       if (one_in(3)) out["thinking"] = text();
       if (one_in(3)) out["signature"] = text();
   }
@@ -431,7 +438,8 @@ Json RequestGenerator::call_arguments() {
 }
 
 Json RequestGenerator::chat_message() {
-  Json out{{"role", std::array{"user", "user", "assistant", "system", "tool", "developer"}[below(6)]}};
+  Json out{
+      {"role", std::array{"user", "user", "assistant", "system", "tool", "developer"}[below(6)]}};
   if (!one_in(12)) out["content"] = content();
   if (out["role"] == "tool" && !one_in(8)) out["tool_call_id"] = "c" + std::to_string(below(3));
   if (out["role"] == "assistant" && one_in(2)) {
@@ -465,7 +473,8 @@ Json RequestGenerator::responses_item() {
       if (one_in(4)) out["namespace"] = tool_name();
       break;
     case 1:
-      out = {{"type", one_in(4) ? "custom_tool_call_output" : "function_call_output"}, {"output", content()}};
+      out = {{"type", one_in(4) ? "custom_tool_call_output" : "function_call_output"},
+             {"output", content()}};
       out["call_id"] = "c" + std::to_string(below(3));
       break;
     case 2:
@@ -499,7 +508,6 @@ Json RequestGenerator::turns() {
   return out;
 }
 
-// A value that fits the field more often than not.
 Json RequestGenerator::field(const std::string& name) {
   const auto is = [&](std::initializer_list<std::string_view> names) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -513,7 +521,8 @@ Json RequestGenerator::field(const std::string& name) {
     if (one_in(2)) return text();
     Json out = Json::array();
     const bool ids = one_in(2);
-    for (uint64_t i = 1 + below(4); i > 0; --i) out.push_back(ids ? Json(below(8000)) : Json(text()));
+    for (uint64_t i = 1 + below(4); i > 0; --i)
+      out.push_back(ids ? Json(below(8000)) : Json(text()));
     return out;
   }
   if (is({"system", "instructions", "suffix", "model", "cache_salt"}))
@@ -526,10 +535,12 @@ Json RequestGenerator::field(const std::string& name) {
   if (is({"json_schema", "guided_json"})) return one_in(3) ? Json(schema(0).dump()) : schema(0);
   if (name == "response_format") {
     if (one_in(3)) return {{"type", "json_object"}};
-    return {{"type", "json_schema"}, {"json_schema", {{"schema", schema(0)}, {"strict", one_in(2)}}}};
+    return {{"type", "json_schema"},
+            {"json_schema", {{"schema", schema(0)}, {"strict", one_in(2)}}}};
   }
-  const Json format{
-      {"type", one_in(3) ? "json_object" : "json_schema"}, {"schema", schema(0)}, {"strict", one_in(3)}};
+  const Json format{{"type", one_in(3) ? "json_object" : "json_schema"},
+                    {"schema", schema(0)},
+                    {"strict", one_in(3)}};
   if (is({"text", "output_config"}))
     return {{"format", format}, {"effort", one_in(4) ? pick_of(kWords, random_()) : "low"}};
   if (name == "output_format") return format;
@@ -542,7 +553,8 @@ Json RequestGenerator::field(const std::string& name) {
     return Json::array({Json::array({text(), -5}), Json::array({below(9000), false})});
   }
   if (name == "stop_token_ids") return Json::array({below(9000), below(9000)});
-  if (is({"chat_template_kwargs", "reasoning", "thinking", "stream_options", "context_management"})) {
+  if (is({"chat_template_kwargs", "reasoning", "thinking", "stream_options",
+          "context_management"})) {
     Json out = Json::object();
     add_members(out, 2);
     if (name == "thinking") out["type"] = std::array{"enabled", "disabled", "adaptive"}[below(3)];
@@ -555,22 +567,23 @@ Json RequestGenerator::field(const std::string& name) {
   if (is({"stream", "echo", "logprobs", "ignore_eos", "enable_thinking", "parallel_tool_calls",
           "include_reasoning", "cache_prompt", "continue_final_message", "add_generation_prompt",
           "include_stop_str_in_output"})) {
-    return name == "logprobs" && endpoint_ == Endpoint::completions ? Json(below(5)) : Json(one_in(2));
+    return name == "logprobs" && endpoint_ == Endpoint::completions ? Json(below(5))
+                                                                    : Json(one_in(2));
   }
   if (is({"skip_special_tokens", "add_special_tokens", "background"})) return name != "background";
-  // Stored elsewhere, or never taken: null says that nothing is asked for.
+  // Unsupported or refused unless null.
   if (is({"previous_response_id", "conversation", "chat_template"})) return nullptr;
-  if (is({"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty",
-          "repetition_penalty"})) {
+  if (is({"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+          "repeat_penalty", "repetition_penalty"})) {
     return one_in(5) ? number() : Json(0.5);
   }
-  if (name == "reasoning_effort") return std::array{"low", "high", "none", "minimal", "max"}[below(5)];
+  if (name == "reasoning_effort")
+    return std::array{"low", "high", "none", "minimal", "max"}[below(5)];
   if (is({"n", "best_of"})) return 1 + below(3);
   if (one_in(3)) return number();
   return 1 + below(4);
 }
 
-// What no JSON writer writes.
 void RequestGenerator::spoil(std::string& text) {
   const size_t at = text.empty() ? 0 : below(text.size());
   switch (below(8)) {
@@ -586,19 +599,20 @@ void RequestGenerator::spoil(std::string& text) {
     case 3:
       text.insert(at, text.substr(below(text.size() + 1), below(40)));
       break;
-    case 4: {  // surrogates that stand alone, and pairs
-      constexpr std::string_view kEscapes[] = {"\\ud83d", "\\ude00", "\\ud83d\\ude00", "\\u0000", "\\u00e9"};
+    case 4: {  // lone surrogates, and pairs
+      constexpr std::string_view kEscapes[] = {"\\ud83d", "\\ude00", "\\ud83d\\ude00", "\\u0000",
+                                               "\\u00e9"};
       const size_t quote = text.find("hi\"", at);
       if (quote != std::string::npos) text.insert(quote, pick_of(kEscapes, random_()));
       break;
     }
     case 5: {
       const auto depth = static_cast<size_t>(below(140));
-      text.insert(1,
-                  "\"x\":" + std::string(depth, '[') + std::string(depth, ']') + (text == "{}" ? "" : ","));
+      text.insert(1, "\"x\":" + std::string(depth, '[') + std::string(depth, ']') +
+                         (text == "{}" ? "" : ","));
       break;
     }
-    case 6:  // a name twice
+    case 6:  // a repeated name
       text.insert(1, "\"messages\":[],\"model\":\"x\",\"input\":\"hi\",\"n\":1" +
                          std::string(text == "{}" ? "" : ","));
       break;

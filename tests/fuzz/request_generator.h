@@ -1,8 +1,6 @@
-// request_generator.h -- bodies of requests as clients write them, and as nobody should: for the storm
-// (request_storm.cpp), its test and the fuzzer.
-//
-// Most bodies are nearly right, so that they get past the first check: the members that an API needs, the
-// words that readers know, tools that are called by their names. A body is a function of its seed.
+// request_generator.h -- generated request bodies for the storm, its test and the fuzzer.
+// Most are nearly valid, to get past the first check: required members, known words, tools called
+// by their names. The seed determines the body.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +53,7 @@ class RequestGenerator {
   bool wild_ = false;  // any value anywhere
 };
 
-// The fields of the table and the words that readers know, as libFuzzer's -dict= wants them.
+// Field names and known words, for libFuzzer's -dict=.
 std::string request_dictionary();
 
 }  // namespace braid::fuzz

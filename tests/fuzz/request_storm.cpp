@@ -1,12 +1,10 @@
-// request_storm.cpp -- request_storm COUNT SEED: so many generated bodies through request_check.h, and lists
-// of every kind at twice the length, which must not cost four times as much.
+// request_storm.cpp -- generated bodies through request_check.h, and lists in linear work.
 //
-//   request_storm COUNT SEED      bodies SEED, SEED + 1, ...; how many, and how many a second
-//   request_storm --show SEED     the body, its endpoint
-//   request_storm --dictionary    the words of requests for libFuzzer (tests/fuzz/dictionaries/request.dict)
+//   request_storm COUNT SEED      bodies SEED, SEED + 1, ...; prints counts and bodies per second.
+//   request_storm --show SEED     the body and its endpoint.
+//   request_storm --dictionary    words for libFuzzer (tests/fuzz/dictionaries/request.dict).
 //
-// A body is a function of its number, so what is found is run again by itself. Work is measured in bytes that
-// are allocated: what is copied, is allocated first.
+// The seed determines a body. Work is measured in allocated bytes.
 #include <unistd.h>
 #include <chrono>
 #include <csignal>
@@ -49,14 +47,14 @@ namespace {
 using server::Endpoint;
 using server::Json;
 
-// What reading a body and making its messages allocate. 0: it was refused.
+// Bytes allocated to read a body and make its messages. 0: refused.
 uint64_t work_of(RequestChecker& checker, const RequestBody& body) {
   const uint64_t before = allocated_bytes;
   const auto generation = checker.read(body);
   if (generation == nullptr) return 0;
   const server::TemplateAbilities abilities;
-  server::template_messages(server::normalise(generation->messages, abilities, server::LateSystem::attach),
-                            abilities);
+  server::template_messages(
+      server::normalise(generation->messages, abilities, server::LateSystem::attach), abilities);
   return allocated_bytes - before;
 }
 
@@ -69,15 +67,17 @@ std::string repeated(size_t count, const std::function<std::string(size_t)>& one
 struct List {
   const char* what;
   Endpoint endpoint;
-  std::function<std::string(size_t)> body;  // of so many elements
+  std::function<std::string(size_t)> body;  // with this number of elements
 };
 
 std::string tool_list(size_t count, bool chat) {
   return "\"tools\":[" +
          repeated(count,
                   [&](size_t i) {
-                    const std::string inner = "\"name\":\"tool_with_a_long_name_" + std::to_string(i) + "\"";
-                    return chat ? "{\"function\":{" + inner + "}}" : "{\"type\":\"function\"," + inner + "}";
+                    const std::string inner =
+                        "\"name\":\"tool_with_a_long_name_" + std::to_string(i) + "\"";
+                    return chat ? "{\"function\":{" + inner + "}}"
+                                : "{\"type\":\"function\"," + inner + "}";
                   }) +
          "],";
 }
@@ -90,26 +90,31 @@ std::function<std::string(size_t)> same(const char* text) {
 
 void add_lists_of_tools(std::vector<List>& out) {
   out.push_back({"late system messages behind a long question", Endpoint::chat, [](size_t n) {
-                   return R"({"messages":[{"role":"user","content":")" + std::string(64 * n, 'q') + "\"}," +
-                          repeated(n, [](size_t) { return R"({"role":"system","content":"s"})"; }) + "]}";
+                   return R"({"messages":[{"role":"user","content":")" + std::string(64 * n, 'q') +
+                          "\"}," +
+                          repeated(n, [](size_t) { return R"({"role":"system","content":"s"})"; }) +
+                          "]}";
                  }});
   out.push_back(
       {"calls and tools", Endpoint::chat, [](size_t n) {
-         return "{" + tool_list(std::min<size_t>(n / 4, 1024), true) + "\"messages\":[" + kUser + "," +
-                repeated(n,
-                         [](size_t) {
-                           return R"({"role":"assistant","tool_calls":[{"function":{"name":"tool_x"}}]})";
-                         }) +
+         return "{" + tool_list(std::min<size_t>(n / 4, 1024), true) + "\"messages\":[" + kUser +
+                "," +
+                repeated(
+                    n,
+                    [](size_t) {
+                      return R"({"role":"assistant","tool_calls":[{"function":{"name":"tool_x"}}]})";
+                    }) +
                 "]}";
        }});
   out.push_back({"calls and tools of Responses", Endpoint::responses, [](size_t n) {
-                   return "{" + tool_list(std::min<size_t>(n / 4, 1024), false) + "\"input\":[" + kUser +
-                          "," +
-                          repeated(n,
-                                   [](size_t i) {
-                                     return R"({"type":"function_call","name":"tool_x","call_id":")" +
-                                            std::to_string(i) + "\"}";
-                                   }) +
+                   return "{" + tool_list(std::min<size_t>(n / 4, 1024), false) + "\"input\":[" +
+                          kUser + "," +
+                          repeated(
+                              n,
+                              [](size_t i) {
+                                return R"({"type":"function_call","name":"tool_x","call_id":")" +
+                                       std::to_string(i) + "\"}";
+                              }) +
                           "]}";
                  }});
   out.push_back({"calls of one turn, and their results", Endpoint::chat, [](size_t n) {
@@ -128,22 +133,24 @@ void add_lists_of_tools(std::vector<List>& out) {
                                    }) +
                           "]}";
                  }});
-  out.push_back({"tools that are chosen", Endpoint::responses, [](size_t n) {
-                   n = std::min<size_t>(n, 1024);
-                   return "{" + tool_list(n, false) + R"("tool_choice":{"type":"allowed_tools","tools":[)" +
-                          repeated(n,
-                                   [](size_t i) {
-                                     return R"({"name":"tool_with_a_long_name_)" + std::to_string(i) + "\"}";
-                                   }) +
-                          "]},\"input\":\"hi\"}";
-                 }});
+  out.push_back(
+      {"tools that are chosen", Endpoint::responses, [](size_t n) {
+         n = std::min<size_t>(n, 1024);
+         return "{" + tool_list(n, false) + R"("tool_choice":{"type":"allowed_tools","tools":[)" +
+                repeated(n,
+                         [](size_t i) {
+                           return R"({"name":"tool_with_a_long_name_)" + std::to_string(i) + "\"}";
+                         }) +
+                "]},\"input\":\"hi\"}";
+       }});
   out.push_back({"tools of one long namespace", Endpoint::responses, [](size_t n) {
                    n = std::min<size_t>(n, 1024);
-                   return R"({"input":"hi","tools":[{"type":"namespace","name":")" + std::string(127, 'n') +
-                          "\",\"tools\":[" +
+                   return R"({"input":"hi","tools":[{"type":"namespace","name":")" +
+                          std::string(127, 'n') + "\",\"tools\":[" +
                           repeated(n,
                                    [](size_t i) {
-                                     return R"({"type":"function","name":"t)" + std::to_string(i) + "\"}";
+                                     return R"({"type":"function","name":"t)" + std::to_string(i) +
+                                            "\"}";
                                    }) +
                           "]}]}";
                  }});
@@ -151,7 +158,8 @@ void add_lists_of_tools(std::vector<List>& out) {
 
 void add_lists_of_messages(std::vector<List>& out) {
   out.push_back({"members that nobody knows", Endpoint::chat, [](size_t n) {
-                   return "{" + repeated(n, [](size_t i) { return "\"x" + std::to_string(i) + "\":1"; }) +
+                   return "{" +
+                          repeated(n, [](size_t i) { return "\"x" + std::to_string(i) + "\":1"; }) +
                           ",\"messages\":[" + kUser + "]}";
                  }});
   out.push_back({"blocks", Endpoint::messages, [](size_t n) {
@@ -160,22 +168,26 @@ void add_lists_of_messages(std::vector<List>& out) {
                  }});
   out.push_back({"results of tools", Endpoint::messages, [](size_t n) {
                    return R"({"max_tokens":9,"messages":[{"role":"user","content":[)" +
-                          repeated(n,
-                                   [](size_t i) {
-                                     return R"({"type":"tool_result","content":"r","tool_use_id":")" +
-                                            std::to_string(i % 7) + "\"}";
-                                   }) +
+                          repeated(
+                              n,
+                              [](size_t i) {
+                                return R"({"type":"tool_result","content":"r","tool_use_id":")" +
+                                       std::to_string(i % 7) + "\"}";
+                              }) +
                           "]}]}";
                  }});
-  out.push_back({"messages", Endpoint::chat,
-                 [](size_t n) { return "{\"messages\":[" + repeated(n, same(kUser.c_str())) + "]}"; }});
+  out.push_back({"messages", Endpoint::chat, [](size_t n) {
+                   return "{\"messages\":[" + repeated(n, same(kUser.c_str())) + "]}";
+                 }});
   out.push_back({"system messages", Endpoint::chat, [](size_t n) {
-                   return "{\"messages\":[" + repeated(n, same(R"({"role":"system","content":"s"})")) + "," +
-                          kUser + "]}";
+                   return "{\"messages\":[" +
+                          repeated(n, same(R"({"role":"system","content":"s"})")) + "," + kUser +
+                          "]}";
                  }});
   out.push_back({"items of one turn", Endpoint::responses, [](size_t n) {
                    return "{\"input\":[" +
-                          repeated(n, same(R"({"type":"reasoning","summary":[],"content":"t"})")) + "]}";
+                          repeated(n, same(R"({"type":"reasoning","summary":[],"content":"t"})")) +
+                          "]}";
                  }});
   out.push_back({"nested blocks", Endpoint::messages, [](size_t n) {
                    std::string open, close;
@@ -193,7 +205,6 @@ void add_lists_of_messages(std::vector<List>& out) {
                  }});
 }
 
-// Doubling a list doubles the work.
 bool lists_are_linear(RequestChecker& checker) {
   bool fine = true;
   std::vector<List> lists;
@@ -205,9 +216,9 @@ bool lists_are_linear(RequestChecker& checker) {
     const uint64_t whole = work_of(checker, {list.endpoint, false, list.body(large)});
     const double growth = half == 0 ? 0 : static_cast<double>(whole) / static_cast<double>(half);
     const bool good = growth > 1 && growth < 2.5;
-    std::printf("%s %-46s %9llu bytes for %zu, %9llu for %zu: %.2f\n", good ? "ok  " : "FAIL", list.what,
-                static_cast<unsigned long long>(half), small, static_cast<unsigned long long>(whole), large,
-                growth);
+    std::printf("%s %-46s %9llu bytes for %zu, %9llu for %zu: %.2f\n", good ? "ok  " : "FAIL",
+                list.what, static_cast<unsigned long long>(half), small,
+                static_cast<unsigned long long>(whole), large, growth);
     fine = fine && good;
   }
   return fine;
@@ -222,17 +233,20 @@ void storm(RequestChecker& checker, uint64_t count, uint64_t seed) {
     const RequestBody body = RequestGenerator(seed + i).body();
     const uint64_t before = allocated_bytes;
     checker.check(body, seed + i);
-    const double ratio =
-        static_cast<double>(allocated_bytes - before) / static_cast<double>(body.text.size() + 4096);
+    const double ratio = static_cast<double>(allocated_bytes - before) /
+                         static_cast<double>(body.text.size() + 4096);
     if (ratio > worst) worst = ratio, worst_seed = seed + i;
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const RequestCounts& counts = checker.counts();
   std::printf(
-      "%llu bodies in %.1f s, %.0f a second: %llu read, %llu answered; most allocated for a byte: %.0f (body "
+      "%llu bodies in %.1f s, %.0f a second: %llu read, %llu answered; most allocated for a byte: "
+      "%.0f (body "
       "%llu)\n",
       static_cast<unsigned long long>(counts.bodies), seconds, static_cast<double>(count) / seconds,
-      static_cast<unsigned long long>(counts.read), static_cast<unsigned long long>(counts.answered), worst,
+      static_cast<unsigned long long>(counts.read),
+      static_cast<unsigned long long>(counts.answered), worst,
       static_cast<unsigned long long>(worst_seed));
 }
 

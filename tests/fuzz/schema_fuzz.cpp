@@ -1,20 +1,19 @@
-// schema_fuzz.cpp -- hostile JSON schemas through the compiler of forms, and the masks of what compiles.
-//
-// The first byte chooses strictness, the rest is the schema; its bytes choose the answer's tokens too.
-//
-// Promises held: no crash, no undefined behaviour; what cannot be compiled says why; an answer never stands
-// where no token may come, and is JSON when it may end (grammar_walk.h); a plain type is kept.
+// schema_fuzz.cpp -- hostile JSON schemas through the grammar compiler, and their masks.
+// The first byte chooses strictness; the rest is the schema and also chooses tokens. Checks:
+// refusals have a reason; an answer can always continue or end, and is JSON at its end
+// (grammar_walk.h); a plain type is kept.
 #include <cstdint>
 #include <string_view>
 
 #include "grammar_walk.h"
 #include "server/api/fields.h"
-#include "server/schema/schema_grammar.h"
+#include "server/structured/schema_grammar.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace braid::server;
   if (size == 0 || size > 1 << 16) return 0;
-  const auto schema = parse_body(std::string_view(reinterpret_cast<const char*>(data) + 1, size - 1));
+  const auto schema =
+      parse_body(std::string_view(reinterpret_cast<const char*>(data) + 1, size - 1));
   if (!schema.ok()) return 0;
   const auto made = schema_to_grammar(*schema, (data[0] & 1) != 0, demo_grammars());
   if (!made.ok()) {

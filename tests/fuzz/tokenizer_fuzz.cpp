@@ -1,11 +1,8 @@
-// tokenizer_fuzz.cpp -- hostile texts and hostile vocabularies, through the whole tokenizer.
-//
-// The first byte chooses the pre-tokenizer and the options. With its highest bit clear the rest is a text for
-// a vocabulary made here; with it set, the rest is a vocabulary, one line per token or merge, and then a
-// text.
-//
-// Promises held: no crash; ids are in range; decoding gives the repaired text back; streaming, however the
-// ids are cut, adds up to the same.
+// tokenizer_fuzz.cpp -- hostile texts and hostile vocabularies through the whole tokenizer.
+// The first byte chooses the pre-tokenizer and the options. If its highest bit is clear, the rest
+// is a text for a built-in vocabulary. If set, the rest is a vocabulary, one line per token or
+// merge, and a text.
+// Checks: ids are in range; decoding gives the repaired text; streaming in any cuts gives the same.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -15,7 +12,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "text/answer/detokenizer.h"
+#include "text/detokenizer.h"
 #include "text/nfc.h"
 #include "text/tokenizer/bpe.h"
 #include "text/tokenizer/tokenizer.h"
@@ -25,7 +22,8 @@ namespace {
 
 using namespace braid;
 
-constexpr std::array<const char*, 6> kNames = {"qwen2", "qwen35", "llama-bpe", "gpt-2", "laguna", ""};
+constexpr std::array<const char*, 6> kNames = {"qwen2", "qwen35", "llama-bpe",
+                                               "gpt-2", "laguna", ""};
 
 void add_token(VocabularyData& data, std::string text, TokenType type) {
   data.tokens.push_back(std::move(text));
@@ -71,8 +69,8 @@ void hold_promises(const Tokenizer& tokenizer, std::string_view text, bool parse
   for (const int32_t id : *ids) BRAID_CHECK(id >= 0 && id < tokenizer.size());
   const std::string decoded = tokenizer.decode(*ids, SpecialText::show);
   if (spells_all_bytes) {
-    // Special tokens here are ASCII, so cutting them out changes nothing for the repair of what is around
-    // them. Some families normalise what is left.
+    // Special tokens here are ASCII, so cutting them out does not affect repair. Some families
+    // normalize the rest.
     const std::string repaired = repaired_utf8(text, Utf8Repair::each_byte);
     std::string first, second;
     BRAID_CHECK(nfc(decoded, first).value() == nfc(repaired, second).value());
@@ -86,11 +84,13 @@ void hold_promises(const Tokenizer& tokenizer, std::string_view text, bool parse
   }
   streamed += stream.flush();
   BRAID_CHECK(streamed == repaired_utf8(decoded, Utf8Repair::maximal_subpart));
-  BRAID_CHECK(tokenizer.encode(text, {.add_special = false, .parse_special = parse_special}).value() == *ids);
+  BRAID_CHECK(
+      tokenizer.encode(text, {.add_special = false, .parse_special = parse_special}).value() ==
+      *ids);
 }
 
-// Lines: "m" + a merge, "c" + a control token, "u" + a user-defined one, "n" + a normal one; "b" adds the 256
-// bytes. The first other line starts the text.
+// Lines: "m" + a merge, "c" + a control token, "u" + a user-defined one, "n" + a normal one; "b"
+// adds the 256 bytes. The first other line starts the text.
 void fuzz_vocabulary(const char* name, std::string_view input, bool parse_special) {
   VocabularyData data;
   data.pre = name;

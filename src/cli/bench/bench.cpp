@@ -33,11 +33,11 @@
 #include "cli/bench/bench_serving.h"
 #include "cli/bench/bench_speculation.h"
 #include "cli/commands.h"
-#include "cli/model_options.h"
-#include "cli/terminal/interrupt.h"
-#include "cli/terminal/terminal.h"
-#include "model/random/random_model.h"
-#include "ops/cpu/peaks/peaks.h"
+#include "cli/interrupt.h"
+#include "cli/load_model.h"
+#include "cli/terminal.h"
+#include "model/random_model.h"
+#include "ops/cpu/peaks.h"
 
 namespace braid::cli {
 
@@ -101,7 +101,9 @@ struct BenchSink : Sink {
   void token(RequestId, const TokenEvent&) override {
     if (tokens++ < untimed_tokens) timed_from_ms = now_ms();
   }
-  void progress(RequestId, int32_t done, int32_t) override { prompt_marks.emplace_back(done, now_ms()); }
+  void progress(RequestId, int32_t done, int32_t) override {
+    prompt_marks.emplace_back(done, now_ms());
+  }
   void finished(RequestId, const Finished& event) override {
     end_ms = now_ms();
     end = event;
@@ -120,12 +122,14 @@ class Bench {
   Bench(LoadedModel& loaded, const BenchFlags& flags) : loaded_(loaded), flags_(flags) {}
 
   // One request of random tokens. Errors: invalid_argument (longer than the context), cancelled.
-  Result<BenchSink> request(int32_t prompt_tokens, int32_t generated_tokens, int32_t untimed_tokens = 0) {
+  Result<BenchSink> request(int32_t prompt_tokens, int32_t generated_tokens,
+                            int32_t untimed_tokens = 0) {
     Engine& engine = *loaded_.engine;
     if (generated_tokens > engine.most_tokens() - prompt_tokens) {
-      return Error{ErrorKind::invalid_argument,
-                   fmt::format("a prompt of {} tokens and {} behind it need a larger context (-c) than {}",
-                               prompt_tokens, generated_tokens, engine.most_tokens())};
+      return Error{
+          ErrorKind::invalid_argument,
+          fmt::format("a prompt of {} tokens and {} behind it need a larger context (-c) than {}",
+                      prompt_tokens, generated_tokens, engine.most_tokens())};
     }
     Request request;
     std::mt19937 random(42);
@@ -154,9 +158,11 @@ class Bench {
     row.test = fmt::format("{}{}", generation ? "tg" : "pp", tokens);
     if (generation && flags_.depth > 0) row.test += fmt::format("@d{}", flags_.depth);
     row.test += filled_from(flags_.fill, generation ? flags_.depth : tokens);
-    BRAID_TRY(once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, what is recorded
+    BRAID_TRY(
+        once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, what is recorded
     for (int r = 0; r < flags_.repetitions; ++r) {
-      progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions), row.test);
+      progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions),
+                       row.test);
       BRAID_TRY(once(tokens, generation, &row));
     }
     progress_.clear();
@@ -221,7 +227,8 @@ class Bench {
       worst = std::max(worst, std::abs(residual));
     }
     return fmt::format(
-        "fit of {} tokens: {:.1f} us + {:.4f} us x position per token; residual {:.1f} % rms, {:.1f} % "
+        "fit of {} tokens: {:.1f} us + {:.4f} us x position per token; residual {:.1f} % rms, "
+        "{:.1f} % "
         "worst; {:.0f} ms in "
         "all ({:.0f} tok/s)",
         begin, c0, c1, 100 * std::sqrt(squares / n), 100 * worst, total_ms, 1e3 * begin / total_ms);
@@ -292,12 +299,14 @@ Status make_shape(BenchFlags& flags) {
   if (path.empty()) {
     std::string folder = (std::filesystem::temp_directory_path() / "braid-XXXXXX").string();
     if (::mkdtemp(folder.data()) == nullptr)
-      return Error{ErrorKind::io, fmt::format("{}: cannot be made: {}", folder, std::strerror(errno))};
+      return Error{ErrorKind::io,
+                   fmt::format("{}: cannot be made: {}", folder, std::strerror(errno))};
     flags.made_folder = folder;
     path = std::filesystem::path(folder) / (flags.shape + ".gguf");
   } else if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("--save {}: is no regular file, so it could not be loaded", flags.save)};
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("--save {}: is no regular file, so it could not be loaded", flags.save)};
   }
   ProgressLine progress("writing random weights");
   RandomOptions options;
@@ -314,7 +323,8 @@ Status make_shape(BenchFlags& flags) {
   if (named == flags.drafters.end() && (!runs || !flags.model.draft_model.empty())) return {};
   const std::string kind = named == flags.drafters.end() ? "dflash" : *named;
   path.replace_extension("." + kind + ".gguf");
-  if (flags.speculation.any() || flags.model.spec_type != "none") flags.model.draft_model = path.string();
+  if (flags.speculation.any() || flags.model.spec_type != "none")
+    flags.model.draft_model = path.string();
   return write_random(random_drafter(*shape, kind, options), path.string());
 }
 
@@ -326,11 +336,12 @@ void remove_shape(const BenchFlags& flags) {
 // Two lines for people.
 std::string describe(const cpu::Peaks& peaks, int threads) {
   std::string text = fmt::format(
-      "this machine, {} threads: clock {:.2f} GHz, f32 {:.0f} GFLOP/s, int8 {:.0f} GOP/s ({}), region {:.2f} "
+      "this machine, {} threads: clock {:.2f} GHz, f32 {:.0f} GFLOP/s, int8 {:.0f} GOP/s ({}), "
+      "region {:.2f} "
       "us, "
       "barrier {:.2f} us\nreads, GB/s, one thread / all:",
-      threads, peaks.clock_ghz, peaks.fma_gflops.all_threads, peaks.dot_gops.all_threads, peaks.dot_name,
-      peaks.region_us, peaks.barrier_us);
+      threads, peaks.clock_ghz, peaks.fma_gflops.all_threads, peaks.dot_gops.all_threads,
+      peaks.dot_name, peaks.region_us, peaks.barrier_us);
   for (const auto& read : peaks.reads) {
     text += fmt::format("  {} MiB {:.0f} / {:.0f}", read.size_bytes >> 20, read.gb_per_s.one_thread,
                         read.gb_per_s.all_threads);
@@ -371,11 +382,13 @@ std::optional<int> run_special(BenchFlags& flags) {
 
 Status check_fill(const BenchFlags& flags) {
   if (flags.fill % kBlockTokens != 0) {
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("--fill {}: cells are copied by blocks of {}", flags.fill, kBlockTokens)};
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("--fill {}: cells are copied by blocks of {}", flags.fill, kBlockTokens)};
   }
   const ServingBenchFlags& s = flags.serving;
-  const bool others = s.shared_prefix > 0 || s.interference > 0 || s.conversation > 0 || flags.fit > 0;
+  const bool others =
+      s.shared_prefix > 0 || s.interference > 0 || s.conversation > 0 || flags.fit > 0;
   if (flags.fill == 0 || (!others && !flags.speculation.any())) return {};
   return Error{ErrorKind::invalid_argument,
                "--fill is for -d, --batch and --profile: others need computed prompts"};
@@ -390,7 +403,8 @@ int run_bench(BenchFlags flags) {
     }
   }
   // A drafter that is named is used.
-  if (!flags.model.draft_model.empty() && flags.model.spec_type == "none") flags.model.spec_type = "dflash";
+  if (!flags.model.draft_model.empty() && flags.model.spec_type == "none")
+    flags.model.spec_type = "dflash";
   if (const auto code = run_special(flags)) {
     remove_shape(flags);
     return *code;
@@ -398,7 +412,8 @@ int run_bench(BenchFlags flags) {
   if (flags.model.context == 0) {
     int longest = flags.fit;
     for (int p : flags.prompts) longest = std::max(longest, p);
-    for (int n : flags.generations) longest = std::max(longest, n + flags.depth + 1 + untimed_tokens(flags));
+    for (int n : flags.generations)
+      longest = std::max(longest, n + flags.depth + 1 + untimed_tokens(flags));
     flags.model.context = longest + 32;
   }
   auto loaded = load_model(flags.model);
@@ -417,7 +432,8 @@ int run_bench(BenchFlags flags) {
   }
   if (!json) {
     print_result(
-        "| model | device | test | tok/s | GB/s | GFLOP/s | of peak |\n|---|---|---|---|---|---|---|\n");
+        "| model | device | test | tok/s | GB/s | GFLOP/s | of peak "
+        "|\n|---|---|---|---|---|---|---|\n");
   }
   const InterruptScope interrupt;
   loaded->engine->fill_prompts_from(flags.fill);
@@ -455,13 +471,16 @@ int run_bench(BenchFlags flags) {
 void add_bench(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   auto* command = app.add_subcommand("bench", "Measure prompt and generation speed");
-  flags->model.spec_type = "none";  // the model's own speed, where nobody asks for more
-  add_model_options(*command, flags->model);
+  flags->model.spec_type = "none";  // the model's own speed
+  add_model_options(*command, flags->model,
+                    kModelPart | kCachePart | kMemoryPart | kParallelPart | kSchedulePart |
+                        kDrafterPart | kSpeculationPart);
   command->add_option("-p,--n-prompt", flags->prompts, "prompt lengths, comma-separated; 0: none")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("-n,--n-gen", flags->generations, "generated lengths, comma-separated; 0: none")
+  command
+      ->add_option("-n,--n-gen", flags->generations, "generated lengths, comma-separated; 0: none")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -470,7 +489,8 @@ void add_bench(CLI::App& app, int* exit_code) {
   command
       ->add_option(
           "--fill", flags->fill,
-          "for the speed of decoding behind long contexts (-d, --batch, --profile): prompt tokens after "
+          "for the speed of decoding behind long contexts (-d, --batch, --profile): prompt tokens "
+          "after "
           "the first N are not computed, but for the last step's; their cells are copies of those "
           "before, recurrent states stand still; a multiple of 32, 0: all are computed")
       ->check(CLI::NonNegativeNumber);
@@ -479,24 +499,26 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command->add_option("--fit", flags->fit, "fit the cost per token over a prompt of this length")
       ->check(CLI::NonNegativeNumber);
-  auto* profile =
-      command->add_flag("--profile", flags->profile,
-                        "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
+  auto* profile = command->add_flag(
+      "--profile", flags->profile,
+      "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
   auto* drafts = command->add_option(
       "--drafts", flags->drafts,
       "with --profile: a step in which each sequence verifies so many drafts, none of them right");
   drafts->check(CLI::Range(0, 64))->needs(profile);
-  command->add_flag("--tree", flags->tree, "with --drafts: a chain of seven with branches instead of a chain")
+  command
+      ->add_flag("--tree", flags->tree,
+                 "with --drafts: a chain of seven with branches instead of a chain")
       ->needs(drafts);
   command
-      ->add_option(
-          "--batch", flags->serving.batches,
-          "numbers of sequences that decode together, comma-separated: prompts of -p, -n tokens each")
+      ->add_option("--batch", flags->serving.batches,
+                   "numbers of sequences that decode together, comma-separated: prompts of -p, -n "
+                   "tokens each")
       ->delimiter(',')
       ->check(CLI::Range(1, 4096));
-  auto* shared_prefix =
-      command->add_option("--shared-prefix", flags->serving.shared_prefix,
-                          "--requests prompts that begin with so many common tokens arrive at once");
+  auto* shared_prefix = command->add_option(
+      "--shared-prefix", flags->serving.shared_prefix,
+      "--requests prompts that begin with so many common tokens arrive at once");
   shared_prefix->check(CLI::NonNegativeNumber);
   command->add_option("--requests", flags->serving.requests, "with --shared-prefix: how many")
       ->check(CLI::Range(1, 100000))
@@ -506,15 +528,17 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str()
       ->needs(shared_prefix);
-  auto* interference = command->add_option("--interference", flags->serving.interference,
-                                           "--users decode when a prompt of so many tokens arrives");
+  auto* interference =
+      command->add_option("--interference", flags->serving.interference,
+                          "--users decode when a prompt of so many tokens arrives");
   interference->check(CLI::NonNegativeNumber);
   command->add_option("--users", flags->serving.users, "with --interference: how many")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str()
       ->needs(interference);
-  auto* conversation = command->add_option("--conversation", flags->serving.conversation,
-                                           "--turns turns of a conversation grow to so many tokens");
+  auto* conversation =
+      command->add_option("--conversation", flags->serving.conversation,
+                          "--turns turns of a conversation grow to so many tokens");
   conversation->check(CLI::NonNegativeNumber);
   command->add_option("--turns", flags->serving.turns, "with --conversation: how many")
       ->check(CLI::Range(1, 1000))
@@ -523,17 +547,19 @@ void add_bench(CLI::App& app, int* exit_code) {
   command->add_option("-o,--output", flags->output, "md or json")
       ->check(CLI::IsMember({"md", "json"}))
       ->capture_default_str();
-  auto* shape =
-      command->add_option("--shape", flags->shape, "random weights in a published shape: " + shape_names());
+  auto* shape = command->add_option("--shape", flags->shape,
+                                    "random weights in a published shape: " + shape_names());
   command
-      ->add_option("--mix", flags->mix,
-                   "with --shape: the types of its weights, a mix of `braid quantize` or a type like MXFP4")
+      ->add_option(
+          "--mix", flags->mix,
+          "with --shape: the types of its weights, a mix of `braid quantize` or a type like MXFP4")
       ->capture_default_str()
       ->needs(shape);
   command
-      ->add_option("--drafter", flags->drafters,
-                   "with --shape: random weights of drafters, too: mtp, the model's own head, and one of "
-                   "dflash, dflash2, dspark, whose file --save names FILE.dflash2.gguf")
+      ->add_option(
+          "--drafter", flags->drafters,
+          "with --shape: random weights of drafters, too: mtp, the model's own head, and one of "
+          "dflash, dflash2, dspark, whose file --save names FILE.dflash2.gguf")
       ->delimiter(',')
       ->check(CLI::IsMember({"mtp", "dflash", "dflash2", "dspark"}))
       ->needs(shape);

@@ -14,8 +14,8 @@
 #include <random>
 
 #include "cli/bench/bench_serving.h"
-#include "cli/terminal/interrupt.h"
-#include "cli/terminal/terminal.h"
+#include "cli/interrupt.h"
+#include "cli/terminal.h"
 
 namespace braid::cli {
 
@@ -67,20 +67,24 @@ class WrongDrafts : public Drafter {
 
 class ProfileBench {
  public:
-  ProfileBench(LoadedModel& loaded, const ProfileFlags& flags) : engine_(*loaded.engine), flags_(flags) {}
+  ProfileBench(LoadedModel& loaded, const ProfileFlags& flags)
+      : engine_(*loaded.engine), flags_(flags) {}
 
   // With drafts: each sequence verifies flags.drafts.
   Result<StepProfile> decode(bool with_drafts) {
     WrongDrafts drafts(flags_.drafts, flags_.tree);
-    for (int i = 0; i < flags_.sequences; ++i) BRAID_TRY(submit(flags_.prompt, -1, static_cast<uint64_t>(i)));
+    for (int i = 0; i < flags_.sequences; ++i)
+      BRAID_TRY(submit(flags_.prompt, -1, static_cast<uint64_t>(i)));
     // Everybody has a token when all prompts are done; a few steps more record what is recorded.
     while (!everybody_decodes()) BRAID_TRY(step());
     engine_.set_drafter(with_drafts ? &drafts : nullptr);
     for (int i = 0; i < kRecordingSteps; ++i) BRAID_TRY(step());
     StepProfile profile;
-    profile.name = fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
+    profile.name =
+        fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
     if (with_drafts)
-      profile.name += fmt::format(", {} drafts each, {}", flags_.drafts, flags_.tree ? "a tree" : "a chain");
+      profile.name +=
+          fmt::format(", {} drafts each, {}", flags_.drafts, flags_.tree ? "a tree" : "a chain");
     profile.name += filled_from(flags_.fill, flags_.prompt);
     if (!with_drafts) profile.unit = "token";
     const double begin = now_ms();
@@ -124,7 +128,8 @@ class ProfileBench {
     Request r;
     std::mt19937_64 random(seed + 1);
     for (int i = 0; i < prompt; ++i)
-      r.prompt.push_back(static_cast<int32_t>(random() % static_cast<uint64_t>(engine_.config().vocabulary)));
+      r.prompt.push_back(
+          static_cast<int32_t>(random() % static_cast<uint64_t>(engine_.config().vocabulary)));
     r.max_tokens = answer;
     r.sampling.temperature = 0;
     r.use_cache = false;
@@ -206,26 +211,28 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
     least_ms += share(op, peaks) * op.ms;
   }
   for (const OpTime& op : profile.ops) {
-    print_result("| {} | {} | {} | {} | {:.1f} | {:.0f} | {:.1f} |", op.op, op.what, op.calls, op.launches,
-                 1e3 * op.ms / static_cast<double>(std::max<int64_t>(op.calls, 1)), 1e3 * op.ms,
-                 100 * op.ms / all.ms);
+    print_result("| {} | {} | {} | {} | {:.1f} | {:.0f} | {:.1f} |", op.op, op.what, op.calls,
+                 op.launches, 1e3 * op.ms / static_cast<double>(std::max<int64_t>(op.calls, 1)),
+                 1e3 * op.ms, 100 * op.ms / all.ms);
     // Under the clock's resolution there is a time, but no rate.
     if (op.ms * 1e3 < 0.5)
       print_result(" - | - | - |\n");
     else
-      print_result(" {:.0f} | {:.1f} | {:.0f} % |\n", op.bytes / op.ms * 1e-6, op.flops / op.ms * 1e-9,
-                   100 * share(op, peaks));
+      print_result(" {:.0f} | {:.1f} | {:.0f} % |\n", op.bytes / op.ms * 1e-6,
+                   op.flops / op.ms * 1e-9, 100 * share(op, peaks));
   }
   print_result("| all | | {} | {} | | {:.0f} | 100 | {:.0f} | {:.1f} | {:.0f} % |\n\n", all.calls,
                all.launches, 1e3 * all.ms, all.bytes / all.ms * 1e-6, all.flops / all.ms * 1e-9,
                100 * least_ms / all.ms);
   print_result(
-      "as the engine runs it: {:.0f} us a step, {:.2f} of the sum; at the peaks {:.0f} us; host work around "
+      "as the engine runs it: {:.0f} us a step, {:.2f} of the sum; at the peaks {:.0f} us; host "
+      "work around "
       "it {:.0f} us\n",
       1e3 * profile.step_ms, profile.step_ms / all.ms, 1e3 * least_ms, 1e3 * profile.host_ms);
   if (all.state_bytes > 0)
-    print_result("state: read {:.2f}, written {:.3f} of the states a {}\n", all.state_read / all.state_bytes,
-                 all.state_written / all.state_bytes, profile.unit);
+    print_result("state: read {:.2f}, written {:.3f} of the states a {}\n",
+                 all.state_read / all.state_bytes, all.state_written / all.state_bytes,
+                 profile.unit);
 }
 
 nlohmann::ordered_json to_json(const StepProfile& profile, const DevicePeaks& peaks) {
@@ -252,8 +259,8 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   ModelFlags wanted = model;
   wanted.parallel = flags.sequences;
   constexpr int kDecoded = kRecordingSteps + kPlainSteps + 1 + kProfiledSteps;
-  wanted.context =
-      std::max(wanted.context, batch_context(flags.sequences, flags.prompt, kDecoded, wanted.ubatch));
+  wanted.context = std::max(wanted.context,
+                            batch_context(flags.sequences, flags.prompt, kDecoded, wanted.ubatch));
   const double loading = now_ms();
   // Prompts as fast as they go: nobody reads.
   BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, [&](EngineOptions& options) {
@@ -266,11 +273,13 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   BRAID_ASSIGN(const DevicePeaks peaks, loaded.engine->device().measure_peaks());
   const std::string device = loaded.engine->device().description();
   if (!flags.json)
-    print_result("{} on {}: copy {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n", loaded.name,
-                 device, peaks.copy_bytes_s * 1e-9, peaks.read_bytes_s * 1e-9, peaks.product_flops_s * 1e-12);
+    print_result("{} on {}: copy {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n",
+                 loaded.name, device, peaks.copy_bytes_s * 1e-9, peaks.read_bytes_s * 1e-9,
+                 peaks.product_flops_s * 1e-12);
   const MemoryPlan& plan = loaded.engine->memory();
   double file_bytes = 0;
-  for (const GgufTensor& t : loaded.file->tensors()) file_bytes += static_cast<double>(t.data.size());
+  for (const GgufTensor& t : loaded.file->tensors())
+    file_bytes += static_cast<double>(t.data.size());
   ProfileBench bench(loaded, flags);
   auto steps = nlohmann::ordered_json::array();
   const auto show = [&](const StepProfile& profile) {
@@ -283,18 +292,21 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   if (flags.drafts > 0) {
     BRAID_ASSIGN(const StepProfile verify, bench.decode(true));
     BRAID_TRY(show(verify));
-    if (!flags.json) print_result("verifying takes {:.3f} decoding steps\n", verify.step_ms / decode.step_ms);
+    if (!flags.json)
+      print_result("verifying takes {:.3f} decoding steps\n", verify.step_ms / decode.step_ms);
   }
   BRAID_ASSIGN(const StepProfile prompt, bench.prompt());
   BRAID_TRY(show(prompt));
   // By the driver's count, everything that the engine has made the GPU take: kernels' code and records too.
-  const auto taken =
-      static_cast<double>(plan.available_bytes) - static_cast<double>(loaded.engine->device().free_bytes());
+  const auto taken = static_cast<double>(plan.available_bytes) -
+                     static_cast<double>(loaded.engine->device().free_bytes());
   const auto predicted = static_cast<double>(plan.predicted_bytes());
   if (!flags.json) {
     print_result(
-        "\n{}\ntaken from the driver: {:.2f} GiB ({:+.2f} %); loaded in {:.2f} s, {:.2f} GB/s of the file\n",
-        plan.table(), taken / 0x1p30, 100 * (taken / predicted - 1), load_s, 1e-9 * file_bytes / load_s);
+        "\n{}\ntaken from the driver: {:.2f} GiB ({:+.2f} %); loaded in {:.2f} s, {:.2f} GB/s of "
+        "the file\n",
+        plan.table(), taken / 0x1p30, 100 * (taken / predicted - 1), load_s,
+        1e-9 * file_bytes / load_s);
     return {};
   }
   const nlohmann::ordered_json all = {{"model", loaded.name},

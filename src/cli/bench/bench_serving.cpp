@@ -19,8 +19,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "cli/terminal/interrupt.h"
-#include "cli/terminal/terminal.h"
+#include "cli/interrupt.h"
+#include "cli/terminal.h"
 
 namespace braid::cli {
 
@@ -111,7 +111,8 @@ Result<BatchRow> batch_once(ServingBench& bench, int batch, int prompt, int gene
     ids.push_back(id);
   }
   const auto everybody_has_one = [&] {
-    return std::all_of(ids.begin(), ids.end(), [&](RequestId id) { return !times.tokens[id].empty(); });
+    return std::all_of(ids.begin(), ids.end(),
+                       [&](RequestId id) { return !times.tokens[id].empty(); });
   };
   BRAID_TRY(bench.run_until(everybody_has_one));
   const double decoding = now_ms();
@@ -130,7 +131,8 @@ Result<BatchRow> batch_once(ServingBench& bench, int batch, int prompt, int gene
   return BatchRow{prompt, generate, batch, (decoding - begin) / 1e3, (end - decoding) / 1e3};
 }
 
-Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohmann::ordered_json& json) {
+Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags,
+                     nlohmann::ordered_json& json) {
   const int prompt = std::max(1, flags.prompts.empty() ? 128 : flags.prompts[0]);
   const int generate = std::max(1, flags.generations.empty() ? 64 : flags.generations[0]);
   const int most = *std::max_element(flags.batches.begin(), flags.batches.end());
@@ -141,10 +143,12 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
     if (const std::string filled = filled_from(flags.fill, prompt); !filled.empty())
       print_result("Prompts are{}: only the speed of decoding (S_TG) means anything.\n\n", filled);
     print_result(
-        "|   PP |   TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s "
+        "|   PP |   TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    "
+        "S t/s "
         "|\n");
     print_result(
-        "|-----:|-----:|-----:|-------:|---------:|---------:|---------:|---------:|---------:|---------:|"
+        "|-----:|-----:|-----:|-------:|---------:|---------:|---------:|---------:|---------:|----"
+        "-----:|"
         "\n");
   }
   for (const int batch : flags.batches) {
@@ -154,7 +158,8 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
       BRAID_ASSIGN(const BatchRow row, batch_once(bench, batch, prompt, generate));
       rows.push_back(row);
     }
-    std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.decode_s < b.decode_s; });
+    std::sort(rows.begin(), rows.end(),
+              [](const auto& a, const auto& b) { return a.decode_s < b.decode_s; });
     const BatchRow& row = rows[rows.size() / 2];
     const double prompts = static_cast<double>(batch) * prompt,
                  generated = static_cast<double>(batch) * generate;
@@ -168,9 +173,10 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags, nlohma
                     {"filled_from", flags.fill}});
     if (flags.json) continue;
     print_result(
-        "| {:4} | {:4} | {:4} | {:6} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} |\n", prompt,
-        generate, batch, batch * (prompt + generate), row.prompt_s, prompts / row.prompt_s, row.decode_s,
-        generated / row.decode_s, all_s, (prompts + generated) / all_s);
+        "| {:4} | {:4} | {:4} | {:6} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} | {:8.3f} | {:8.1f} "
+        "|\n",
+        prompt, generate, batch, batch * (prompt + generate), row.prompt_s, prompts / row.prompt_s,
+        row.decode_s, generated / row.decode_s, all_s, (prompts + generated) / all_s);
     BRAID_TRY(result_status());
   }
   return {};
@@ -185,9 +191,10 @@ Status bench_shared_prefix(ServingBench& bench, const ServingBenchFlags& flags,
   const uint64_t before = bench.engine().stats().prompt_rows;
   const double begin = now_ms();
   for (int k = 0; k < flags.requests; ++k) {
-    BRAID_ASSIGN(const RequestId id,
-                 bench.engine().submit(
-                     bench.request(prompt, 8, static_cast<uint64_t>(k) + 2, flags.shared_prefix), times));
+    BRAID_ASSIGN(
+        const RequestId id,
+        bench.engine().submit(
+            bench.request(prompt, 8, static_cast<uint64_t>(k) + 2, flags.shared_prefix), times));
     ids.push_back(id);
   }
   BRAID_TRY(bench.run_until([&] { return times.ends.size() == ids.size(); }));
@@ -206,7 +213,8 @@ Status bench_shared_prefix(ServingBench& bench, const ServingBenchFlags& flags,
                   {"ms", ms}});
   if (flags.json) return {};
   print_result(
-      "\n{}: {} requests of {} shared + {} own tokens: {} of {} prompt tokens computed, {} cached ({:.1f}x "
+      "\n{}: {} requests of {} shared + {} own tokens: {} of {} prompt tokens computed, {} cached "
+      "({:.1f}x "
       "fewer), "
       "{:.0f} ms in all\n",
       bench.name(), flags.requests, flags.shared_prefix, flags.tail, computed, all, cached,
@@ -273,12 +281,15 @@ Result<Interference> interfere(ServingBench& bench, const ServingBenchFlags& fla
   return out;
 }
 
-Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, nlohmann::ordered_json& json) {
+Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags,
+                          nlohmann::ordered_json& json) {
   if (!flags.json) {
-    print_result("\n{} users decode, a prompt of {} tokens arrives; gaps between a user's tokens in ms\n\n",
-                 flags.users, flags.interference);
     print_result(
-        "| prompt in | before p50 / p99 / max | during p50 / p99 / max | worst / undisturbed | prompt tok/s "
+        "\n{} users decode, a prompt of {} tokens arrives; gaps between a user's tokens in ms\n\n",
+        flags.users, flags.interference);
+    print_result(
+        "| prompt in | before p50 / p99 / max | during p50 / p99 / max | worst / undisturbed | "
+        "prompt tok/s "
         "| of alone |\n|---|---|---|---|---|---|\n");
   }
   for (const bool chunks : {true, false}) {
@@ -292,7 +303,8 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, n
                     {"alone_tok_s", run.alone_tok_s}});
     if (flags.json) continue;
     print_result(
-        "| {} | {:.2f} / {:.2f} / {:.2f} | {:.2f} / {:.2f} / {:.2f} | {:.2f}x | {:.0f} | {:.0f} % |\n",
+        "| {} | {:.2f} / {:.2f} / {:.2f} | {:.2f} / {:.2f} / {:.2f} | {:.2f}x | {:.0f} | {:.0f} % "
+        "|\n",
         chunks ? "interleaved" : "whole steps", run.before.p50, run.before.p99, run.before.max,
         run.during.p50, run.during.p99, run.during.max, worst, run.prompt_tok_s,
         100 * run.prompt_tok_s / run.alone_tok_s);
@@ -302,11 +314,13 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags, n
 }
 
 // Half of each turn is the user's, half the answer.
-Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, nlohmann::ordered_json& json) {
+Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags,
+                          nlohmann::ordered_json& json) {
   const int half = std::max(1, flags.conversation / flags.turns / 2);
   BRAID_TRY(bench.load(1, flags.conversation + 2 * half + 64));
   if (!flags.json)
-    print_result("\n| turn | prompt tokens | computed | cached | first token ms |\n|---|---|---|---|---|\n");
+    print_result(
+        "\n| turn | prompt tokens | computed | cached | first token ms |\n|---|---|---|---|---|\n");
   std::vector<int32_t> tokens;
   for (int turn = 0; turn <= flags.turns; ++turn) {
     Times times;
@@ -330,7 +344,8 @@ Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags, n
                     {"cached_tokens", cached},
                     {"first_token_ms", first_ms}});
     if (flags.json) continue;
-    print_result("| {} | {} | {} | {} | {:.1f} |\n", turn, prompt_tokens, computed, cached, first_ms);
+    print_result("| {} | {} | {} | {} | {:.1f} |\n", turn, prompt_tokens, computed, cached,
+                 first_ms);
     BRAID_TRY(result_status());
   }
   return {};
@@ -351,10 +366,10 @@ std::string filled_from(int fill, int prompt) {
 Error early_end(const Finished& end, const Engine& engine) {
   if (end.reason == FinishReason::error) return {ErrorKind::io, end.error};
   if (engine.scheduler().stats().preempted > 0)
-    return {
-        ErrorKind::exhausted,
-        "the KV blocks of all sequences do not fit into memory; take fewer sequences (--batch) or shorter "
-        "prompts (-p)"};
+    return {ErrorKind::exhausted,
+            "the KV blocks of all sequences do not fit into memory; take fewer sequences (--batch) "
+            "or shorter "
+            "prompts (-p)"};
   return {ErrorKind::io, "an answer ended before it was measured"};
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 
 namespace braid::cli {
 
@@ -24,7 +24,9 @@ struct ServingBenchFlags {
   int fill = 0;  // > 0: Engine::fill_prompts_from
   bool json = false;
 
-  bool any() const { return !batches.empty() || shared_prefix > 0 || interference > 0 || conversation > 0; }
+  bool any() const {
+    return !batches.empty() || shared_prefix > 0 || interference > 0 || conversation > 0;
+  }
 };
 
 // Context that each of `sequences` needs to have `prompt` tokens and `generated` more, when all come at once

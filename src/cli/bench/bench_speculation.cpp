@@ -19,13 +19,13 @@
 #include <sstream>
 #include <string_view>
 
-#include "base/files/output_file.h"
+#include "base/output_file.h"
 #include "cli/bench/bench_serving.h"
 #include "cli/bench/forced_acceptance.h"
 #include "cli/bench/prompt_sets.h"
 #include "cli/bench/speculation_plot.h"
-#include "cli/terminal/interrupt.h"
-#include "cli/terminal/terminal.h"
+#include "cli/interrupt.h"
+#include "cli/terminal.h"
 
 namespace braid::cli {
 
@@ -129,10 +129,12 @@ class Machine {
       asked.emplace_back(id, which);
     }
     const auto all = [&](auto&& has) {
-      return std::all_of(asked.begin(), asked.end(), [&](const auto& one) { return has(one.first); });
+      return std::all_of(asked.begin(), asked.end(),
+                         [&](const auto& one) { return has(one.first); });
     };
     BRAID_TRY(run_until([&] {
-      return all([&](RequestId id) { return answers.events.contains(id) || answers.ends.contains(id); });
+      return all(
+          [&](RequestId id) { return answers.events.contains(id) || answers.ends.contains(id); });
     }));
     const int64_t before_tokens = answers.tokens();
     const DraftStats before = engine().stats().drafts;
@@ -171,7 +173,8 @@ class Machine {
 };
 
 const Run& median(std::vector<Run>& runs) {
-  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.tok_s() < b.tok_s(); });
+  std::sort(runs.begin(), runs.end(),
+            [](const Run& a, const Run& b) { return a.tok_s() < b.tok_s(); });
   return runs[runs.size() / 2];
 }
 
@@ -183,12 +186,14 @@ void describe_drafts(const DraftStats& drafts, double ms, SpeculationRow& row) {
   row.tokens_per_round = drafts.tokens_per_round();
   row.survival = drafts.survival();
   if (drafts.rounds > 0)
-    row.drafts_per_round = static_cast<double>(drafts.drafted()) / static_cast<double>(drafts.rounds);
+    row.drafts_per_round =
+        static_cast<double>(drafts.drafted()) / static_cast<double>(drafts.rounds);
 }
 
 class SpeculationBench {
  public:
-  SpeculationBench(const ModelFlags& model, const SpeculationFlags& flags) : model_(model), flags_(flags) {}
+  SpeculationBench(const ModelFlags& model, const SpeculationFlags& flags)
+      : model_(model), flags_(flags) {}
 
   Status run() {
     std::vector<std::optional<ForcedAcceptance>> accepts;
@@ -198,7 +203,8 @@ class SpeculationBench {
     }
     if (accepts.empty()) accepts.emplace_back();
     BRAID_TRY(read_prompts());
-    BRAID_ASSIGN(plain_, Machine::load(flags_of("none", 0, 0), !flags_.prompts.empty(), flags_.generate));
+    BRAID_ASSIGN(plain_,
+                 Machine::load(flags_of("none", 0, 0), !flags_.prompts.empty(), flags_.generate));
     if (!flags_.json) print_head();
     for (const std::string& text : flags_.specs) {
       const Way way = parse_way(text);
@@ -248,8 +254,8 @@ class SpeculationBench {
     return flags;
   }
 
-  Status compare(Machine& machine, const PromptSet& whole, const std::string& spec, int budget, int batch,
-                 const std::string& accept) {
+  Status compare(Machine& machine, const PromptSet& whole, const std::string& spec, int budget,
+                 int batch, const std::string& accept) {
     // Of random prompts there are as many as the largest batch has.
     PromptSet set = whole;
     if (flags_.prompts.empty()) set.prompts.resize(static_cast<size_t>(batch));
@@ -284,17 +290,19 @@ class SpeculationBench {
     return {};
   }
 
-  Status compare_answers(const PromptSet& set, const Run& plain, const Run& drafted, SpeculationRow& row) {
+  Status compare_answers(const PromptSet& set, const Run& plain, const Run& drafted,
+                         SpeculationRow& row) {
     for (size_t i = 0; i < plain.answers.size(); ++i) {
       const std::vector<int32_t>&a = plain.answers[i], &b = drafted.answers[i];
       if (a == b) continue;
       ++row.differing;
-      const auto token =
-          static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+      const auto token = static_cast<size_t>(
+          std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
       BRAID_ASSIGN(const float margin, plain_->margin(set.prompts[i], token));
-      differences_.push_back(fmt::format(
-          "{}, batch {}, {}: answer {} differs from token {} on, where the two best are {:.4f} nats apart",
-          row.name(), row.batch, set.name, i + 1, token + 1, margin));
+      differences_.push_back(
+          fmt::format("{}, batch {}, {}: answer {} differs from token {} on, where the two best "
+                      "are {:.4f} nats apart",
+                      row.name(), row.batch, set.name, i + 1, token + 1, margin));
     }
     return {};
   }
@@ -303,7 +311,8 @@ class SpeculationBench {
     print_result("{} on {}: greedy, up to {} tokens, medians of {}\n\n", plain_->name(),
                  plain_->engine().device().description(), flags_.generate, flags_.repetitions);
     print_result(
-        "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a round | drafts a round | "
+        "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a round | drafts "
+        "a round | "
         "accepted by depth | draft | verify | plain | host | lost ms | differing |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   }
@@ -313,9 +322,11 @@ class SpeculationBench {
     std::string name = row.name();
     if (name.size() > kMostName) name = name.substr(0, kMostName) + "...";
     std::string survival;
-    for (const double s : row.survival) survival += fmt::format("{}{:.2f}", survival.empty() ? "" : " ", s);
+    for (const double s : row.survival)
+      survival += fmt::format("{}{:.2f}", survival.empty() ? "" : " ", s);
     print_result(
-        "| {} | {} | {} | {} | {:.1f} | {:.1f} | {:.2f}x | {:.2f} | {:.1f} | {} | {:.0f} % | {:.0f} % | "
+        "| {} | {} | {} | {} | {:.1f} | {:.1f} | {:.2f}x | {:.2f} | {:.1f} | {} | {:.0f} % | "
+        "{:.0f} % | "
         "{:.0f} % "
         "| {:.0f} % | {:.1f} | {} |\n",
         row.set, row.batch, name, row.budget > 0 ? std::to_string(row.budget) : "", row.plain_tok_s,
@@ -336,7 +347,8 @@ class SpeculationBench {
         differing += row.differing;
         answers += row.answers;
       }
-      if (answers > 0) print_result("\n{} of {} answers differ from plain decoding's\n", differing, answers);
+      if (answers > 0)
+        print_result("\n{} of {} answers differ from plain decoding's\n", differing, answers);
       for (const std::string& line : differences_) print_result("{}\n", line);
     }
     if (flags_.svg.empty()) return {};
@@ -398,23 +410,28 @@ CLI::Option* add_speculation_bench_options(CLI::App& command, SpeculationFlags& 
     return {};
   });
   command
-      .add_option("--prompts", flags.prompts,
-                  "with --spec: prompts, one JSON object a line (bench/prompts.jsonl; default: random "
-                  "tokens, where time counts until the first of a batch ends)")
+      .add_option(
+          "--prompts", flags.prompts,
+          "with --spec: prompts, one JSON object a line (bench/prompts.jsonl; default: random "
+          "tokens, where time counts until the first of a batch ends)")
       ->needs(spec);
   command
-      .add_option("--draft-max", flags.budgets,
-                  "with --spec: values of --spec-draft-n-max, comma-separated (default: the drafter's)")
+      .add_option(
+          "--draft-max", flags.budgets,
+          "with --spec: values of --spec-draft-n-max, comma-separated (default: the drafter's)")
       ->delimiter(',')
       ->check(CLI::Range(1, 64))
       ->needs(spec);
   command
-      .add_option("--accept", flags.accept,
-                  "with --spec: accept drafts with these probabilities, whatever the model says: by depth "
-                  "0.85,0.7,0.55; with those of second and third choices 0.8:0.1:0.05,...; may be repeated")
+      .add_option(
+          "--accept", flags.accept,
+          "with --spec: accept drafts with these probabilities, whatever the model says: by depth "
+          "0.85,0.7,0.55; with those of second and third choices 0.8:0.1:0.05,...; may be repeated")
       ->allow_extra_args(false)
       ->needs(spec);
-  command.add_option("--svg", flags.svg, "with --spec: plot tok/s against drafts and batch into this file")
+  command
+      .add_option("--svg", flags.svg,
+                  "with --spec: plot tok/s against drafts and batch into this file")
       ->needs(spec);
   return spec;
 }

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 
 namespace CLI {
 class App;
@@ -14,9 +14,10 @@ class Option;
 namespace braid::cli {
 
 struct SpeculationFlags {
-  std::vector<std::string> specs;   // --spec: as --spec-type; several sources together: ngram+mtp
-  std::string prompts;              // --prompts: file (prompt_sets.h); empty: random tokens
-  std::vector<int> budgets = {0};   // --draft-max: drafts of a step at most; 0: as the drafter likes it
+  std::vector<std::string> specs;  // --spec: as --spec-type; several sources together: ngram+mtp
+  std::string prompts;             // --prompts: file (prompt_sets.h); empty: random tokens
+  std::vector<int> budgets = {
+      0};  // --draft-max: drafts of a step at most; 0: as the drafter likes it
   std::vector<std::string> accept;  // --accept: forced_acceptance.h; empty: what the model accepts
   std::string svg;                  // --svg: plots go here
   // From the other options of the command.
@@ -40,7 +41,8 @@ struct SpeculationRow {
   double plain_tok_s = 0, tok_s = 0;  // of all sequences
   double tokens_per_round = 0;        // of a sequence, its own token included
   double drafts_per_round = 0;
-  std::vector<double> survival;  // [depth]: rounds that accepted so far, of those with drafts so deep
+  std::vector<double>
+      survival;  // [depth]: rounds that accepted so far, of those with drafts so deep
   double draft_share = 0, verify_share = 0, plain_share = 0, host_share = 0;  // of the time
   double lost_ms = 0;  // by the budget's ledger, in all runs
   int answers = 0, differing = 0;

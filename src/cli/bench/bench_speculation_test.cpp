@@ -29,8 +29,9 @@ int32_t accepted(ForcedAcceptance& oracle, const StepItem& item, int32_t drawn) 
   int32_t node = -1, count = 0;
   while (true) {
     const int32_t id = oracle.next(item, node, drawn);
-    const auto child = std::find_if(item.drafts.begin(), item.drafts.end(),
-                                    [&](const Draft& d) { return d.parent == node && d.token == id; });
+    const auto child = std::find_if(item.drafts.begin(), item.drafts.end(), [&](const Draft& d) {
+      return d.parent == node && d.token == id;
+    });
     if (child == item.drafts.end()) return count;
     node = static_cast<int32_t>(child - item.drafts.begin());
     ++count;
@@ -51,7 +52,8 @@ TEST(ForcedAcceptance, AcceptsAtEachDepthAsOftenAsItIsTold) {
   }
   const std::array<double, 4> expected = {0.85, 0.7, 0.55, 0.55};
   for (size_t d = 0; d < expected.size(); ++d)
-    EXPECT_NEAR(static_cast<double>(reached[d + 1]) / reached[d], expected[d], 0.02) << "depth " << d;
+    EXPECT_NEAR(static_cast<double>(reached[d + 1]) / reached[d], expected[d], 0.02)
+        << "depth " << d;
   EXPECT_NEAR(oracle->tokens_per_round(3), 1 + 0.85 + 0.85 * 0.7 + 0.85 * 0.7 * 0.55, 1e-9);
 }
 
@@ -141,8 +143,8 @@ TEST_F(PromptFile, SetsStandInTheOrderOfTheFile) {
 }
 
 TEST_F(PromptFile, AnErrorNamesTheLine) {
-  for (const char* line : {"code", "[1]", R"({"set": 1, "text": "x"})", R"({"text": 2})", R"({"set": "a"})",
-                           R"({"text": ""})"}) {
+  for (const char* line : {"code", "[1]", R"({"set": 1, "text": "x"})", R"({"text": 2})",
+                           R"({"set": "a"})", R"({"text": ""})"}) {
     const auto sets = read(std::string(R"({"text": "fine"})") + "\n" + line + "\n");
     ASSERT_FALSE(sets.ok()) << line;
     EXPECT_NE(sets.error().message.find("jsonl:2: "), std::string::npos) << sets.error().message;

@@ -17,7 +17,8 @@ constexpr double kSureAndWrong = 0.9;
 
 // In [0, 1), from well mixed bits.
 double uniform(uint64_t sequence, uint64_t position) {
-  uint64_t x = sequence * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + 0x94d049bb133111ebu;
+  uint64_t x =
+      sequence * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + 0x94d049bb133111ebu;
   for (const int shift : {30, 27, 31}) {
     x ^= x >> shift;
     x *= 0x94d049bb133111ebu;
@@ -65,7 +66,8 @@ void ForcedAcceptance::rate(const Sequence&, int32_t depth, std::span<float> log
   const std::vector<double>& p = row(static_cast<size_t>(depth));
   const bool never = std::all_of(p.begin(), p.end(), [](double x) { return x == 0; });
   for (size_t rank = 0; rank < log_q.size(); ++rank) {
-    const double sure = never ? kSureAndWrong * std::pow(1 - kSureAndWrong, static_cast<double>(rank))
+    const double sure = never
+                            ? kSureAndWrong * std::pow(1 - kSureAndWrong, static_cast<double>(rank))
                         : rank < p.size() ? p[rank]
                                           : 0;
     constexpr double kLeast = 1e-4;

@@ -29,7 +29,9 @@ class ForcedAcceptance : public Oracle {
   double tokens_per_round(int32_t drafts) const;
 
  private:
-  const std::vector<double>& row(size_t depth) const { return rows_[std::min(depth, rows_.size() - 1)]; }
+  const std::vector<double>& row(size_t depth) const {
+    return rows_[std::min(depth, rows_.size() - 1)];
+  }
 
   std::string text_;
   std::vector<std::vector<double>> rows_;  // [depth][rank]

@@ -7,7 +7,7 @@
 #include <random>
 #include <sstream>
 
-#include "base/json/json.h"
+#include "base/json.h"
 #include "cli/generate.h"
 
 namespace braid::cli {
@@ -24,8 +24,9 @@ Result<RenderedText> render(const Json& line, const GgufFile& file, const Tokeni
   }
   const auto messages = line.find("messages");
   if (messages == line.end() || !messages->is_array())
-    return Error{ErrorKind::invalid_argument, "there is neither \"text\" nor an array \"messages\""};
-  BRAID_ASSIGN(const ChatTemplate chat, make_chat_template(file, tokenizer));
+    return Error{ErrorKind::invalid_argument,
+                 "there is neither \"text\" nor an array \"messages\""};
+  BRAID_ASSIGN(const ChatTemplate chat, read_chat_template(file, tokenizer));
   ChatOptions options;
   options.enable_thinking = false;
   return chat.render(*messages, line.value("tools", Json()), options);
@@ -42,7 +43,8 @@ Status add_prompt(const std::string& text, const GgufFile& file, const Tokenizer
   BRAID_ASSIGN(const RenderedText rendered, render(line, file, tokenizer));
   BRAID_ASSIGN(std::vector<int32_t> tokens, tokenizer.encode_rendered(rendered));
   if (tokens.empty()) return Error{ErrorKind::invalid_argument, "the prompt is empty"};
-  auto known = std::find_if(sets.begin(), sets.end(), [&](const PromptSet& s) { return s.name == name; });
+  auto known =
+      std::find_if(sets.begin(), sets.end(), [&](const PromptSet& s) { return s.name == name; });
   if (known == sets.end()) known = sets.insert(sets.end(), PromptSet{name, {}});
   known->prompts.push_back(std::move(tokens));
   return {};
@@ -60,9 +62,11 @@ Result<std::vector<PromptSet>> read_prompt_sets(const std::string& path, const G
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     if (const Status added = add_prompt(line, file, tokenizer, sets); !added.ok())
-      return Error{added.error().kind, fmt::format("{}:{}: {}", path, number, added.error().message)};
+      return Error{added.error().kind,
+                   fmt::format("{}:{}: {}", path, number, added.error().message)};
   }
-  if (sets.empty()) return Error{ErrorKind::invalid_argument, path + ": there are no prompts in it"};
+  if (sets.empty())
+    return Error{ErrorKind::invalid_argument, path + ": there are no prompts in it"};
   return sets;
 }
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cli/model_options.h"
+#include "cli/load_model.h"
 
 namespace braid::cli {
 

@@ -8,7 +8,7 @@
 #include <map>
 #include <vector>
 
-#include "cli/plot/svg.h"
+#include "cli/bench/svg.h"
 
 namespace braid::cli {
 
@@ -53,8 +53,10 @@ Means means_of(std::span<const SpeculationRow> rows) {
 }
 
 Panel against_drafts(const Means& means, int batch) {
-  Panel panel{
-      batch == 1 ? "one sequence" : fmt::format("{} sequences", batch), "drafts of a step at most", {}, {}};
+  Panel panel{batch == 1 ? "one sequence" : fmt::format("{} sequences", batch),
+              "drafts of a step at most",
+              {},
+              {}};
   for (const auto& [name, points] : means)
     for (const auto& [where, mean] : points)
       if (where.second == batch && name != "none") {
@@ -94,22 +96,27 @@ std::string draw(const Panel& panel, int left, const std::vector<std::string>& n
   const double bottom = kTop + kPanelHeight;
   const auto y_of = [&](double value) { return bottom - kPanelHeight * value / top; };
   const auto x_of = [&](int x) {
-    const auto at = std::lower_bound(panel.places.begin(), panel.places.end(), x) - panel.places.begin();
+    const auto at =
+        std::lower_bound(panel.places.begin(), panel.places.end(), x) - panel.places.begin();
     const auto steps = static_cast<double>(std::max<size_t>(panel.places.size(), 2) - 1);
     return left + 20 + (kPanelWidth - 40) * static_cast<double>(at) / steps;
   };
-  std::string out = fmt::format("<text x=\"{}\" y=\"{}\">tok/s, {}</text>\n", left, kTop - 12, panel.title);
+  std::string out =
+      fmt::format("<text x=\"{}\" y=\"{}\">tok/s, {}</text>\n", left, kTop - 12, panel.title);
   for (double value = 0; value <= top * 1.001; value += tick) {
-    out += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n", left,
-                       left + kPanelWidth, y_of(value), y_of(value));
-    out += fmt::format("<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.6g}</text>\n",
-                       left - 6, y_of(value) + 4, value);
+    out += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
+                       left, left + kPanelWidth, y_of(value), y_of(value));
+    out += fmt::format(
+        "<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.6g}</text>\n", left - 6,
+        y_of(value) + 4, value);
   }
   for (const int x : panel.places)
-    out += fmt::format("<text class=\"soft\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
-                       x_of(x), bottom + 18, x == 0 ? "default" : std::to_string(x));
-  out += fmt::format("<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
-                     left + kPanelWidth / 2, bottom + 38, panel.axis);
+    out += fmt::format(
+        "<text class=\"soft\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
+        x_of(x), bottom + 18, x == 0 ? "default" : std::to_string(x));
+  out +=
+      fmt::format("<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
+                  left + kPanelWidth / 2, bottom + 38, panel.axis);
   for (size_t i = 0; i < names.size(); ++i) {
     const auto line = panel.lines.find(names[i]);
     if (line == panel.lines.end()) continue;
@@ -133,7 +140,8 @@ std::string speculation_plot(const std::string& title, std::span<const Speculati
   const Means means = means_of(rows);
   std::vector<std::string> names = {"none"};
   for (const SpeculationRow& row : rows)
-    if (std::find(names.begin(), names.end(), row.name()) == names.end()) names.push_back(row.name());
+    if (std::find(names.begin(), names.end(), row.name()) == names.end())
+      names.push_back(row.name());
   int smallest = rows[0].batch;
   for (const SpeculationRow& row : rows) smallest = std::min(smallest, row.batch);
 
@@ -144,8 +152,9 @@ std::string speculation_plot(const std::string& title, std::span<const Speculati
   out += draw(against_batch(means), 490, names);
   for (size_t i = 0; i < names.size(); ++i) {
     const int y = legend + kLegendLine * static_cast<int>(i);
-    out += fmt::format("<path class=\"c{}\" d=\"M70 {} L94 {}\"/>\n<text x=\"102\" y=\"{}\">{}</text>\n",
-                       i % 6, y - 4, y - 4, y, svg_escaped(names[i]));
+    out += fmt::format(
+        "<path class=\"c{}\" d=\"M70 {} L94 {}\"/>\n<text x=\"102\" y=\"{}\">{}</text>\n", i % 6,
+        y - 4, y - 4, y, svg_escaped(names[i]));
   }
   return out + "</svg>\n";
 }

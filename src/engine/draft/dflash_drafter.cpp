@@ -23,7 +23,8 @@ Status DflashDrafter::allocate(const DrafterOptions& options) {
   reader_.set_options({options.trees, options.p_min, options.logits.cols});
   block_ = dflash_.config().block;
   guesses_ = std::min(options.depth, dflash_.config().guesses());
-  width_ = dflash_.has_pairs() ? dflash_.config().candidates : guess_candidates(dflash_.head_tokens());
+  width_ =
+      dflash_.has_pairs() ? dflash_.config().candidates : guess_candidates(dflash_.head_tokens());
   tokens_.resize(static_cast<size_t>(width_));
   const BatchArrays::Sizes sizes = most(dflash_, options);
   BRAID_CHECK(guesses_ > 0 && options.logits.rows >= sizes.outputs);
@@ -45,17 +46,18 @@ void DflashDrafter::propose(StepPlan& plan, int32_t budget) {
   }
 }
 
-// Where a whole block has no cells, nothing is drafted.
 void DflashDrafter::choose(StepPlan& plan, int32_t budget) {
   blocks_.clear();
   for (StepItem& item : plan.items) {
     Sequence& s = *item.sequence;
     const auto known = static_cast<int32_t>(s.tokens.size());
-    const int32_t depth = std::min({item.draft_depth, guesses_, scheduler_.most_tokens() - known - 1});
-    const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
+    const int32_t depth =
+        std::min({item.draft_depth, guesses_, scheduler_.most_tokens() - known - 1});
+    const int32_t most =
+        std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
     const int32_t cells = s.computed_tokens + block_;
-    if (depth <= 0 || most <= 0 || !item.may_run_model || cells > options_.block_table * kBlockTokens ||
-        !scheduler_.grow(s, cells))
+    if (depth <= 0 || most <= 0 || !item.may_run_model ||
+        cells > options_.block_table * kBlockTokens || !scheduler_.grow(s, cells))
       continue;
     item.model_ran = true;
     budget -= most;
@@ -67,7 +69,7 @@ void DflashDrafter::fill(std::span<const Block> round) {
   const auto count = static_cast<int32_t>(round.size());
   const bool pads = arrays_.is_sent();
   padded_ = pads ? std::min({row_bucket(count), options_.sequences, kMostTogether}) : count;
-  wanted_ = pads ? guesses_ : 0;  // what is recorded has one shape
+  wanted_ = pads ? guesses_ : 0;  // a CUDA graph has one shape
   for (const Block& block : round) wanted_ = std::max(wanted_, block.depth);
   arrays_.begin({padded_ * block_, padded_, padded_ * wanted_});
   const int32_t first = dflash_.config().first_guess();
@@ -107,7 +109,7 @@ Dflash::Guesses DflashDrafter::guesses_at(void* numbers, int64_t guesses) const 
   return g;
 }
 
-// From the upload to the guesses: what is recorded.
+// Recorded as one CUDA graph.
 void DflashDrafter::enqueue() {
   arrays_.upload();
   const Batch& b = batch_;
@@ -136,8 +138,7 @@ void DflashDrafter::take(std::span<const Block> round) {
   for (size_t i = 0; i < round.size(); ++i) take(round[i], static_cast<int64_t>(i) * wanted_);
 }
 
-// `first`: the block's first guess. Guesses were made together: a row stands for itself, or it is about what
-// follows each candidate of the row before.
+// `first`: the block's first guess. With pairs a guess has scores per candidate of the one before.
 void DflashDrafter::take(const Block& block, int64_t first) {
   const Buffer& numbers = arrays_.is_sent() ? numbers_on_host_ : numbers_;
   const Dflash::Guesses g = guesses_at(numbers.data(), int64_t{padded_} * wanted_);
@@ -155,7 +156,8 @@ void DflashDrafter::take(const Block& block, int64_t first) {
           dflash_.has_confidence() ? dflash_.acceptance(g.confidence.f32(guess)[parent]) : 0;
       LatticeReader::Row row;
       row.tokens = tokens_;
-      row.logits = {pairs ? g.scores.f32(guess) + int64_t{parent} * width_ : g.values.f32(guess), width};
+      row.logits = {pairs ? g.scores.f32(guess) + int64_t{parent} * width_ : g.values.f32(guess),
+                    width};
       row.log_sum = pairs ? nullptr : g.log_sums.f32(guess);
       row.acceptance = dflash_.has_confidence() ? &acceptance : nullptr;
       reader_.set_row(d, parent, row);

@@ -1,10 +1,9 @@
-// dflash_drafter.h -- drafts from a DFlash drafter (model/dflash/dflash.h), chains or trees. Of DFlash2 and
-// DSpark a token's probability is that behind the one before it.
+// dflash_drafter.h -- drafts from a DFlash drafter (model/dflash/dflash.h), chains or trees. With
+// DFlash2 and DSpark a token's probability depends on the preceding candidate.
 //
-// Before a step, each sequence that decodes has a draft block run: the token that the step will run, then
-// masks, in the cells that the step will write. One forward gives all drafts of all of them; the host waits
-// once. What the blocks see of the past is memory of the sequences, so there is nothing here to keep or to
-// bring back.
+// Before a step, each decoding sequence runs a draft block in the cells that the step will write:
+// its newest token, then masks. One forward drafts for all sequences, and the host waits once. The
+// past that the blocks read belongs to the sequences, so no state is kept here.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +12,12 @@
 
 #include "base/result.h"
 #include "engine/draft/drafter_options.h"
-#include "engine/draft/lattice/lattice_reader.h"
+#include "engine/draft/lattice_reader.h"
 #include "engine/prefix/sequence_cache.h"
+#include "engine/schedule/batch_arrays.h"
+#include "engine/schedule/records.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/schedule/step_plan.h"
-#include "engine/step/batch_arrays.h"
-#include "engine/step/records.h"
 #include "model/dflash/dflash.h"
 #include "ops/device.h"
 
@@ -26,17 +25,16 @@ namespace braid {
 
 class DflashDrafter : public Drafter {
  public:
-  // Sequences whose blocks run together; more run one round after the other.
+  // Sequences whose blocks run together; more take several rounds.
   static constexpr int32_t kMostTogether = 16;
-  DflashDrafter(Device& device, Dflash& dflash, SequenceCache& cache, Scheduler& scheduler, Records& records)
+  DflashDrafter(Device& device, Dflash& dflash, SequenceCache& cache, Scheduler& scheduler,
+                Records& records)
       : device_(device), dflash_(dflash), cache_(cache), scheduler_(scheduler), records_(records) {}
-  // Rows of the blocks that run together, where so many sequences run at a time.
   static int32_t most_rows(const Dflash& dflash, int32_t sequences) {
     return std::min(sequences, kMostTogether) * dflash.config().block;
   }
-  // Of its arrays on the device; logits are not looked at.
+  // Device memory of its arrays, without logits.
   static size_t bytes(const Dflash& dflash, const DrafterOptions& options);
-  // Errors: exhausted.
   Status allocate(const DrafterOptions& options);
 
   DraftSource source() const override { return DraftSource::dflash; }
@@ -45,14 +43,12 @@ class DflashDrafter : public Drafter {
   void observe(const StepPlan&, std::span<const Verdict>) override {}
 
  private:
-  // A sequence that is drafted for: how deep, and with how many drafts.
   struct Block {
     StepItem* item;
     int32_t depth;
     int32_t most;
   };
   void choose(StepPlan& plan, int32_t budget);
-  // A round: blocks `round` of blocks_.
   bool run(std::span<const Block> round);
   void fill(std::span<const Block> round);
   void enqueue();
@@ -70,10 +66,10 @@ class DflashDrafter : public Drafter {
   Records& records_;
   DrafterOptions options_;
   int32_t block_ = 0;          // rows of a block
-  int32_t guesses_ = 0;        // rows of it whose logits may be wanted
-  int32_t wanted_ = 0;         // rows of it whose logits this round wants
+  int32_t guesses_ = 0;        // rows of a block whose logits may be needed
+  int32_t wanted_ = 0;         // rows of a block whose logits this round needs
   std::vector<Block> blocks_;  // of this step
-  int32_t padded_ = 0;         // sequences of the batch: those of the round, and padding
+  int32_t padded_ = 0;         // sequences of the batch, with padding
   BatchArrays arrays_;
   Batch batch_;                       // of the round
   Buffer numbers_, numbers_on_host_;  // of all guesses of a round

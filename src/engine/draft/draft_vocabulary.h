@@ -1,9 +1,8 @@
-// draft_vocabulary.h -- the tokens among which the head guesses: those that the engine's texts had last.
+// draft_vocabulary.h -- the tokens that the head may guess: those seen last in the engine's texts.
 //
-// The head's output matrix is most of what a guess costs, and a text uses few of 250,000 tokens: each new one
-// takes the row of the one that was not seen for the longest time. With 40,960 rows 4 to 8 of 1,000 tokens of
-// code and English were not among them, measured with a tokenizer of 151,936 (docs/history/speculation.md); of
-// the first ids alone, which are the frequent ones, 40 to 60. Nothing but time depends on what is here.
+// The head's output matrix is most of the cost of a guess, and a text uses few of 250,000 tokens. A
+// new token takes the row of the least recently seen one. With 40,960 rows under 1 % of the tokens
+// of code and English are missing (docs/history/speculation.md). The contents affect only speed.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@ namespace braid {
 
 class DraftVocabulary {
  public:
-  // Rows hold the first ids; the lower, the later they leave.
+  // Rows start with the first ids; lower ids are replaced later.
   DraftVocabulary(int32_t rows, int32_t vocabulary)
       : row_of_(static_cast<size_t>(vocabulary), -1), rows_(static_cast<size_t>(rows)) {
     BRAID_CHECK(rows > 0 && rows <= vocabulary);
@@ -29,7 +28,6 @@ class DraftVocabulary {
     oldest_ = rows - 1;
   }
 
-  // Tokens of a text, the newest last.
   void see(std::span<const int32_t> tokens) {
     for (const int32_t token : tokens) {
       if (token < 0 || token >= std::ssize(row_of_)) continue;
@@ -46,9 +44,9 @@ class DraftVocabulary {
     }
   }
 
-  // Rows that have other tokens than take_changes() has told, the longest waiting first.
+  // Rows whose token take_changes() has not returned yet.
   int32_t changes() const { return static_cast<int32_t>(changed_.size()); }
-  // At most `most` of them; valid until the next call.
+  // At most `most`, the oldest changes first; valid until the next call.
   std::span<const DraftRow> take_changes(int32_t most) {
     const auto count = std::min(changed_.size(), static_cast<size_t>(most));
     taken_.clear();
@@ -78,7 +76,7 @@ class DraftVocabulary {
     newest_ = row;
   }
 
-  std::vector<int32_t> row_of_;  // [token]; -1: has none
+  std::vector<int32_t> row_of_;  // [token]; -1: none
   std::vector<Row> rows_;
   int32_t newest_ = 0, oldest_ = 0;
   std::vector<int32_t> changed_;

@@ -13,7 +13,7 @@ namespace {
 TEST(DraftVocabulary, ANewTokenTakesTheRowOfTheOneUnseenForLongest) {
   DraftVocabulary v(4, 100);
   EXPECT_EQ(v.changes(), 0);
-  v.see(std::vector<int32_t>{3, 2});  // 0 and 1 are the newer ones of what was not seen
+  v.see(std::vector<int32_t>{3, 2});  // 0 and 1 are newer than the rest
   v.see(std::vector<int32_t>{50});
   ASSERT_EQ(v.changes(), 1);
   EXPECT_EQ(v.take_changes(8)[0].row, 1);
@@ -41,7 +41,6 @@ TEST(DraftVocabulary, WhatChangesTwiceIsToldOnceAndWhatIsNoTokenIsLeftOut) {
   EXPECT_EQ(v.changes(), 0);
 }
 
-// Against a list that is searched from end to end.
 TEST(DraftVocabulary, RowsAreThoseOfTheTokensSeenLast) {
   constexpr int32_t kRows = 37, kTokens = 200;
   std::mt19937 random(7);
@@ -61,7 +60,8 @@ TEST(DraftVocabulary, RowsAreThoseOfTheTokensSeenLast) {
     }
     newest_first.push_front(token);
     if (step % 7 != 0) continue;
-    for (const DraftRow& change : v.take_changes(1000)) told[static_cast<size_t>(change.row)] = change.token;
+    for (const DraftRow& change : v.take_changes(1000))
+      told[static_cast<size_t>(change.row)] = change.token;
     std::vector<int32_t> a(newest_first.begin(), newest_first.end()), b = told;
     std::sort(a.begin(), a.end());
     std::sort(b.begin(), b.end());

@@ -52,7 +52,8 @@ void JointDrafter::observe(const StepPlan& plan, std::span<const Verdict> verdic
   constexpr double kRate = 1.0 / 32;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     if (!plan.items[i].model_ran || verdicts[i].finished) continue;
-    accepted_of_models_ += kRate * (static_cast<double>(verdicts[i].accepted.size()) - accepted_of_models_);
+    accepted_of_models_ +=
+        kRate * (static_cast<double>(verdicts[i].accepted.size()) - accepted_of_models_);
   }
 }
 

@@ -1,8 +1,8 @@
-// joint_drafter.h -- several drafters at once: what each of them proposes, as one tree.
+// joint_drafter.h -- merges the proposals of several drafters into one tree.
 //
-// Where they say the same, they share the draft, at the higher of their probabilities. Of more drafts than a
-// sequence may have, the most probable paths stay. A drafter that runs a model is asked only for sequences for which
-// those before it promise fewer accepted drafts than it has brought so far: text that repeats itself is free.
+// Equal drafts get the higher probability; if there are too many, the most probable paths stay. A
+// drafter with a model runs only for sequences where the others promise less than it usually
+// brings.
 #pragma once
 
 #include <functional>
@@ -16,13 +16,13 @@ namespace braid {
 
 class JointDrafter : public Drafter {
  public:
-  // How likely a draft at a depth is accepted whose parent is.
+  // The probability that a draft at a depth is accepted if its parent is.
   using Survives = std::function<double(const Draft&, int32_t depth)>;
 
   // The cheapest one first.
   explicit JointDrafter(std::vector<std::unique_ptr<Drafter>> drafters);
 
-  // Else drafters are taken at their own word.
+  // Without it the drafters' own probabilities count.
   void set_survives(Survives survives) { survives_ = std::move(survives); }
 
   void set_oracle(Oracle* oracle) override {
@@ -32,21 +32,20 @@ class JointDrafter : public Drafter {
   void observe(const StepPlan& plan, std::span<const Verdict> verdicts) override;
 
  private:
-  // Of an item's drafts, how many are to be expected to be accepted.
   double promised(const Drafts& drafts, DraftSource source);
   void merge(const Drafts& drafts, DraftSource source);
-  // Parents are still before children.
+  // Parents stay before children.
   void keep_best(size_t most);
 
   std::vector<std::unique_ptr<Drafter>> drafters_;
   Survives survives_;
-  double accepted_of_models_ = 1;  // drafts a round, a moving mean; the first guess is low: who asks learns
+  double accepted_of_models_ = 1;  // per round, moving average; runs correct the low start
   std::vector<double> promised_;   // [item]
-  std::vector<std::pair<double, int32_t>> reached_;  // of drafts: the probability of their path, its length
+  std::vector<std::pair<double, int32_t>> reached_;  // of drafts: path probability, path length
   std::vector<std::vector<Drafts>> proposed_;        // [drafter][item]
   Drafts tree_;
-  std::vector<int32_t> node_of_;  // in the tree, of a drafter's drafts
-  std::vector<float> paths_;      // log of the probability of a node's whole path
+  std::vector<int32_t> node_of_;  // of a drafter's drafts, in the tree
+  std::vector<float> paths_;      // log probability of a node's whole path
   std::vector<int32_t> order_;
 };
 

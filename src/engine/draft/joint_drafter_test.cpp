@@ -1,4 +1,4 @@
-// joint_drafter_test.cpp -- what several drafters say becomes one tree.
+// joint_drafter_test.cpp -- the proposals of several drafters become one tree.
 #include "engine/draft/joint_drafter.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ Drafts jointly(Drafts a, Drafts b, int32_t most, int32_t budget = 100) {
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, std::move(a)));
   drafters.push_back(std::make_unique<Says>(DraftSource::mtp, std::move(b)));
   JointDrafter joint(std::move(drafters));
-  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all are asked
+  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all of them run
   StepPlan plan;
   plan.items.resize(1);
   plan.items[0].draft_count = most;
@@ -47,7 +47,8 @@ TEST(JointDrafter, SharesWhatBothSayAndKeepsTheRestBesideIt) {
   ASSERT_EQ(tree.size(), 4u);
   const int32_t tokens[] = {7, 8, 9, 5}, parents[] = {-1, 0, 1, 1};
   const float log_q[] = {-0.1f, -0.2f, -0.2f, -0.4f};
-  const DraftSource sources[] = {DraftSource::mtp, DraftSource::ngram, DraftSource::ngram, DraftSource::mtp};
+  const DraftSource sources[] = {DraftSource::mtp, DraftSource::ngram, DraftSource::ngram,
+                                 DraftSource::mtp};
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(tree[i].token, tokens[i]) << i;
     EXPECT_EQ(tree[i].parent, parents[i]) << i;
@@ -69,11 +70,12 @@ TEST(JointDrafter, TheMostProbablePathsStay) {
   EXPECT_TRUE(jointly({{1, -1, -1.0f}}, {{3, -1, -0.2f}}, 5, 0).empty());
 }
 
-// The model is run where n-grams promise less than it brings, and what it brings is learned.
 TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
   std::vector<std::unique_ptr<Drafter>> drafters;
-  drafters.push_back(std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
-  drafters.push_back(std::make_unique<Says>(DraftSource::mtp, Drafts{{1, -1, -0.1f}, {2, 0, -0.1f}}));
+  drafters.push_back(
+      std::make_unique<Says>(DraftSource::ngram, Drafts{{7, -1, -0.1f}, {8, 0, -0.1f}}));
+  drafters.push_back(
+      std::make_unique<Says>(DraftSource::mtp, Drafts{{1, -1, -0.1f}, {2, 0, -0.1f}}));
   JointDrafter joint(std::move(drafters));
   double survives = 0.9;
   joint.set_survives([&](const Draft& draft, int32_t depth) {
@@ -102,15 +104,15 @@ TEST(JointDrafter, ModelsAreRunWhereFreeDraftsPromiseLess) {
   EXPECT_FALSE(runs(0)) << "it has brought nothing";
 }
 
-// Every path of the tree is one of a drafter, no two children of a node are the same, and a smaller tree is
-// closed under parents.
+// Paths come from a drafter, siblings differ, and a smaller tree is closed under parents.
 TEST(JointDrafter, RandomTreesHoldWhatTheirDraftersSaid) {
   std::mt19937 random(3);
   const auto any = [&] {
     Drafts tree;
     std::map<std::pair<int32_t, int32_t>, bool> taken;
     for (int32_t i = 0; i < 8; ++i) {
-      const auto parent = static_cast<int32_t>(random() % static_cast<uint32_t>(tree.size() + 1)) - 1;
+      const auto parent =
+          static_cast<int32_t>(random() % static_cast<uint32_t>(tree.size() + 1)) - 1;
       const auto token = static_cast<int32_t>(random() % 4);
       if (std::exchange(taken[{parent, token}], true)) continue;
       tree.push_back({token, parent, -static_cast<float>(random() % 100) / 50});
@@ -150,7 +152,7 @@ TEST(JointDrafter, EverySequenceGetsItsOwn) {
   drafters.push_back(std::make_unique<Says>(DraftSource::ngram, Drafts{{1, -1, -0.5f}}));
   drafters.push_back(std::make_unique<Says>(DraftSource::mtp, Drafts{{2, -1, -0.5f}}));
   JointDrafter joint(std::move(drafters));
-  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all are asked
+  joint.set_survives([](const Draft&, int32_t) { return 0; });  // so all of them run
   StepPlan plan;
   plan.items.resize(3);
   for (StepItem& item : plan.items) item.draft_count = 4;

@@ -6,8 +6,7 @@
 namespace braid {
 namespace {
 
-// New tokens' rows are sent together: some of them, what waits for longer, and never so many that a step
-// would feel it.
+// Rows of new tokens are sent in groups: enough to be worth it, or after a wait.
 constexpr int32_t kWorthSending = 16;
 constexpr int32_t kMostWaitedRounds = 16;
 constexpr int32_t kMostSent = 1024;
@@ -15,8 +14,8 @@ constexpr int32_t kMostSent = 1024;
 }  // namespace
 
 size_t ModelDrafter::bytes(const DrafterOptions& options) {
-  return BatchArrays::bytes({options.sequences, options.sequences, 0}, options.depth, options.block_table,
-                            1) +
+  return BatchArrays::bytes({options.sequences, options.sequences, 0}, options.depth,
+                            options.block_table, 1) +
          bytes_of_numbers(options.depth * row_numbers(options.sequences, kGuessCandidates));
 }
 
@@ -28,8 +27,8 @@ Status ModelDrafter::allocate(const DrafterOptions& options) {
                         static_cast<int32_t>(model_.config().vocabulary));
   reader_.set_options({options.trees, options.p_min, options.logits.cols});
   BRAID_CHECK(options.logits.rows >= options.sequences && options.depth > 0);
-  BRAID_TRY(arrays_.allocate(device_, "drafts", {options.sequences, options.sequences, 0}, options.depth,
-                             options.block_table, 1));
+  BRAID_TRY(arrays_.allocate(device_, "drafts", {options.sequences, options.sequences, 0},
+                             options.depth, options.block_table, 1));
   padded_ = options.sequences;
   width_ = guess_candidates(options.logits.cols);
   const size_t bytes = bytes_of_numbers(options.depth * row_numbers());
@@ -49,15 +48,16 @@ void ModelDrafter::propose(StepPlan& plan, int32_t budget) {
   if (run()) take_guesses();
 }
 
-// Who may be drafted for, as far as there are cells.
 void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
   chains_.clear();
   bool drawn = false;
   for (StepItem& item : plan.items) {
     Sequence& s = *item.sequence;
     const auto known = static_cast<int32_t>(s.tokens.size());
-    const int32_t depth = std::min({item.draft_depth, options_.depth, scheduler_.most_tokens() - known - 1});
-    const int32_t most = std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
+    const int32_t depth =
+        std::min({item.draft_depth, options_.depth, scheduler_.most_tokens() - known - 1});
+    const int32_t most =
+        std::min({item.draft_count, budget, options_.trees ? item.draft_count : depth});
     const int32_t rows = std::min(depth, most);
     if (rows <= 0 || !item.may_run_model || !scheduler_.grow(s, known + rows)) continue;
     item.model_ran = true;
@@ -72,7 +72,6 @@ void ModelDrafter::choose(StepPlan& plan, int32_t budget) {
   width_ = mode_ == Mode::chains ? 0 : guess_candidates(logits_.cols);
 }
 
-// Rows for tokens that have come since the last guess.
 void ModelDrafter::follow_texts() {
   for (const Chain& chain : chains_) {
     Sequence& s = *chain.item->sequence;
@@ -106,7 +105,8 @@ void ModelDrafter::fill() {
   for (int32_t row = 0; row < depth_; ++row) {
     Batch& b = batches_.emplace_back(arrays_.finish(row, arrays_.is_sent()));
     b.most_rows = b.most_certain = 1;
-    if (row > 0 && mode_ != Mode::drawn) b.token = reinterpret_cast<const int32_t*>(numbers(row - 1));
+    if (row > 0 && mode_ != Mode::drawn)
+      b.token = reinterpret_cast<const int32_t*>(numbers(row - 1));
   }
 }
 
@@ -130,7 +130,7 @@ bool ModelDrafter::run_recorded(uint64_t shape, int32_t first, int32_t end) {
   return device_.health().ok();
 }
 
-// From the upload to the guesses: what is recorded.
+// Recorded as one CUDA graph.
 void ModelDrafter::enqueue(int32_t first, int32_t end) {
   if (first == 0) {
     arrays_.upload();
@@ -152,16 +152,16 @@ void ModelDrafter::enqueue_row(int32_t row) {
     return Tensor{numbers(row) + first, type, batch.tokens, width, width};
   };
   const Tensor log_sums = columns(2 * padded_, DType::f32, 1);
-  if (mode_ != Mode::drawn)  // the next row's tokens
-    device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums, logits,
-                        model_.draft_token_of());
+  if (mode_ != Mode::drawn)  // tokens of the next row
+    device_.ops().top_k(columns(padded_, DType::f32, 1), columns(0, DType::i32, 1), log_sums,
+                        logits, model_.draft_token_of());
   if (width_ == 0) return;
   const int64_t candidates = int64_t{padded_} * width_;
   device_.ops().top_k(columns(3 * padded_ + candidates, DType::f32, width_),
-                      columns(3 * padded_, DType::i32, width_), log_sums, logits, model_.draft_token_of());
+                      columns(3 * padded_, DType::i32, width_), log_sums, logits,
+                      model_.draft_token_of());
 }
 
-// Of the i-th chain, in reader_.
 void ModelDrafter::set_row(size_t i, int32_t row) {
   const auto* base =
       static_cast<const float*>(arrays_.is_sent() ? guesses_on_host_.data() : guesses_.data()) +
@@ -176,13 +176,12 @@ void ModelDrafter::set_row(size_t i, int32_t row) {
                    .log_sum = base + 2 * padded_ + static_cast<int64_t>(i)});
 }
 
-// What the chains' next rows follow.
 void ModelDrafter::choose_tokens(int32_t row) {
   int32_t* next = arrays_.host(row + 1, BatchArrays::token);
   for (size_t i = 0; i < chains_.size() && chains_[i].depth > row + 1; ++i) {
     reader_.begin(*chains_[i].item->sequence, LatticeKind::chain, row + 1, std::max(width_, 1));
     set_row(i, row);
-    next[i] = std::max(reader_.choose(row), 0);  // a chain that has ended is not looked at any more
+    next[i] = std::max(reader_.choose(row), 0);  // -1: the chain has ended
   }
 }
 

@@ -9,7 +9,7 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kMostBits = 15;  // of a table's places: 128 KiB each
+constexpr int32_t kMostBits = 15;  // of a table: 128 KiB each
 
 int32_t bits_for(int32_t context_tokens) {
   int32_t bits = 8;
@@ -43,12 +43,13 @@ size_t NgramIndex::place(std::span<const int32_t> ngram) const {
 
 void NgramIndex::extend(std::span<const int32_t> tokens) {
   const auto size = static_cast<int32_t>(tokens.size());
-  // The n-gram at the very end has nothing behind it yet, and must not be found as its own repetition.
+  // The final n-gram has no successor yet, and must not match itself.
   for (int32_t end = indexed_ + 1; end < size; ++end) {
     for (size_t i = 0; i < std::size(kOrders); ++i) {
       const int32_t order = kOrders[i];
       if (end < order) continue;
-      const auto ngram = tokens.subspan(static_cast<size_t>(end - order), static_cast<size_t>(order));
+      const auto ngram =
+          tokens.subspan(static_cast<size_t>(end - order), static_cast<size_t>(order));
       next_[i][place(ngram)] = end;
     }
     indexed_ = end;
@@ -62,8 +63,9 @@ NgramIndex::Match NgramIndex::find(std::span<const int32_t> tokens) const {
     if (size < kOrders[i]) continue;
     const int32_t next = next_[i][place(tokens.last(static_cast<size_t>(kOrders[i])))];
     int32_t length = 0;
-    while (length < std::min(next, kLongestMatch) && at(next - 1 - length) == at(size - 1 - length)) ++length;
-    if (length >= kOrders[i]) return {next, length};  // else another n-gram has taken the place
+    while (length < std::min(next, kLongestMatch) && at(next - 1 - length) == at(size - 1 - length))
+      ++length;
+    if (length >= kOrders[i]) return {next, length};  // else another n-gram took the place
   }
   return {};
 }
@@ -74,7 +76,8 @@ float ngram_log_q(int32_t length) {
 
 NgramDrafter::NgramDrafter(int32_t sequences, int32_t context_tokens) {
   places_.reserve(static_cast<size_t>(sequences));
-  for (int32_t i = 0; i < sequences; ++i) places_.push_back({0, false, 0, NgramIndex(context_tokens)});
+  for (int32_t i = 0; i < sequences; ++i)
+    places_.push_back({0, false, 0, NgramIndex(context_tokens)});
   place_of_.reserve(static_cast<size_t>(sequences));
 }
 
@@ -82,7 +85,7 @@ uint64_t NgramDrafter::bytes(int32_t sequences, int32_t context_tokens) {
   return static_cast<uint64_t>(sequences) * (sizeof(Place) + NgramIndex::bytes(context_tokens));
 }
 
-// That of the sequence, or else one that is free or was not used for longest.
+// The sequence's own index, or a free one, or the least recently used one.
 NgramIndex& NgramDrafter::index_of(const Sequence& sequence) {
   const auto known = place_of_.find(sequence.id);
   if (known != place_of_.end()) {
@@ -90,9 +93,10 @@ NgramIndex& NgramDrafter::index_of(const Sequence& sequence) {
     place.used = round_;
     return place.index;
   }
-  const auto place = std::min_element(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
-    return a.taken != b.taken ? b.taken : a.used < b.used;
-  });
+  const auto place =
+      std::min_element(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
+        return a.taken != b.taken ? b.taken : a.used < b.used;
+      });
   if (place->taken) place_of_.erase(place->id);
   place->id = sequence.id;
   place->taken = true;
@@ -113,7 +117,6 @@ void NgramDrafter::propose(StepPlan& plan, int32_t budget) {
     const NgramIndex::Match match = index.find(s.tokens);
     if (match.length == 0) continue;
     for (int32_t n = 0; n < count; ++n) {
-      // Behind the end of what is known, what was drafted repeats itself.
       const auto from = static_cast<size_t>(match.next + n);
       const int32_t token =
           from < s.tokens.size() ? s.tokens[from] : item.drafts[from - s.tokens.size()].token;

@@ -1,4 +1,4 @@
-// ngram_drafter_test.cpp -- n-grams are found where they are, and what followed them is drafted.
+// ngram_drafter_test.cpp -- n-grams are found, and their continuations are drafted.
 #include "engine/draft/ngram_drafter.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,8 @@ TEST(NgramDrafter, ItsBytesAreForeseen) {
     if (before == 0) GTEST_SKIP() << "a heap that is not counted";
     const NgramDrafter drafter(40, context);
     const auto taken = static_cast<double>(heap_bytes() - before);
-    EXPECT_NEAR(taken, static_cast<double>(NgramDrafter::bytes(40, context)), 0.03 * taken) << context;
+    EXPECT_NEAR(taken, static_cast<double>(NgramDrafter::bytes(40, context)), 0.03 * taken)
+        << context;
   }
 }
 
@@ -35,14 +36,12 @@ TEST(NgramIndex, FindsTheLastPlaceOfTheLongestNgram) {
   EXPECT_EQ(find("abcdef").length, 0);
   EXPECT_EQ(find("").length, 0);
   EXPECT_EQ(find("a").length, 0);
-  // Its own end is no repetition; one that overlaps it is.
+  // The end does not match itself, but overlaps match.
   EXPECT_EQ(find("ab").length, 0);
   EXPECT_EQ(find("aaa").length, 2);
   EXPECT_EQ(find("aaa").next, 2);
-  // The last of two places.
   EXPECT_EQ(find("ab1ab2ab").next, 5);
   EXPECT_EQ(find("ab1ab2ab").length, 2);
-  // A longer n-gram goes before a later one.
   EXPECT_EQ(find("wxab1ab2wxab").next, 4);
   EXPECT_EQ(find("wxab1ab2wxab").length, 4);
   EXPECT_EQ(find("uvwxab1ab2uvwxab").length, 6);
@@ -56,7 +55,7 @@ TEST(NgramIndex, LengthsAreCountedUpToALimit) {
   EXPECT_EQ(index.find(tokens).next, 99);
 }
 
-// Small alphabets, so that everything repeats; grown token by token and at once.
+// Small alphabets, so that everything repeats.
 TEST(NgramIndex, AgreesWithALookAtAllPlaces) {
   std::mt19937 random(1);
   int found = 0, agreed = 0;
@@ -85,11 +84,10 @@ TEST(NgramIndex, AgreesWithALookAtAllPlaces) {
     agreed += got.length == wanted.length && got.next == wanted.next ? 1 : 0;
     found += wanted.length > 0 ? 1 : 0;
   }
-  EXPECT_GE(agreed, 58);  // of 60: two n-grams may want the same place
+  EXPECT_GE(agreed, 58);  // of 60: two n-grams may share a place
   EXPECT_GT(found, 30);
 }
 
-// More n-grams than places: some are forgotten, and what is found is still there.
 TEST(NgramIndex, IsBoundedAndNeverFindsWhatIsNotThere) {
   std::mt19937 random(2);
   NgramIndex index(256);
@@ -110,7 +108,8 @@ TEST(NgramIndex, IsBoundedAndNeverFindsWhatIsNotThere) {
     ++found;
     ASSERT_LT(match.next, std::ssize(tokens));
     for (int32_t i = 1; i <= match.length; ++i)
-      ASSERT_EQ(tokens[static_cast<size_t>(match.next - i)], tokens[tokens.size() - static_cast<size_t>(i)]);
+      ASSERT_EQ(tokens[static_cast<size_t>(match.next - i)],
+                tokens[tokens.size() - static_cast<size_t>(i)]);
   }
   EXPECT_GT(found, quoted * 3 / 4);
 }
@@ -125,7 +124,6 @@ TEST(NgramDrafter, LongerMatchesAreSurer) {
   EXPECT_LT(last, 0);
 }
 
-// Sequences that decode, and what is drafted for them.
 struct Desk {
   Sequence& add(const std::vector<int32_t>& tokens, int32_t depth = 6) {
     Sequence& s = *sequences.emplace_back(std::make_unique<Sequence>());
@@ -201,7 +199,6 @@ TEST(NgramDrafter, MoreSequencesThanPlacesTakeTurnsAndEndsGiveThemBack) {
     verdicts[static_cast<size_t>(round)].finished = true;
     drafter.observe(plan, verdicts);
   }
-  // The same place, another sequence: nothing of the one before it is left.
   Desk other;
   other.add(ids("abxyab"), 3).id = 100;
   const StepPlan plan = other.propose(drafter);

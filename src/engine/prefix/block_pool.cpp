@@ -1,5 +1,4 @@
-// block_pool.cpp -- see block_pool.h. The free queue is two rings through the blocks, each with a sentinel;
-// the block after the sentinel is reused first.
+// block_pool.cpp -- see block_pool.h. The free queue is two rings with a sentinel each.
 #include "engine/prefix/block_pool.h"
 
 #include <algorithm>
@@ -23,8 +22,9 @@ BlockPool::BlockPool(int32_t blocks)
 }
 
 uint64_t BlockPool::bytes(int32_t blocks) {
-  // A node of the map: a link, the pair, its hash; the allocator adds a word. And a bucket.
-  constexpr uint64_t kMapBytes = sizeof(decltype(by_hash_)::value_type) + 3 * sizeof(void*) + sizeof(void*);
+  // A map node: a link, the pair, its hash, a word of the allocator; plus a bucket.
+  constexpr uint64_t kMapBytes =
+      sizeof(decltype(by_hash_)::value_type) + 3 * sizeof(void*) + sizeof(void*);
   const auto count = static_cast<uint64_t>(blocks);
   return (count + 2) * sizeof(Block) + count * (kBlockTokens * sizeof(int32_t) + kMapBytes);
 }
@@ -46,7 +46,6 @@ void BlockPool::relink_in(int32_t sentinel, const std::vector<int32_t>& order) {
   blocks_[sentinel].previous = before;
 }
 
-// -1: none.
 int32_t BlockPool::next_free() const {
   for (const int32_t sentinel : {soon(), late()})
     if (blocks_[sentinel].next != sentinel) return blocks_[sentinel].next;
@@ -128,7 +127,7 @@ void BlockPool::share(int32_t b, BlockTable& table) {
 
 int32_t BlockPool::make_private(BlockTable& table, int32_t index) {
   const int32_t old = table[static_cast<size_t>(index)];
-  BRAID_CHECK(!blocks_[old].published);  // full: nobody has reason to write it
+  BRAID_CHECK(!blocks_[old].published);  // full blocks are never written
   if (blocks_[old].holders == 1) return -1;
   if (free_ == 0) return kNoBlock;
   table[static_cast<size_t>(index)] = take();
@@ -175,8 +174,6 @@ void BlockPool::forget_unheld() {
   relink();
 }
 
-// ---- marks ----
-
 int32_t BlockPool::published_block(const PrefixHash& hash) const {
   const auto it = by_hash_.find(hash);
   return it == by_hash_.end() ? -1 : it->second;
@@ -208,7 +205,7 @@ void BlockPool::unmark(const PrefixHash& last) {
   int32_t b = published_block(last);
   BRAID_CHECK(b >= 0 && blocks_[b].marks > 0);
   --blocks_[b].marks;
-  // The last one first: it will be reused before those it hangs on.
+  // The last one first, so that it is reused before those it depends on.
   while (b >= 0 && !blocks_[b].kept()) {
     if (blocks_[b].holders == 0) link_before(b, late());
     b = std::exchange(blocks_[b].before, -1);
@@ -223,7 +220,8 @@ int BlockPool::freed_by_unmark(const PrefixHash& last) const {
   return blocks_[b].holders == 0 ? 2 : 1;
 }
 
-bool BlockPool::begins_with(const PrefixHash& longer, int32_t levels, const PrefixHash& shorter) const {
+bool BlockPool::begins_with(const PrefixHash& longer, int32_t levels,
+                            const PrefixHash& shorter) const {
   int32_t b = published_block(longer);
   for (; levels > 0 && b >= 0; --levels) b = blocks_[b].before;
   return b >= 0 && blocks_[b].hash == shorter;
@@ -254,7 +252,8 @@ void BlockPool::shuffle_free(const std::function<uint64_t()>& random) {
   }
 }
 
-void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const PrefixHash> marked) const {
+void BlockPool::check(std::span<const BlockTable* const> tables,
+                      std::span<const PrefixHash> marked) const {
   std::vector<int32_t> entries(blocks_.size(), 0);
   for (const BlockTable* table : tables)
     for (const int32_t b : *table) {
@@ -291,7 +290,8 @@ void BlockPool::check(std::span<const BlockTable* const> tables, std::span<const
   int32_t linked = 0;
   for (const int32_t sentinel : {soon(), late()})
     for (int32_t b = blocks_[sentinel].next; b != sentinel; b = blocks_[b].next) {
-      BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() && blocks_[blocks_[b].next].previous == b);
+      BRAID_CHECK(blocks_[b].holders == 0 && !blocks_[b].kept() &&
+                  blocks_[blocks_[b].next].previous == b);
       BRAID_CHECK(sentinel == soon() || blocks_[b].published);
       BRAID_CHECK(++linked <= total());
     }

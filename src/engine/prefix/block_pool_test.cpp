@@ -1,5 +1,4 @@
-// block_pool_test.cpp -- random programs on the block pool and the slot pool, the books balanced after each
-// action.
+// block_pool_test.cpp -- random operations on block pool and slot pool, each followed by check().
 #include "engine/prefix/block_pool.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +68,8 @@ TEST(BlockPool, RandomProgramsBalance) {
       default: {
         const size_t j = random() % tables.size();
         if (i == j || !tables[j].empty()) break;
-        const auto shared = static_cast<int32_t>(tables[i].size() == 0 ? 0 : random() % tables[i].size());
+        const auto shared =
+            static_cast<int32_t>(tables[i].size() == 0 ? 0 : random() % tables[i].size());
         for (int32_t k = 0; k < shared; ++k) pool.share(tables[i][k], tables[j]);
         tokens[j] = int64_t{shared} * kBlockTokens;
         break;
@@ -83,8 +83,7 @@ TEST(BlockPool, RandomProgramsBalance) {
   EXPECT_EQ(pool.free(), pool.total());
 }
 
-// What a window leaves behind can be found until it is reused: expected ends last, and the rest in the order
-// of their age, after what cannot be found.
+// Unfindable blocks are reused first, expected ends last, and the others by age.
 TEST(BlockPool, WhatWindowsLeaveBehindIsReusedInThisOrder) {
   BlockPool pool(6);
   BlockTable table;
@@ -105,9 +104,8 @@ TEST(BlockPool, WhatWindowsLeaveBehindIsReusedInThisOrder) {
   EXPECT_EQ(std::count(table.begin(), table.end(), kGone), 3);
   EXPECT_EQ(pool.free(), 4);
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(pool.find(hashes[i], tokens.data()), blocks[i]);
-  pool.truncate(table, 4 * kBlockTokens);  // the one that was not published
+  pool.truncate(table, 4 * kBlockTokens);  // the unpublished one
   EXPECT_EQ(unused, BlockTable{blocks[4]});
-  // A table that goes on with what it has left behind is as good as any.
   BlockTable other;
   pool.share(blocks[2], other);
   pool.leave_behind(other, 0, false);
@@ -119,12 +117,11 @@ TEST(BlockPool, WhatWindowsLeaveBehindIsReusedInThisOrder) {
     taken.push_back(fresh[0]);
   }
   const std::set<int32_t> first(taken.begin(), taken.begin() + 2);
-  EXPECT_EQ(first.count(blocks[4]), 1u);  // and the one that was never held
+  EXPECT_EQ(first.count(blocks[4]), 1u);  // and one never held
   EXPECT_EQ(std::vector<int32_t>(taken.begin() + 2, taken.end()),
             (std::vector<int32_t>{blocks[1], blocks[2], blocks[0]}));
   EXPECT_EQ(pool.find(hashes[0], tokens.data()), -1);
   EXPECT_EQ(pool.find(hashes[3], tokens.data()), blocks[3]);
-  // Entries that are gone are nobody's, whoever lets go of the table.
   pool.release(table);
   pool.release(other);
   EXPECT_EQ(pool.free(), 1);

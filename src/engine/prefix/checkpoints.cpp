@@ -1,5 +1,4 @@
-// checkpoints.cpp -- see checkpoints.h. The one of least worth is searched for: there are hundreds at most,
-// and a step that takes a checkpoint copies megabytes.
+// checkpoints.cpp -- see checkpoints.h. Searches are linear, as there are hundreds at most.
 #include "engine/prefix/checkpoints.h"
 
 #include <algorithm>
@@ -9,11 +8,10 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kMostRequests = 16;  // more of the past says nothing more about the future
+constexpr int32_t kMostRequests = 16;  // more history predicts nothing more
 
-// How likely somebody is to go on from one that nobody has gone on from yet, one against the other. An end of
-// a turn is met once more by most conversations that go on, a system message by all of a program's users;
-// but a text that comes once may be called a system message too, hence no more than this.
+// Expected reuse. Most conversations resume once after a turn, all users of a program after its
+// system message. One-time texts may look like one, hence the small factors.
 uint64_t promised_uses(ResumeKind kind) {
   switch (kind) {
     case ResumeKind::interval:
@@ -57,7 +55,8 @@ int32_t CheckpointStore::find_exact(const PrefixHash& prefix, std::span<const in
 }
 
 uint64_t CheckpointStore::uses(const Entry& e) const {
-  return promised_uses(e.kind) * (1 + 2 * static_cast<uint64_t>(std::min(e.requests, kMostRequests)));
+  return promised_uses(e.kind) *
+         (1 + 2 * static_cast<uint64_t>(std::min(e.requests, kMostRequests)));
 }
 
 uint64_t CheckpointStore::worth(const Entry& e) const {
@@ -127,7 +126,7 @@ void CheckpointStore::put_back(int32_t id) {
 
 void CheckpointStore::used_by_request(int32_t id) {
   Entry& e = entries_[id];
-  if (e.use != Use::findable) return;  // its owner's own
+  if (e.use != Use::findable) return;  // private to its sequence
   ++e.requests;
   refresh(e);
 }
@@ -169,7 +168,6 @@ bool CheckpointStore::evict_for_blocks(const std::function<int(const PrefixHash&
   return true;
 }
 
-// It cannot be found any more.
 void CheckpointStore::hide(int32_t id) {
   Entry& e = entries_[id];
   BRAID_CHECK(e.use == Use::findable);

@@ -1,26 +1,20 @@
-// checkpoints.h -- copies of recurrent states in host memory, so that a prefix can be resumed; and which of
-// them are worth their memory.
+// checkpoints.h -- copies of recurrent states in host memory that make prefixes resumable.
 //
-// Keys and values of a position never change, but a recurrent state exists only where its sequence stands
-// now. A checkpoint is what a sequence needs, beside its full blocks, to go on from `position`:
-//   image = [state of all delta layers][bytes of the block that `position` lies in, if it lies inside one]
-// so it may stand anywhere, not only between blocks. It hangs on the hash of its full blocks and keeps the
-// tokens after them, which are compared.
+// A recurrent state exists only at its sequence's current position. A checkpoint holds what a
+// sequence needs, beside its full blocks, to resume at `position`:
+//   image = [state of all delta layers][the partial block of `position`, if any]
+// Its key is the hash of the full blocks; the tokens after them are compared.
 //
-// All images are slots of one stretch of host memory taken at start. When they run out, the one of least
-// worth goes:
-//   worth = clock + uses * saved       (GreedyDual with sizes all equal)
-//   uses    what its kind promises, times what the requests that have gone on from it add (16 count at most)
-//   saved   tokens that would be computed if it were gone: from the next shorter one of the same prefix
-//   clock   when it was last used, counted in the worth of what has gone since: nothing stays for ever
-// When blocks run out instead, one at the end of a prefix goes, with the blocks that only it needs; as it
-// frees about as many tokens as it saves, only its uses count there.
+// Images are slots of one buffer. If all are used, the checkpoint of least worth is evicted:
+//   worth = clock + uses * saved       (GreedyDual with equal sizes)
+//   uses    by kind, times the requests that resumed from it (at most 16 count)
+//   saved   tokens to recompute without it, from the next shorter one of the prefix
+//   clock   the largest evicted worth at its last use, so unused ones age
+// If blocks run out, a checkpoint at the end of a prefix is evicted with its own blocks. Only uses
+// count then, since it frees about as many tokens as it saves.
 //
-// A pinned image stays: a sequence that had to make room will go on from it. It may have become unfindable,
-// or have been so from the start (a request that leaves nothing to others).
-//
-// Always true, and verified by check(): an image is free, holds exactly one findable checkpoint, is pinned
-// and unfindable, or is being filled (take() to put() or put_unfindable()).
+// A pinned image stays for a preempted sequence, even if unfindable. check() verifies: an image is
+// free; or holds one findable checkpoint; or is pinned and unfindable; or is being filled.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +24,12 @@
 #include <vector>
 
 #include "engine/prefix/prefix_hash.h"
-#include "engine/request/request.h"
+#include "engine/request.h"
 
 namespace braid {
 
 class CheckpointStore {
  public:
-  // `memory`: capacity * image_bytes, owned by the caller.
   CheckpointStore(std::byte* memory, int32_t capacity, size_t image_bytes);
 
   int32_t capacity() const { return static_cast<int32_t>(entries_.size()); }
@@ -45,45 +38,40 @@ class CheckpointStore {
   size_t image_bytes() const { return image_bytes_; }
   std::byte* image(int32_t id) { return memory_ + static_cast<size_t>(id) * image_bytes_; }
 
-  // The one with most tokens that hangs on `prefix` and whose further tokens begin `next`; -1 if none.
+  // The longest one after `prefix` whose tail is a prefix of `next`; -1 if not found.
   int32_t find(const PrefixHash& prefix, std::span<const int32_t> next) const;
-  // The one that hangs on `prefix` with exactly these further tokens; -1 if none.
   int32_t find_exact(const PrefixHash& prefix, std::span<const int32_t> tail) const;
 
-  // An image to fill, at the cost of the one of least worth; -1 if all are pinned.
+  // An image to fill; may evict. -1: all are pinned.
   int32_t take();
-  // The image of take() is filled: it can be found now. `below`: the next shorter one of the same prefix, or
-  // -1. The caller keeps the blocks of `prefix` (block_pool.h) until it is told that the checkpoint has gone.
+  // `below`: the next shorter one of the prefix, or -1. The caller keeps the blocks of `prefix`
+  // (block_pool.h) until on_gone().
   void put(int32_t id, const PrefixHash& prefix, std::span<const int32_t> tail, ResumePoint point,
            int32_t below);
-  // The same for nobody to find: pinned once.
+  // Keeps a filled image unfindable, pinned once.
   void put_unfindable(int32_t id);
-  // It is not filled after all.
   void put_back(int32_t id);
-  // A request goes on from it.
+  // A request resumes from it.
   void used_by_request(int32_t id);
-  // Another prompt has come by here and would have made it.
+  // Another prompt would have taken the same checkpoint.
   void touch(int32_t id, ResumeKind kind);
 
   void pin(int32_t id) { ++entries_[id].pins; }
   void unpin(int32_t id);
 
-  // Of all findable ones that `rank` gives a rank at all (>= 0), one of the lowest rank and, among those, of
-  // the fewest uses goes. False: there is none.
+  // Evicts the findable one with the lowest `rank` (>= 0), then the fewest uses. False: none.
   bool evict_for_blocks(const std::function<int(const PrefixHash&)>& rank);
-  // Told of each findable checkpoint that hangs on blocks and goes, or cannot be found any more.
+  // Called for each checkpoint after blocks that is evicted or becomes unfindable.
   void on_gone(std::function<void(const PrefixHash&)> told) { told_gone_ = std::move(told); }
 
   bool findable(int32_t id) const { return entries_[id].use == Use::findable; }
   int32_t position(int32_t id) const { return entries_[id].position; }
-  // Tokens beyond the full blocks.
   std::span<const int32_t> tail(int32_t id) const { return entries_[id].tail; }
   const PrefixHash& prefix(int32_t id) const { return entries_[id].prefix; }
   int32_t below(int32_t id) const { return entries_[id].below; }
-  // `id` is a longer one of the same prefix as `below`, with none between them.
   void set_below(int32_t id, int32_t below) { entries_[id].below = below; }
 
-  // Between steps nothing is half done but what is read from the disk into `filling`; -1: nothing is.
+  // `filling`: the one image that a disk load may be filling between steps; -1: none.
   void check(int32_t filling = -1) const;
 
  private:
@@ -94,8 +82,8 @@ class CheckpointStore {
     int32_t pins = 0;
     int32_t position = 0;
     int32_t below = -1;
-    int32_t requests = 0;  // that have gone on from it
-    uint64_t clock = 0;    // of images, and of blocks, at the last use
+    int32_t requests = 0;  // that resumed from it
+    uint64_t clock = 0;    // for images and for blocks, at the last use
     uint64_t block_clock = 0;
     uint64_t last_use = 0;
     PrefixHash prefix;

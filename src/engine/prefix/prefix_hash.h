@@ -1,12 +1,9 @@
 // prefix_hash.h -- names of token prefixes: a chain of SHA-256, one hash per full block.
 //
-//   h(-1) = HMAC-SHA256(secret, text)           text: everything that must not be mixed: model, formats, tenant salt
+//   h(-1) = HMAC-SHA256(secret, text)     text: model, formats, tenant salt
 //   h(i)  = SHA-256(h(i-1), tokens of block i)
-// So the hash of a block names the whole prefix that ends with it, and equal hashes mean equal prefixes: nobody can make
-// two that collide. The secret keeps names from being computed by who does not know it. It is a process's own, or a
-// directory's that several processes share (disk_store.h).
-//
-// Thread-safe. What lacks memory throws std::bad_alloc.
+// Collisions cannot be constructed, and without the secret hashes cannot be guessed. The secret
+// belongs to a process or a shared directory (disk_store.h). Thread-safe. Throws std::bad_alloc.
 #pragma once
 
 #include <array>
@@ -26,13 +23,12 @@ struct PrefixHash {
 
 using PrefixSecret = std::array<std::byte, 32>;
 
-// From the system's source of random bytes; stops the program without one.
+// Aborts if the system has no random source.
 PrefixSecret random_secret();
 
-// The empty prefix of everything that shares `text`.
 PrefixHash seed_hash(std::string_view text, const PrefixSecret& secret = {});
 
-// The prefix `parent` followed by `tokens`: one full block, or fewer for what lies behind the last full one.
+// `parent` followed by `tokens`: one full block, or the tail after the last one.
 PrefixHash chain_hash(const PrefixHash& parent, std::span<const int32_t> tokens);
 
 struct PrefixHashKey {

@@ -1,4 +1,4 @@
-// prefix_hash_test.cpp -- prefix_hash.h: what names depend on.
+// prefix_hash_test.cpp -- prefix_hash.h.
 #include "engine/prefix/prefix_hash.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ PrefixSecret secret_of(unsigned char byte) {
   return out;
 }
 
-// HMAC-SHA256 under a key of 32 bytes, and SHA-256 of 32 zeros and three numbers, by Python's hmac and hashlib.
+// Expected values from Python's hmac and hashlib: a key of 32 bytes; 32 zeros and three numbers.
 TEST(PrefixHash, IsHmacAndSha256) {
   EXPECT_EQ(hex(seed_hash("model|salt", secret_of(7))),
             "821f7023bd20816dcb249f0727b36cf1ddae1fce42d0607e404182e802d4b4ef");
@@ -49,18 +49,21 @@ TEST(PrefixHash, NamesDependOnSecretTextParentAndEachToken) {
   for (int32_t i = 0; i < kBlockTokens; ++i) {
     ++tokens[static_cast<size_t>(i)];
     EXPECT_TRUE(names.insert(hex(chain_hash(seed, tokens))).second);
-    EXPECT_TRUE(names.insert(hex(chain_hash(seed, std::span(tokens).first(static_cast<size_t>(i))))).second);
+    EXPECT_TRUE(names.insert(hex(chain_hash(seed, std::span(tokens).first(static_cast<size_t>(i)))))
+                    .second);
     --tokens[static_cast<size_t>(i)];
   }
   EXPECT_NE(random_secret(), random_secret());
 }
 
-// Found in 133 s on two cores: the 128-bit XXH3 of any 16 bytes and these is the same.
+// These blocks collide in the 128-bit XXH3, after any 16 bytes.
 TEST(PrefixHash, BlocksMadeToCollideInAFastHashDiffer) {
-  const std::vector<int32_t> a = {0, 0, 0, 0, 992, 998, 1055, 1049, 0, 0, 0, 0, 203, 1196, 1844, 851,
-                                  0, 0, 0, 0, 946, 840, 1101, 1207, 0, 0, 0, 0, 0,   0,    0,    0};
-  const std::vector<int32_t> b = {0, 0, 0, 0, 519, 721, 1528, 1326, 0, 0, 0, 0, 843, 347, 1204, 1700,
-                                  0, 0, 0, 0, 745, 102, 1302, 1945, 0, 0, 0, 0, 0,   0,   0,    0};
+  const std::vector<int32_t> a = {0,    0,    0,    0,    992, 998, 1055, 1049, 0, 0,   0,
+                                  0,    203,  1196, 1844, 851, 0,   0,    0,    0, 946, 840,
+                                  1101, 1207, 0,    0,    0,   0,   0,    0,    0, 0};
+  const std::vector<int32_t> b = {0,    0,    0,   0,    519,  721, 1528, 1326, 0, 0,   0,
+                                  0,    843,  347, 1204, 1700, 0,   0,    0,    0, 745, 102,
+                                  1302, 1945, 0,   0,    0,    0,   0,    0,    0, 0};
   EXPECT_NE(chain_hash(seed_hash("model"), a), chain_hash(seed_hash("model"), b));
 }
 

@@ -1,4 +1,4 @@
-// sequence_cache.cpp -- see sequence_cache.h. Each kind of memory is one stretch, cut into layers.
+// sequence_cache.cpp -- see sequence_cache.h.
 #include "engine/prefix/sequence_cache.h"
 
 #include <algorithm>
@@ -28,7 +28,6 @@ KvCold cold_layer(const AttentionConfig& config, const CacheSizes& sizes) {
   return cold;
 }
 
-// Of the model itself; they come first in kv_layers().
 size_t attention_layers(const ModelConfig& config) {
   return static_cast<size_t>(
       std::count_if(config.layers.begin(), config.layers.end(),
@@ -39,7 +38,7 @@ size_t layers_that_seal(const ModelConfig& config, const CacheSizes& sizes) {
   return sizes.seals() ? attention_layers(config) : 0;
 }
 
-// Sizes of a hostile file times a large option may not fit 64 bits: then far more than any memory.
+// Saturates: sizes of an untrusted file times a large option may overflow 64 bits.
 uint64_t product(std::initializer_list<uint64_t> factors) {
   constexpr uint64_t kTooMuch = UINT64_MAX / 16;
   uint64_t out = 1;
@@ -58,7 +57,8 @@ uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group) const
     if (sealing > 0) {
       --sealing;
       const KvCold cold = cold_layer(*a, *this);
-      const uint64_t units = static_cast<uint64_t>(a->kv_heads * (cold.k_unit_bytes + cold.v_unit_bytes));
+      const uint64_t units =
+          static_cast<uint64_t>(a->kv_heads * (cold.k_unit_bytes + cold.v_unit_bytes));
       bytes += group == 0 ? units : rows;
     } else if (group_of(*a, *this) == group) {
       bytes += rows;
@@ -75,9 +75,10 @@ uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
 }
 
 uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
-  const uint64_t hidden =
-      product({static_cast<uint64_t>(config.width), sizeof(float), static_cast<uint64_t>(hidden_cells)});
-  return product({static_cast<uint64_t>(config.state_bytes(ring)) + hidden, static_cast<uint64_t>(slots)});
+  const uint64_t hidden = product(
+      {static_cast<uint64_t>(config.width), sizeof(float), static_cast<uint64_t>(hidden_cells)});
+  return product(
+      {static_cast<uint64_t>(config.state_bytes(ring)) + hidden, static_cast<uint64_t>(slots)});
 }
 
 Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
@@ -118,19 +119,18 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
   if (sizes.snapshot_bytes > 0) {
     BRAID_ASSIGN(snapshot_, device.allocate(sizes.snapshot_bytes, "a checkpoint's snapshot"));
   }
-  for (int32_t g = 0; g < kKvGroups; ++g) block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
+  for (int32_t g = 0; g < kKvGroups; ++g)
+    block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
   slot_copies_.resize(static_cast<size_t>(sizes.slots));
   return {};
 }
 
-// The parts of a slot's image in order: act(numbers, count).
 template <typename Act>
 void SequenceCache::for_each_part(int32_t slot, const Act& act) const {
   for (const DeltaLayer& layer : delta_) act(layer.slot(slot), layer.slot_elements());
   if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements());
 }
 
-// The parts of a block's image in order: act(cells, bytes).
 template <typename Act>
 void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) const {
   for (const KvLayer& kv : kv_) {
@@ -146,7 +146,8 @@ void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) 
 
 size_t SequenceCache::state_bytes() const {
   size_t bytes = 0;
-  for_each_part(0, [&](float*, int64_t count) { bytes += static_cast<size_t>(count) * sizeof(float); });
+  for_each_part(
+      0, [&](float*, int64_t count) { bytes += static_cast<size_t>(count) * sizeof(float); });
   return bytes;
 }
 
@@ -156,7 +157,6 @@ size_t SequenceCache::block_bytes(int32_t group) const {
   return bytes;
 }
 
-// Queues copies_ and forgets them.
 uint64_t SequenceCache::copy() {
   last_copies_ = device_->copy_beside(copies_);
   copies_.clear();
@@ -168,8 +168,7 @@ void SequenceCache::copy_on_device(std::byte* to, const void* from, size_t bytes
                             static_cast<int64_t>(bytes / sizeof(float)));
 }
 
-// Where the device has its own memory, a copy of everything is made there at once: the slot and the blocks change
-// with the next step.
+// A device with its own memory copies there first, as the next step changes slot and blocks.
 void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const BlockImage> blocks,
                                 std::byte* image) {
   for (const DeltaLayer& layer : delta_) device_->ops().delta_fold(layer, slot, position);
@@ -185,11 +184,12 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
   };
   if (snapshot != nullptr) {
     order_after(snapshot_copies_);
-    order_after(last_load_);  // perhaps its own
+    order_after(last_load_);  // may be of this slot
   }
   size_t begin = 0;
   const auto send = [&] {
-    if (snapshot != nullptr && end > begin) copies_.push_back({image + begin, snapshot + begin, end - begin});
+    if (snapshot != nullptr && end > begin)
+      copies_.push_back({image + begin, snapshot + begin, end - begin});
   };
   for_each_part(slot, [&](const float* numbers, int64_t count) {
     save(numbers, static_cast<size_t>(count) * sizeof(float));
@@ -216,8 +216,7 @@ void SequenceCache::load_state(int32_t slot, const std::byte* image) {
   if (!slot_copies_.empty()) slot_copies_[static_cast<size_t>(slot)] = last_load_;
 }
 
-// Blocks that follow each other in memory as their images do are copied together: add(cells, byte of the images,
-// bytes of a block, blocks).
+// Combines adjacent blocks: add(cells, byte offset in the images, bytes of a block, blocks).
 template <typename Add>
 void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add) {
   const size_t image_bytes = block_bytes(group);
@@ -246,7 +245,8 @@ void SequenceCache::save_blocks(int32_t group, std::span<const int32_t> blocks, 
   });
 }
 
-void SequenceCache::load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) {
+void SequenceCache::load_blocks(int32_t group, std::span<const int32_t> blocks,
+                                const std::byte* images) {
   const size_t pitch = block_bytes(group);
   for_each_run(group, blocks, [&](std::byte* cells, size_t at, size_t bytes, int64_t count) {
     copies_.push_back({cells, images + at, bytes, count, bytes, pitch});
@@ -290,23 +290,23 @@ size_t SequenceCache::guess_bytes() const {
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
-  // A part's slots follow each other.
   for_each_part(src_slot, [&](float* from, int64_t count) {
     device_->ops().state_copy(from + (int64_t{dst_slot} - src_slot) * count, from, count);
   });
 }
 
-// Who copies a block goes on writing it: layers that seal have no unit of it yet.
+// Only partial blocks are copied, so layers that seal have no unit of it yet.
 void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_block) {
   for (const KvLayer& kv : kv_)
     if (kv.group == group) device_->ops().block_copy(kv, dst_block, src_block);
 }
 
 void SequenceCache::copy_image(int32_t group, int32_t dst_block, int32_t src_block) {
-  // A part's blocks follow each other, and all are whole numbers of f32.
+  // A part's blocks are adjacent and consist of whole f32.
   for_each_part(group, src_block, [&](std::byte* from, size_t bytes) {
     const auto distance = (int64_t{dst_block} - src_block) * static_cast<int64_t>(bytes);
-    device_->ops().state_copy(reinterpret_cast<float*>(from + distance), reinterpret_cast<float*>(from),
+    device_->ops().state_copy(reinterpret_cast<float*>(from + distance),
+                              reinterpret_cast<float*>(from),
                               static_cast<int64_t>(bytes / sizeof(float)));
   });
 }
@@ -323,8 +323,9 @@ void SequenceCache::move_state(int32_t slot, int32_t from, int32_t to) {
       ops.state_copy(layer.conv_row(slot, to - taps), layer.conv_row(slot, from - taps),
                      layer.shape.channels());
   }
-  if (hidden_) ops.state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
-  device_->synchronize();  // `folded` goes
+  if (hidden_)
+    ops.state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
+  device_->synchronize();  // before `folded` is destroyed
 }
 
 void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
@@ -335,9 +336,10 @@ void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
 void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
   const std::vector<std::byte> zeros(block_bytes(group));
   for (const int32_t block : blocks)
-    for_each_part(group, block,
-                  [&](std::byte* cells, size_t bytes) { device_->to_device(cells, zeros.data(), bytes); });
-  device_->synchronize();  // the zeros go
+    for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
+      device_->to_device(cells, zeros.data(), bytes);
+    });
+  device_->synchronize();  // before the zeros are destroyed
 }
 
 void SequenceCache::clear_layers(size_t first_layer, int32_t block) {
@@ -355,14 +357,15 @@ void SequenceCache::clear_hidden(int32_t slot) {
   if (hidden_) std::fill_n(hidden_.slot(slot), hidden_.slot_elements(), 0.0f);
 }
 
-// Large but finite in every format: cells that a row may not see are read by vectors and weighted with zero.
+// Large but finite in every format: vector loads read hidden cells and weight them with zero.
 constexpr std::byte kPoison{0x5b};
 
 void SequenceCache::poison_block(int32_t group, int32_t block) {
   claim_block(group, block);
   const std::vector<std::byte> image(block_bytes(group), kPoison);
-  for_each_part(group, block,
-                [&](std::byte* cells, size_t bytes) { device_->to_device(cells, image.data(), bytes); });
+  for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
+    device_->to_device(cells, image.data(), bytes);
+  });
   device_->synchronize();
 }
 

@@ -11,13 +11,12 @@
 namespace braid {
 namespace {
 
-constexpr int32_t kMostPending = 1024;  // far more than any options ask for
+constexpr int32_t kMostPending = 1024;  // far above any option
 
 std::span<std::byte> bytes_of(float* numbers, int64_t count) {
   return std::as_writable_bytes(std::span(numbers, static_cast<size_t>(count)));
 }
 
-// Rows of cells [first, end) of a ring of `rows` rows.
 void add_rows(std::vector<std::span<std::byte>>& parts, float* ring, int64_t rows, int64_t width,
               int64_t first, int64_t end) {
   while (first < end) {
@@ -31,11 +30,13 @@ int32_t conv_rows_of(const DeltaShape& shape, int32_t position) {
   return std::min(shape.conv_width - 1, position);
 }
 
-// Entries that a ring holds between two steps.
-int32_t room_of(const DeltaRing& ring) { return ring.entries() - ring.uncertain - (ring.every == 0 ? 0 : 1); }
+int32_t room_of(const DeltaRing& ring) {
+  return ring.entries() - ring.uncertain - (ring.every == 0 ? 0 : 1);
+}
 
-// One entry into the states of a head: S = e^g S + k d^T.
-void fold_entry(const DeltaLayer& layer, int32_t head, const float* key, const float* delta, float gate) {
+// S = e^g S + k d^T.
+void fold_entry(const DeltaLayer& layer, int32_t head, const float* key, const float* delta,
+                float gate) {
   const DeltaShape& shape = layer.shape;
   const float forget = std::exp(gate), scale = 1 / layer.decay(0)[head];
   float* state = layer.state(0, head);
@@ -54,7 +55,6 @@ SlotForm::SlotForm(std::vector<DeltaLayer> layers, const HiddenRing& hidden)
   if (hidden_) image_bytes_ += static_cast<size_t>(hidden_.slot_elements()) * sizeof(float);
 }
 
-// act(a layer whose only slot is in the image).
 template <typename Act>
 void SlotForm::for_each_layer(std::span<const std::byte> image, const Act& act) const {
   BRAID_CHECK(image.size() >= image_bytes_);
@@ -74,7 +74,8 @@ std::span<std::byte> SlotForm::hidden_row(std::span<std::byte> image, int32_t po
   return bytes_of(ring.row(0, position - 1), ring.width);
 }
 
-std::optional<StateForm::Shape> SlotForm::shape_of(std::span<const std::byte> image, int32_t position) const {
+std::optional<StateForm::Shape> SlotForm::shape_of(std::span<const std::byte> image,
+                                                   int32_t position) const {
   Shape shape{position, 0, static_cast<bool>(hidden_)};
   bool sound = position > 0;
   bool first = true;
@@ -83,7 +84,8 @@ std::optional<StateForm::Shape> SlotForm::shape_of(std::span<const std::byte> im
     const int64_t pending = int64_t{position} - folded[0];
     sound = sound && pending >= 0 && pending <= std::min(position, layer.ring.entries()) &&
             (first || pending == shape.pending) &&
-            std::all_of(folded, folded + layer.shape.value_heads, [&](int32_t f) { return f == folded[0]; });
+            std::all_of(folded, folded + layer.shape.value_heads,
+                        [&](int32_t f) { return f == folded[0]; });
     if (sound) shape.pending = static_cast<int32_t>(pending);
     first = false;
   });
@@ -91,7 +93,8 @@ std::optional<StateForm::Shape> SlotForm::shape_of(std::span<const std::byte> im
 }
 
 std::optional<uint64_t> SlotForm::file_bytes(const Shape& shape) const {
-  if (shape.position <= 0 || shape.pending < 0 || shape.pending > std::min(shape.position, kMostPending))
+  if (shape.position <= 0 || shape.pending < 0 ||
+      shape.pending > std::min(shape.position, kMostPending))
     return std::nullopt;
   if (layers_.empty() && shape.pending > 0) return std::nullopt;
   int64_t elements = 0;
@@ -99,12 +102,11 @@ std::optional<uint64_t> SlotForm::file_bytes(const Shape& shape) const {
     elements += layer.shape.state_elements() + layer.shape.value_heads +
                 conv_rows_of(layer.shape, shape.position) * layer.shape.channels() +
                 shape.pending * layer.shape.entry_elements();
-  // The width of a hidden row is known where there is a head alone; a file with one is read by all.
   if (shape.has_row) elements += hidden_.width;
   return static_cast<uint64_t>(elements) * sizeof(float);
 }
 
-// Pending entries for which the image has no room: the oldest.
+// Pending entries without room in the image: the oldest.
 int32_t SlotForm::folded_more(const DeltaLayer& layer, const Shape& shape) const {
   return std::max(0, shape.pending - room_of(layer.ring));
 }
@@ -122,8 +124,8 @@ std::vector<std::span<std::byte>> SlotForm::parts(std::span<std::byte> image, co
     const DeltaShape& s = layer.shape;
     out.push_back(bytes_of(layer.slot(0), s.state_elements()));
     out.push_back(bytes_of(layer.decay(0), s.value_heads));
-    add_rows(out, layer.conv(0), s.conv_rows(layer.ring), s.channels(), end - conv_rows_of(s, shape.position),
-             end);
+    add_rows(out, layer.conv(0), s.conv_rows(layer.ring), s.channels(),
+             end - conv_rows_of(s, shape.position), end);
     const int64_t left_out = folded_more(layer, shape);
     const auto entries = [&](float* ring, int64_t width) {
       if (left_out > 0)
@@ -140,7 +142,8 @@ std::vector<std::span<std::byte>> SlotForm::parts(std::span<std::byte> image, co
   return out;
 }
 
-void SlotForm::complete(std::span<std::byte> image, const Shape& shape, std::span<const float> more) const {
+void SlotForm::complete(std::span<std::byte> image, const Shape& shape,
+                        std::span<const float> more) const {
   const float* next = more.data();
   for_each_layer(image, [&](const DeltaLayer& layer) {
     const DeltaShape& s = layer.shape;

@@ -1,8 +1,8 @@
-// slot_form.h -- the file's form of a slot (state_form.h): delta layers one after the other, each
+// slot_form.h -- the file form of a slot (state_form.h); all f32. For each delta layer:
 //   states [state_elements], decay [value_heads]
-//   convolution inputs of the last tokens, at most conv_width - 1, oldest first [.., channels]
-//   keys, deltas and gates of the pending entries, oldest first [.., key_width], [.., value_width], [.., value_heads]
-// and then the hidden row of the last token [width], if there is one; all f32 (ops/state.h).
+//   the last convolution inputs, at most conv_width - 1, oldest first [.., channels]
+//   pending keys [.., key_width], deltas [.., value_width], gates [.., value_heads], oldest first
+// Then the hidden row of the last token [width], if any.
 #pragma once
 
 #include "engine/prefix/state_form.h"
@@ -12,7 +12,7 @@ namespace braid {
 
 class SlotForm final : public StateForm {
  public:
-  // Layers and ring of an image: with one slot, their memory is not looked at.
+  // Layers and ring of an image with one slot; their memory is not read.
   SlotForm(std::vector<DeltaLayer> layers, const HiddenRing& hidden);
 
   size_t image_bytes() const override { return image_bytes_; }
@@ -20,7 +20,8 @@ class SlotForm final : public StateForm {
   std::optional<uint64_t> file_bytes(const Shape& shape) const override;
   std::vector<std::span<std::byte>> parts(std::span<std::byte> image, const Shape& shape,
                                           std::vector<float>& more) const override;
-  void complete(std::span<std::byte> image, const Shape& shape, std::span<const float> more) const override;
+  void complete(std::span<std::byte> image, const Shape& shape,
+                std::span<const float> more) const override;
 
  private:
   template <typename Act>

@@ -1,4 +1,4 @@
-// slot_form_test.cpp -- slots go into a file's form and come back, whatever the rings of both sides have room for.
+// slot_form_test.cpp -- slots survive the file form with any ring sizes on both sides.
 #include "engine/prefix/slot_form.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ struct Image {
     hidden.cells = hidden_cells;
     hidden.slots = 1;
     size_t floats = static_cast<size_t>(2 * layers[0].slot_elements());
-    if (hidden_cells > 0) hidden.data = reinterpret_cast<float*>(1);  // there is one
+    if (hidden_cells > 0) hidden.data = reinterpret_cast<float*>(1);  // present
     floats += static_cast<size_t>(hidden_cells * kWidth);
     numbers.assign(floats, 777);
     for (size_t i = 0; i < 2; ++i)
@@ -36,16 +36,18 @@ struct Image {
   std::vector<float> numbers;
 };
 
-// A slot of `position` tokens of which `pending` are not folded; what is at a cell depends on the cell alone.
 void fill(Image& image, int32_t position, int32_t pending) {
   for (const DeltaLayer& layer : image.layers) {
     std::mt19937 random(5);
-    const auto any = [&] { return static_cast<float>(static_cast<int>(random() % 2000) - 1000) / 1000; };
+    const auto any = [&] {
+      return static_cast<float>(static_cast<int>(random() % 2000) - 1000) / 1000;
+    };
     for (int32_t h = 0; h < layer.shape.value_heads; ++h) {
       for (int32_t k = 0; k < layer.shape.key_dim; ++k)
         for (int32_t v = 0; v < layer.shape.value_dim; ++v)
-          layer.state(0, h)[(v / layer.tile_columns * layer.shape.key_dim + k) * layer.tile_columns +
-                            v % layer.tile_columns] = any();
+          layer.state(0,
+                      h)[(v / layer.tile_columns * layer.shape.key_dim + k) * layer.tile_columns +
+                         v % layer.tile_columns] = any();
       layer.decay(0)[h] = 0.5f;
       layer.folded(0)[h] = position - pending;
     }
@@ -59,15 +61,16 @@ void fill(Image& image, int32_t position, int32_t pending) {
       };
       for (int64_t i = 0; i < layer.shape.key_width(); ++i) layer.key(0, cell, 0)[i] = number();
       for (int64_t i = 0; i < layer.shape.value_width(); ++i) layer.delta(0, cell, 0)[i] = number();
-      for (int32_t h = 0; h < layer.shape.value_heads; ++h) layer.gate(0, cell)[h] = -std::abs(number());
+      for (int32_t h = 0; h < layer.shape.value_heads; ++h)
+        layer.gate(0, cell)[h] = -std::abs(number());
     }
   }
   for (int64_t i = 0; image.hidden && i < kWidth; ++i)
     image.hidden.row(0, position - 1)[i] = static_cast<float>(position * 100 + i);
 }
 
-// The state of all positions below `position`.
-double state_at(const DeltaLayer& layer, int32_t head, int32_t key, int32_t value, int32_t position) {
+double state_at(const DeltaLayer& layer, int32_t head, int32_t key, int32_t value,
+                int32_t position) {
   double s = layer.at(0, head, key, value);
   for (int32_t cell = layer.folded(0)[head]; cell < position; ++cell)
     s = std::exp(double{layer.gate(0, cell)[head]}) * s +
@@ -109,7 +112,8 @@ TEST(SlotForm, ASlotIsReadIntoAnyRing) {
     for (const DeltaRing& to : rings)
       for (const int32_t columns : {1, 8})
         for (const int32_t position : {1, 2, 9, 40, 1000})
-          for (int32_t pending = 0; pending <= std::min(position, from.every + 2 * from.lag); ++pending) {
+          for (int32_t pending = 0; pending <= std::min(position, from.every + 2 * from.lag);
+               ++pending) {
             const bool from_head = from.lag > 0, to_head = to.lag != 8;
             Image a(from, columns, from_head ? from.uncertain + 1 : 0);
             Image b(to, columns, to_head ? to.uncertain + 1 : 0);
@@ -150,7 +154,7 @@ TEST(SlotForm, WhatIsNoSlotIsRefused) {
   Image image(ring, 1, 0);
   fill(image, 100, 30);
   const SlotForm form = image.form();
-  EXPECT_FALSE(form.shape_of(image.bytes(), 70 + 42));  // more than there are entries
+  EXPECT_FALSE(form.shape_of(image.bytes(), 70 + 42));  // more than the ring has
   EXPECT_FALSE(form.shape_of(image.bytes(), 69));
   EXPECT_FALSE(form.shape_of(image.bytes(), 0));
   EXPECT_FALSE(form.shape_of(image.bytes(), 200));
@@ -158,7 +162,8 @@ TEST(SlotForm, WhatIsNoSlotIsRefused) {
   EXPECT_FALSE(form.shape_of(image.bytes(), 100));
   image.layers[1].folded(0)[3] = INT32_MIN;
   EXPECT_FALSE(form.shape_of(image.bytes(), 100));
-  for (const StateForm::Shape& s : {StateForm::Shape{0, 0}, {5, 6}, {5, -1}, {INT32_MAX, 1025}, {-3, 0}})
+  for (const StateForm::Shape& s :
+       {StateForm::Shape{0, 0}, {5, 6}, {5, -1}, {INT32_MAX, 1025}, {-3, 0}})
     EXPECT_FALSE(form.file_bytes(s));
 }
 

@@ -1,8 +1,7 @@
-// state_form.h -- what a file keeps of the image of a sequence's recurrent states.
+// state_form.h -- the part of a sequence's recurrent-state image that a file keeps.
 //
-// The image in memory (sequence_cache.h) has room for drafts, more or less by the options of drafting. A file has
-// none: the states, what the next row needs of the rows before it, and the entries of the rows that are not folded
-// yet. So it can be read whatever drafts.
+// The image (sequence_cache.h) has room for drafts. A file has only the states, the inputs that the
+// next row needs, and the pending entries, so it does not depend on the drafter.
 #pragma once
 
 #include <cstddef>
@@ -13,27 +12,25 @@
 
 namespace braid {
 
-// Thread-safe. A file is hostile: whatever its bytes are, the image that is made of them is one that ops may run on.
+// Thread-safe. Files are untrusted: an image made from any bytes is safe for ops.
 class StateForm {
  public:
   struct Shape {
-    int32_t position = 0;  // tokens that the states stand behind
-    int32_t pending = 0;   // of the last so many the entries are not folded into them
-    bool has_row = false;  // with the last token's hidden row
+    int32_t position = 0;  // tokens before the states
+    int32_t pending = 0;   // last tokens with entries not folded yet
+    bool has_row = false;  // has the last token's hidden row
   };
   virtual ~StateForm() = default;
 
-  // Of an image in memory.
   virtual size_t image_bytes() const = 0;
-  // Of the image of a sequence of `position` tokens; empty: its states do not stand there.
-  virtual std::optional<Shape> shape_of(std::span<const std::byte> image, int32_t position) const = 0;
-  // Of a file's state; empty: there is no such shape.
+  // Empty: the image's states are not at `position`.
+  virtual std::optional<Shape> shape_of(std::span<const std::byte> image,
+                                        int32_t position) const = 0;
+  // Of a file's state; empty: the shape is impossible.
   virtual std::optional<uint64_t> file_bytes(const Shape& shape) const = 0;
-  // Where the bytes of a file of this shape lie in the image, in their order. What the image has no room for lies in
-  // `more`, which is sized for it.
+  // Where the file's bytes lie in the image, in order; bytes without room there lie in `more`.
   virtual std::vector<std::span<std::byte>> parts(std::span<std::byte> image, const Shape& shape,
                                                   std::vector<float>& more) const = 0;
-  // When these have been read: completes the image.
   virtual void complete(std::span<std::byte> image, const Shape& shape,
                         std::span<const float> more) const = 0;
 };

@@ -1,8 +1,6 @@
-// state_slots.h -- which of a number of equal places is held: recurrent-state slots on the device, images of
-// blocks on the host. The bytes belong to sequence_cache.h.
+// state_slots.h -- which of several equal places are held: device state slots, host block images.
 //
-// Always true, and verified by check(): each slot is free or held by one sequence, never both.
-// A slot needs no clearing: a sequence that starts at position 0 starts from the zero state (ops/batch.h).
+// Slots are not cleared: a sequence at position 0 starts from the zero state (ops/batch.h).
 #pragma once
 
 #include <cstdint>
@@ -23,10 +21,10 @@ class SlotPool {
   int32_t take();
   void give_back(int32_t slot);
 
-  // Told of each slot that is taken or given back: tests fill it with poison.
+  // Called for each slot taken or given back; tests fill it with poison.
   void on_unused(std::function<void(int32_t)> told) { told_of_unused_ = std::move(told); }
 
-  // Stops the program if the books do not balance. `slots`: those that sequences hold.
+  // Aborts on inconsistencies. `slots`: those that sequences hold.
   void check(std::span<const int32_t> slots) const;
 
  private:

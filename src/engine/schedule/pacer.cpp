@@ -6,14 +6,14 @@
 namespace braid {
 namespace {
 
-constexpr double kAim = 0.97;           // of the limit: what is measured between tokens is a little more
-constexpr double kShare = 1.0 / 5;      // of a slice, for one part: what does not fit any more is lost
-constexpr int32_t kTileRows = 16;       // products and attention take rows by tiles
-constexpr int32_t kFirstRows = 32;      // of a chunk, before anything is known
+constexpr double kAim = 0.97;           // of the limit: real gaps are slightly longer
+constexpr double kShare = 1.0 / 5;      // of a slice, for one part: bounds the unused rest
+constexpr int32_t kTileRows = 16;       // tile height of products and attention
+constexpr int32_t kFirstRows = 32;      // of a chunk without measurements
 constexpr int32_t kFewestRows = 8;      // of attention
-constexpr int32_t kNearPositions = 64;  // what attention costs apart from the context, in positions
+constexpr int32_t kNearPositions = 64;  // attention's fixed cost, in positions
 constexpr double kNew = 0.25;           // weight of a new measurement
-constexpr double kNewSteady = 0.06;     // the same for what does not change by itself
+constexpr double kNewSteady = 0.06;     // the same for steadier quantities
 
 void follow(double& mean, double value, double weight = kNew) {
   mean = mean == 0 ? value : mean + weight * (value - mean);
@@ -24,8 +24,9 @@ int32_t rounded_down(double rows) { return static_cast<int32_t>(rows / kTileRows
 }  // namespace
 
 double Pacer::weight(StepPart part, int32_t rows, int32_t position) {
-  return part == StepPart::attention_rows ? static_cast<double>(rows) * (position + rows / 2 + kNearPositions)
-                                          : rows;
+  return part == StepPart::attention_rows
+             ? static_cast<double>(rows) * (position + rows / 2 + kNearPositions)
+             : rows;
 }
 
 double Pacer::slice_ms() const {
@@ -35,8 +36,8 @@ double Pacer::slice_ms() const {
 }
 
 int32_t Pacer::chunk_rows(int32_t most) const {
-  const double dearest = std::max(
-      {row_ms(StepPart::delta_layer), row_ms(StepPart::attention_in), row_ms(StepPart::attention_out)});
+  const double dearest = std::max({row_ms(StepPart::delta_layer), row_ms(StepPart::attention_in),
+                                   row_ms(StepPart::attention_out)});
   if (dearest == 0) return std::min(kFirstRows, most);
   const double rows = std::min<double>(kShare * slice_ms() / dearest, most);
   return std::min(most, std::max(kTileRows, rounded_down(rows)));
@@ -49,7 +50,7 @@ int32_t Pacer::attention_rows(int32_t position, double ms, int32_t most) const {
   int32_t rows = static_cast<int32_t>(fit) / kFewestRows * kFewestRows;
   if (rows >= 4 * kTileRows) rows = rounded_down(rows);
   rows = std::min(most, std::max(rows, kFewestRows));
-  return most - rows < kFewestRows ? most : rows;  // a row alone would take another form
+  return most - rows < kFewestRows ? most : rows;  // a single row would use another kernel
 }
 
 double Pacer::part_ms(StepPart part, int32_t rows, int32_t position) const {

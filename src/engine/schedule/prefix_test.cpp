@@ -1,5 +1,4 @@
-// prefix_test.cpp -- what is computed again, and what is not: chats over one system message, tools, edits,
-// prompts that share a beginning nobody named, and what is left when memory is short.
+// prefix_test.cpp -- which tokens are recomputed: system messages, tools, edits, memory shortage.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 namespace braid {
 namespace {
 
-// Of a 27B on one GPU: engine_setup.cpp makes this interval and spacing of its state and its q8_0 cache.
+// Automatic values of a 27B with a q8_0 cache (engine_memory.cpp).
 SchedulerLimits large_limits() {
   SchedulerLimits limits;
   limits.context_tokens = 16384;
@@ -19,8 +18,7 @@ SchedulerLimits large_limits() {
   limits.checkpoint_spacing = 512;
   return limits;
 }
-// The same without state, three of four layers with a window. The numbers are engine_memory.cpp's, for 4
-// sequences and 1024 blocks.
+// Without state, three of four layers have a window (engine_memory.cpp, 4 sequences, 1024 blocks).
 SchedulerLimits window_limits() {
   SchedulerLimits limits = large_limits();
   limits.recurrent = false;
@@ -30,14 +28,14 @@ SchedulerLimits window_limits() {
   return limits;
 }
 constexpr int32_t kWindowBlocks = 4 * 19 + 16 + 256;
-constexpr int32_t kHeader = 5;  // tokens that begin an answer
+constexpr int32_t kHeader = 5;  // tokens at the start of an answer
 
 std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
 
-// A conversation as the server hands it over: ends of messages are named, those of the head are shared.
+// Message ends are named checkpoints; those of the head are shared.
 struct Chat {
   std::vector<int32_t> tokens;
   std::vector<int32_t> ends;
@@ -52,7 +50,7 @@ RequestId ask(World& world, const Chat& chat, int32_t max_tokens = 4, int32_t he
   world.shared_until = head == 0 ? 0 : chat.ends[static_cast<size_t>(head) - 1];
   return world.submit(joined(chat.tokens, std::vector<int32_t>(kHeader, 5)), max_tokens, chat.ends);
 }
-// What it computes of its prompt when nobody else is there.
+// Prompt tokens computed when it runs alone.
 int32_t computes(World& world, const Chat& chat, int32_t max_tokens = 4, int32_t head = 1) {
   const int64_t before = world.prompt_computed;
   ask(world, chat, max_tokens, head);
@@ -87,7 +85,7 @@ TEST(Prefix, AnotherQuestionCostsTheQuestion) {
   ask_another_question(true);
 }
 
-// What 2,000 chats compute. `together`: some come at once, else each when no other prompt is being run.
+// `together`: some chats start concurrently, else one after another.
 void two_thousand_chats(bool together, bool windows) {
   std::mt19937_64 random(22);
   World world(windows ? window_limits() : large_limits(), 1024, 8, windows ? 0 : 32, 0,
@@ -96,15 +94,17 @@ void two_thousand_chats(bool together, bool windows) {
   const auto prompts_done = [&] {
     const auto running = world.scheduler.running();
     return world.scheduler.waiting().empty() &&
-           std::all_of(running.begin(), running.end(), [](const auto& s) { return s->generated() > 0; });
+           std::all_of(running.begin(), running.end(),
+                       [](const auto& s) { return s->generated() > 0; });
   };
   int64_t all = 0, own = 0, strangers = 0;
   for (int32_t chat = 0; chat < 2000; ++chat) {
-    const Chat asked = Chat().add(head).add(tokens_of(random, 5 + static_cast<int32_t>(random() % 396)));
+    const Chat asked =
+        Chat().add(head).add(tokens_of(random, 5 + static_cast<int32_t>(random() % 396)));
     ask(world, asked, 1 + static_cast<int32_t>(random() % 12));
     all += std::ssize(asked.tokens) + kHeader;
     own += std::ssize(asked.tokens) + kHeader - 2030;
-    if (chat % 10 == 9) {  // somebody with a long text of his own
+    if (chat % 10 == 9) {  // a client with a long text
       ask(world, Chat().add(tokens_of(random, 6000)), 2, 0);
       strangers += 6000 + kHeader;
     }
@@ -113,11 +113,12 @@ void two_thousand_chats(bool together, bool windows) {
   world.run();
   const int64_t computed = world.prompt_computed - strangers;
   fmt::print(
-      "[report] 2000 chats over a system message of 2030 tokens, {}, 200 long texts in between: {} of "
+      "[report] 2000 chats over a system message of 2030 tokens, {}, 200 long texts in between: {} "
+      "of "
       "{} prompt tokens of the chats computed, {} are their own; {} checkpoints, {} evicted\n",
       together ? "some at once" : "one after the other", computed, all, own,
       world.scheduler.stats().checkpoints, world.scheduler.checkpoints().evictions());
-  // Its own, the block that a checkpoint may stand before its end, and the system message once.
+  // Own tokens, the block before a checkpoint, and the system message once.
   EXPECT_LE(computed, own + 2000 * kBlockTokens + 2030);
 }
 
@@ -128,7 +129,6 @@ TEST(Prefix, TwoThousandChatsComputeTheirSystemMessageOnce) {
   }
 }
 
-// What a window sees of a prefix, where others will go on, outlives what it saw of the rest of their texts.
 TEST(Prefix, WindowsThatLongTextsLeaveBehindGoFirst) {
   std::mt19937_64 random(32);
   World world(window_limits(), 2048, 2, 0, 0, 150);
@@ -136,12 +136,11 @@ TEST(Prefix, WindowsThatLongTextsLeaveBehindGoFirst) {
   const auto chat = [&] { return Chat().add(head).add(tokens_of(random, 50)); };
   computes(world, chat());
   EXPECT_LE(computes(world, chat()), 50 + kHeader + kBlockTokens);
-  // Each takes more blocks than there are, one after the other.
   for (int32_t i = 0; i < 5; ++i) {
     computes(world, Chat().add(tokens_of(random, 5000)), 4, 0);
     EXPECT_LE(computes(world, chat()), 50 + kHeader + kBlockTokens);
   }
-  // Where nobody has named an end, the first that parts computes all, and leaves behind what the next needs.
+  // The first prompt that parts computes everything and leaves a checkpoint for the next.
   const auto shared = tokens_of(random, 3000);
   const auto unnamed = [&] {
     const int64_t before = world.prompt_computed;
@@ -171,13 +170,12 @@ TEST(Prefix, ANextTurnGoesOnWithItsWindow) {
     if (turn > 0) {
       EXPECT_LE(world.prompt_computed - before, std::ssize(question) + kHeader + kBlockTokens);
     }
-    // The answer becomes part of the conversation.
     chat.tokens = all;
     chat.ends.push_back(static_cast<int32_t>(all.size()));
   }
 }
 
-// One alone gets by with the blocks of its window and a chunk, however few; others wait or make room.
+// One sequence needs only its window and a chunk; others wait or preempt.
 TEST(Prefix, FewBlocksOfAWindowAreEnough) {
   std::mt19937_64 random(34);
   for (const int32_t blocks : {19, 20, 24, 40}) {
@@ -189,7 +187,8 @@ TEST(Prefix, FewBlocksOfAWindowAreEnough) {
       prompts[id] = std::move(prompt);
     }
     world.run();
-    for (const auto& [id, prompt] : prompts) EXPECT_EQ(world.finished[id], alone(prompt, 700, 16384));
+    for (const auto& [id, prompt] : prompts)
+      EXPECT_EQ(world.finished[id], alone(prompt, 700, 16384));
   }
 }
 
@@ -199,10 +198,9 @@ TEST(Prefix, TextsThatComeOnceLeaveWhatManyShare) {
   const auto head = tokens_of(random, 2030);
   const auto chat = [&] { return Chat().add(head).add(tokens_of(random, 50)); };
   for (int32_t i = 0; i < 6; ++i) computes(world, chat());
-  // Each fills a quarter of the blocks; together they take more images than there are.
+  // Each fills a quarter of the blocks; together they exceed the images.
   for (int32_t i = 0; i < 40; ++i) computes(world, Chat().add(tokens_of(random, 5000)), 4, 0);
   EXPECT_LE(computes(world, chat()), 50 + kHeader + kBlockTokens);
-  // But nothing stays for ever.
   for (int32_t i = 0; i < 400; ++i) computes(world, Chat().add(tokens_of(random, 5000)), 4, 0);
   EXPECT_GT(computes(world, chat()), 2030);
 }
@@ -210,19 +208,17 @@ TEST(Prefix, TextsThatComeOnceLeaveWhatManyShare) {
 TEST(Prefix, ToolsEditsRepeatsAndNextTurns) {
   std::mt19937_64 random(24);
   World world(large_limits(), 1024, 2, 32, 0);
-  const auto tools = tokens_of(random, 1500), system = tokens_of(random, 300), other = tokens_of(random, 280);
+  const auto tools = tokens_of(random, 1500), system = tokens_of(random, 300),
+             other = tokens_of(random, 280);
   const auto question = tokens_of(random, 200);
   const Chat first = Chat().add(tools).add(system).add(question);
   computes(world, first, 4, 2);
-  // The same tools under another system message.
   EXPECT_LE(computes(world, Chat().add(tools).add(other).add(question), 4, 2),
             280 + 200 + kHeader + kBlockTokens);
-  // The last message edited: all but it.
   EXPECT_LE(computes(world, Chat().add(tools).add(system).add(tokens_of(random, 90)), 4, 2),
             90 + kHeader + kBlockTokens);
-  // The answer once more.
   EXPECT_LE(computes(world, first, 4, 2), kHeader + kBlockTokens);
-  // An answer whose thoughts are left out, and the next question; then that one edited.
+  // An answer without its thoughts, then the next question; then that question edited.
   const auto answer = tokens_of(random, 150);
   Chat next = first;
   next.add(answer).add(tokens_of(random, 60));
@@ -254,11 +250,10 @@ TEST(Prefix, ChatsThatArriveTogetherTakeOneCheckpointOfTheirHead) {
   for (int32_t i = 0; i < 4; ++i) ask(world, Chat().add(head).add(tokens_of(random, 25)), 1);
   world.run();
   EXPECT_LE(world.prompt_computed, 2030 + 4 * (25 + kHeader));
-  // The head's; the ends of the answers.
   EXPECT_LE(world.scheduler.stats().checkpoints, 1u + 4u);
 }
 
-// Cuts of a prompt: a step of few rows each.
+// Each cut of a prompt adds a small step.
 TEST(Prefix, APromptIsCutAtFewPlaces) {
   std::mt19937_64 random(27);
   World world(large_limits(), 1024, 2, 64, 0);
@@ -270,7 +265,8 @@ TEST(Prefix, APromptIsCutAtFewPlaces) {
   const int64_t steps = world.prompt_steps - before;
   const int64_t whole = (std::ssize(chat.tokens) + kHeader + 511) / 512;
   fmt::print(
-      "[report] a prompt of {} tokens in 102 messages: {} steps of at most 512, {} uncut, {} checkpoints\n",
+      "[report] a prompt of {} tokens in 102 messages: {} steps of at most 512, {} uncut, {} "
+      "checkpoints\n",
       chat.tokens.size() + kHeader, steps, whole, world.scheduler.stats().checkpoints);
   EXPECT_LE(steps, 2 * whole + 4);
 }
@@ -293,7 +289,6 @@ TEST(Prefix, ARequestWithoutCacheLeavesNothing) {
     EXPECT_EQ(world.scheduler.checkpoints().used(), 0);
     EXPECT_EQ(world.finished[1], alone(prompt, 180, 400));
     EXPECT_EQ(world.finished[2], alone(other, 180, 400));
-    // What was swapped came back whole.
     if (swap) {
       EXPECT_EQ(world.prompt_computed, 300);
     }
@@ -317,8 +312,7 @@ TEST(Prefix, PromptsThatFillThePoolRunOneAfterTheOther) {
   EXPECT_EQ(world.prompt_computed, 4 * 2880);
 }
 
-// Whoever is forked may have come when the other had begun long before (World checks that no start is before
-// the submit).
+// The other may have begun much earlier. World checks that no start precedes the submit.
 TEST(Prefix, AForkStartsNoEarlierThanItCame) {
   std::mt19937_64 random(30);
   World world(small_limits(), 60, 4, 4, 0);
@@ -342,8 +336,8 @@ TEST(Prefix, ThousandsWhoWaitForAPrefixAreNotLookedUpInEveryStep) {
     ASSERT_TRUE(world.step());
     ++steps;
   }
-  fmt::print("[report] 2000 wait for a prompt of 8025 tokens: {} steps, {} walks along a prefix\n", steps,
-             world.scheduler.stats().lookups);
+  fmt::print("[report] 2000 wait for a prompt of 8025 tokens: {} steps, {} walks along a prefix\n",
+             steps, world.scheduler.stats().lookups);
   EXPECT_GE(steps, 8000 / 512);
   EXPECT_LE(world.scheduler.stats().lookups, 2000u + 200u);
 }

@@ -1,23 +1,22 @@
-// scheduler.cpp -- the step's plan: who runs, how far, and what happens after. Entering, prefixes and making
-// room are in scheduler_admit.cpp.
+// scheduler.cpp -- see scheduler.h. Admission, prefixes and preemption are in scheduler_admit.cpp.
 #include "engine/schedule/scheduler.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 
 namespace braid {
 namespace {
 
-// Nobody runs and a prefix is being read: so long until the caller may look for news of its own.
+// Longest wait for the disk when no sequence runs.
 constexpr std::chrono::milliseconds kDiskPatience(5);
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvGroups], int32_t slots,
-                     CacheBytes& bytes, const HostImages& host)
+Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvGroups],
+                     int32_t slots, CacheBytes& bytes, const HostImages& host)
     : limits_(limits),
       bytes_(bytes),
       pools_{BlockPool(blocks[0]), BlockPool(blocks[1])},
@@ -33,7 +32,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, const int32_t (&blocks)[kKvG
     pools_[g].on_taken([this, g](int32_t block) { bytes_.claim_block(g, block); });
   checkpoints_.on_gone([this](const PrefixHash& prefix) { pools_[0].unmark(prefix); });
   pools_[0].on_shortage([this] {
-    // Rather one whose blocks are free at once; none that a longer one needs too, for it would free nothing.
+    // Prefers blocks that are free at once. Skips prefixes whose blocks a longer marked one needs.
     const bool evicted = checkpoints_.evict_for_blocks([this](const PrefixHash& p) {
       const int freed = pools_[0].freed_by_unmark(p);
       return freed == 0 ? -1 : 2 - freed;
@@ -99,7 +98,7 @@ bool Scheduler::is_being_copied(Sequence& s) {
   return s.copies > 0;
 }
 
-// Steps wait for the copies of those who run. False: there are none.
+// Makes steps wait for the copies of running sequences. False: nothing is being copied.
 bool Scheduler::order_after_copies() {
   uint64_t last = 0;
   for (const auto& s : running_) last = std::max(last, std::exchange(s->copies, 0));
@@ -111,7 +110,7 @@ bool Scheduler::order_after_copies() {
 StepPlan Scheduler::lay_out() {
   StepPlan plan;
   mask_steps_ = TokenMask::kStepsBetween;
-  // By index and in order: making room pushes out sequences behind the one that needs it.
+  // In order, by index: preemption removes sequences after the one that needs room.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
     if (!goes_by_rows(s)) continue;
@@ -120,7 +119,7 @@ StepPlan Scheduler::lay_out() {
     if (add_item(plan, s, 1)) {
       ++plan.decoding;
     } else {
-      preempt(s);  // nobody behind it is left
+      preempt(s);  // it is the last one
       --plan.answering;
       --i;
     }
@@ -135,14 +134,14 @@ StepPlan Scheduler::lay_out() {
   return plan;
 }
 
-// Takes up to `budget` of its prompt's tokens into the plan; says how many.
 int32_t Scheduler::add_chunk(StepPlan& plan, Sequence& s, int32_t budget) {
   int32_t certain = chunk(s, budget);
-  // The blocks of group 1 come back after each step: rather a shorter chunk than the memory of others.
-  if (groups() > 1 && room_for(s, 1) >= kBlockTokens) certain = chunk(s, std::min(certain, room_for(s, 1)));
+  // Blocks of group 1 are returned after each step, so a shorter chunk is better than a preemption.
+  if (groups() > 1 && room_for(s, 1) >= kBlockTokens)
+    certain = chunk(s, std::min(certain, room_for(s, 1)));
   if (certain == 0) return 0;
   if (!add_item(plan, s, certain)) {
-    // What fits without the others; they will make room when they end.
+    // Without preemption: other sequences release blocks when they end.
     for (int32_t g = 0; g < groups(); ++g) certain = std::min(certain, room_for(s, g));
     certain = chunk(s, certain);
     if (certain <= 0 || !add_item(plan, s, certain)) return 0;
@@ -151,7 +150,6 @@ int32_t Scheduler::add_chunk(StepPlan& plan, Sequence& s, int32_t budget) {
   return certain;
 }
 
-// Tokens of `s` that blocks can be had for while all others keep theirs.
 int32_t Scheduler::room_for(const Sequence& s, int32_t group) const {
   const size_t blocks = s.blocks[group].size() + static_cast<size_t>(pools_[group].free());
   const size_t most = INT32_MAX / kBlockTokens;
@@ -159,7 +157,8 @@ int32_t Scheduler::room_for(const Sequence& s, int32_t group) const {
 }
 
 bool Scheduler::interleaves() const {
-  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->in_flight_tokens > 0; });
+  return std::any_of(running_.begin(), running_.end(),
+                     [](const auto& s) { return s->in_flight_tokens > 0; });
 }
 
 StepPlan Scheduler::plan_interleaved(int32_t most) {
@@ -173,10 +172,9 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
   return plan;
 }
 
-// Prompt tokens of `s` for a step that has room for `budget`. Never one alone, and never so that one alone is
-// left: devices run one row by another form than many (ops/cpu/attention/attention.cpp), and a prompt's bytes
-// shall not depend on how it was cut. Waits for a better step (0) rather than break that, except where steps
-// are too small anyway. What follows the prompt was run by single rows at first, and may have to be again.
+// Prompt tokens of `s` within `budget`; 0: wait for a better step. A single row uses another kernel
+// (ops/cpu/attention.cpp), so a chunk takes or leaves at least two unless steps are too
+// small. Tokens after the prompt were run one by one, and may have to be again.
 int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
   const bool ends_with_prompt = limits_.answers_by_rows && s.generated() > 0;
   const int32_t pending = ends_with_prompt ? s.prompt_tokens() - s.computed_tokens : s.pending();
@@ -188,8 +186,6 @@ int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
   if (pending - certain == 1) --certain;
   return certain >= 2 || limits_.ubatch_tokens < 3 ? std::max(certain, std::min(budget, 1)) : 0;
 }
-
-// ---- after the step ----
 
 void Scheduler::committed(Sequence& s) {
   s.in_flight_tokens = 0;
@@ -214,20 +210,19 @@ void Scheduler::committed(Sequence& s) {
   std::erase_if(s.prefix.checkpoints, [&](const ResumePoint& p) { return p.position <= passed; });
 }
 
-// Lets go of what `tokens` cells do not need.
 void Scheduler::shrink(Sequence& s, int32_t tokens) {
   for (int32_t g = 0; g < groups(); ++g) pools_[g].truncate(s.blocks[g], tokens);
   if (tokens == 0) s.left_behind = s.sealed_blocks = 0;
 }
 
-// The first block of a group that rows from position `computed` on see, sinks aside.
+// The first block of a group that rows from position `computed` on read, sinks aside.
 int32_t Scheduler::first_kept(int32_t group, int32_t computed) const {
   if (group == 0) return 0;
   if (limits_.seals) return std::max(0, computed / kBlockTokens - limits_.tail.tail_blocks);
   return std::max(0, computed - limits_.window + 1) / kBlockTokens;
 }
 
-// The blocks that drafts have filled: those that certain rows fill are sealed by the step.
+// Seals blocks filled by drafts; the step itself seals those filled by certain rows.
 void Scheduler::seal(Sequence& s) {
   std::vector<KvSeal> filled;
   for (; s.sealed_blocks < s.computed_tokens / kBlockTokens; ++s.sealed_blocks) {
@@ -237,10 +232,10 @@ void Scheduler::seal(Sequence& s) {
   if (!filled.empty()) bytes_.seal_blocks(filled);
 }
 
-// Gives back the blocks behind the window, or those of which only the units are read from now on.
+// Releases blocks before the window, or blocks of which only the units are read from now on.
 void Scheduler::leave_behind(Sequence& s) {
   if (groups() == 1) return;
-  // Whoever goes on from a full block at or before a point of the prompt needs what the window sees of it.
+  // Resuming at or before a checkpoint position needs the window's blocks there.
   const auto expected = [&](const ResumePoint& p) {
     const int32_t end = p.position / kBlockTokens;
     return s.left_behind < end && s.left_behind >= first_kept(1, end * kBlockTokens);
@@ -248,10 +243,11 @@ void Scheduler::leave_behind(Sequence& s) {
   const std::vector<ResumePoint>& points = s.prefix.checkpoints;
   for (; s.left_behind < first_kept(1, s.computed_tokens); ++s.left_behind)
     if (s.left_behind >= sinks())
-      pools_[1].leave_behind(s.blocks[1], s.left_behind, std::any_of(points.begin(), points.end(), expected));
+      pools_[1].leave_behind(s.blocks[1], s.left_behind,
+                             std::any_of(points.begin(), points.end(), expected));
 }
 
-// The first position from `from` on where a checkpoint is due, and its kind; 0: none.
+// The first position >= `from` where a checkpoint is due; 0: none.
 int32_t Scheduler::next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind) const {
   if (!keeps_checkpoints(s)) return 0;
   if (s.generated() == 0) {
@@ -273,11 +269,10 @@ int32_t Scheduler::tokens_to_checkpoint(const Sequence& s, int32_t tokens) const
   return (every - tokens % every) % every;
 }
 
-// ---- checkpoints ----
-
 size_t Scheduler::checkpoint_bytes(const CacheBytes& bytes, const SchedulerLimits& limits) {
   const int32_t exact = limits.seals ? limits.tail.most_exact_blocks() : 0;
-  return bytes.state_bytes() + static_cast<size_t>(exact) * bytes.block_bytes(1) + bytes.block_bytes(0);
+  return bytes.state_bytes() + static_cast<size_t>(exact) * bytes.block_bytes(1) +
+         bytes.block_bytes(0);
 }
 
 void Scheduler::save_resume(const Sequence& s, std::byte* image) {
@@ -290,11 +285,11 @@ void Scheduler::save_resume(const Sequence& s, std::byte* image) {
     at += bytes_.block_bytes(1);
   }
   if (s.computed_tokens % kBlockTokens != 0)
-    blocks.push_back({0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
+    blocks.push_back(
+        {0, s.blocks[0][static_cast<size_t>(s.computed_tokens) / kBlockTokens], resume_bytes_});
   bytes_.save_resume(s.slot, s.computed_tokens, blocks, image);
 }
 
-// Blocks of group 1 from such an image.
 void Scheduler::load_exact_blocks(Sequence& s, const std::byte* image) {
   image += bytes_.state_bytes();
   s.left_behind = first_kept(1, s.computed_tokens);
@@ -310,7 +305,6 @@ void Scheduler::load_exact_blocks(Sequence& s, const std::byte* image) {
   bytes_.load_blocks(1, exact, image);
 }
 
-// The longest checkpoint of the prefix that is shorter than `position`; -1: none.
 int32_t Scheduler::checkpoint_below(const PrefixKey& key, int32_t position) const {
   for (int32_t depth = (position - 1) / kBlockTokens; depth >= 0 && position > 0; --depth) {
     const int32_t at = depth * kBlockTokens;
@@ -322,8 +316,7 @@ int32_t Scheduler::checkpoint_below(const PrefixKey& key, int32_t position) cons
   return -1;
 }
 
-// The image is that of the prefix of `point`: findable from now on, with its place among its neighbours. False:
-// its blocks are not all published.
+// Makes a filled image findable. False: its blocks are not all published.
 bool Scheduler::put_checkpoint(int32_t id, const PrefixKey& key, ResumePoint point) {
   const int32_t full = point.position / kBlockTokens;
   const auto tail = key.tokens.subspan(static_cast<size_t>(full) * kBlockTokens,
@@ -331,9 +324,10 @@ bool Scheduler::put_checkpoint(int32_t id, const PrefixKey& key, ResumePoint poi
   if (full > 0 && !pools_[0].mark(key.hashes.first(static_cast<size_t>(full)))) return false;
   const int32_t below = checkpoint_below(key, point.position);
   checkpoints_.put(id, key.prefix(full), tail, point, below);
-  // Longer ones that begin with it save less now. (What one shorter than a block saves is nothing.)
+  // Longer checkpoints now save less. Those shorter than a block save nothing.
   for (int32_t other = 0; full > 0 && other < checkpoints_.capacity(); ++other) {
-    if (other == id || !checkpoints_.findable(other) || checkpoints_.below(other) != below) continue;
+    if (other == id || !checkpoints_.findable(other) || checkpoints_.below(other) != below)
+      continue;
     if (checkpoints_.position(other) <= point.position) continue;
     const PrefixHash& longer = checkpoints_.prefix(other);
     const int32_t levels = checkpoints_.position(other) / kBlockTokens - full;
@@ -345,7 +339,7 @@ bool Scheduler::put_checkpoint(int32_t id, const PrefixKey& key, ResumePoint poi
   return true;
 }
 
-// Publishes all full blocks of a prefix whose beginning others may have published and lost again.
+// Publishes all full blocks, including those whose published copies were evicted.
 bool Scheduler::make_findable(Sequence& s) {
   for (int32_t i = 0; i < s.computed_tokens / kBlockTokens; ++i) {
     const int32_t* tokens = &s.tokens[int64_t{i} * kBlockTokens];
@@ -355,7 +349,7 @@ bool Scheduler::make_findable(Sequence& s) {
   return true;
 }
 
-// Where `s` stands; -1: not to be had.
+// At the current position; -1: not possible.
 int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
   const int32_t full = s.computed_tokens / kBlockTokens;
   const std::span<const int32_t> tail(s.tokens.data() + int64_t{full} * kBlockTokens,
@@ -377,7 +371,7 @@ int32_t Scheduler::take_checkpoint(Sequence& s, ResumeKind kind) {
   return id;
 }
 
-// What a sequence without cache goes on from after it had to make room: nobody else can find it.
+// An unfindable checkpoint for a preempted sequence that does not use the cache.
 void Scheduler::take_own_copy(Sequence& s) {
   const int32_t id = checkpoints_.take();
   if (id < 0) return;
@@ -387,8 +381,8 @@ void Scheduler::take_own_copy(Sequence& s) {
 }
 
 std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
-  const auto it =
-      std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.get() == sequence; });
+  const auto it = std::find_if(running_.begin(), running_.end(),
+                               [&](const auto& s) { return s.get() == sequence; });
   BRAID_CHECK(it != running_.end());
   std::unique_ptr<Sequence> out = std::move(*it);
   running_.erase(it);
@@ -400,7 +394,7 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   std::unique_ptr<Sequence> out = take_running(sequence);
   keep = keep && out->in_flight_tokens == 0;
   clear_in_flight(*out);
-  // The end of an answer is where the next turn of a conversation goes on.
+  // The next turn of a conversation resumes at the end of an answer.
   if (keep && shares(*out) && out->computed_tokens >= limits_.checkpoint_spacing) {
     const int32_t id = limits_.recurrent ? take_checkpoint(*out, ResumeKind::turn) : -1;
     if (!limits_.recurrent || id >= 0) store_on_disk(*out, id);
@@ -412,8 +406,8 @@ std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
   return out;
 }
 
-// Cells that nobody has judged. Whoever gets their blocks reads the whole of them, most cells with a weight
-// of zero, and zero times what is no number is none.
+// Clears cells that were never judged. Later holders read whole blocks with weight 0, and 0 * NaN
+// is NaN.
 void Scheduler::clear_in_flight(Sequence& s) {
   if (std::exchange(s.in_flight_tokens, 0) == 0) return;
   for (int32_t g = 0; g < groups(); ++g) {
@@ -472,7 +466,8 @@ void Scheduler::check() const {
     BRAID_CHECK(s->slot < 0 && s->in_flight_tokens == 0);
     for (int32_t g = 0; g < groups(); ++g) {
       BRAID_CHECK(s->blocks[g].empty());
-      swapped[g].insert(swapped[g].end(), s->preempted.blocks[g].begin(), s->preempted.blocks[g].end());
+      swapped[g].insert(swapped[g].end(), s->preempted.blocks[g].begin(),
+                        s->preempted.blocks[g].end());
     }
   }
   std::vector<PrefixHash> marked;
@@ -491,11 +486,13 @@ void Scheduler::check() const {
 
 void Scheduler::check_table(const Sequence& s, int32_t group) const {
   const BlockTable& table = s.blocks[group];
-  BRAID_CHECK(static_cast<int64_t>(table.size()) == blocks_for(s.computed_tokens + s.in_flight_tokens));
+  BRAID_CHECK(static_cast<int64_t>(table.size()) ==
+              blocks_for(s.computed_tokens + s.in_flight_tokens));
   BRAID_CHECK(s.preempted.blocks[group].empty());
   for (size_t b = 0; b < table.size(); ++b)
     BRAID_CHECK((table[b] == kGone) == is_gone(group, static_cast<int32_t>(b), s.left_behind));
-  // What will be written next is nobody else's, or will be copied first (grow_or_preempt).
+  // Blocks to write have no other holder, except the first, which is copied before
+  // (grow_or_preempt).
   for (size_t b = static_cast<size_t>(s.computed_tokens) / kBlockTokens + 1; b < table.size(); ++b)
     BRAID_CHECK(pools_[group].holders(table[b]) == 1);
 }

@@ -1,30 +1,28 @@
-// scheduler_admit.cpp -- entering and making room: what is found of a prefix, who waits for whom, who goes
-// out when blocks run out, and how it comes back. See scheduler.h.
+// scheduler_admit.cpp -- admission, prefix lookup, preemption and resumption. See scheduler.h.
 #include <algorithm>
 
 #include "base/check.h"
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 #include "engine/schedule/scheduler.h"
 
 namespace braid {
 namespace {
 
-// Waiting for another's prefix must save at least so many tokens.
+// Fewest tokens worth waiting for another's prefix.
 constexpr int32_t kWorthWaiting = 64;
-// Checkpoints closer to the end of a prompt than this make one at the end itself superfluous.
+// A checkpoint this close to a prompt's end replaces the one at the end.
 constexpr int32_t kNearEnd = 64;
-// So many may enter before one for whom there is no memory; then it is the next.
 constexpr size_t kMostOvertakers = 32;
-// A checkpoint so little before another serves as well: few rows cost a step as much as one block of them.
+// A checkpoint this close before another replaces it: few rows cost a step as much as a block.
 constexpr int32_t kSamePlace = kBlockTokens;
 
-// Tokens that two sequences begin with, by whole blocks first.
 int32_t common_prefix(const Sequence& a, const Sequence& b) {
   const size_t most = std::min(a.prefix.hashes.size(), b.prefix.hashes.size());
-  // Equal at i means equal before i.
+  // Equal at i implies equal before i, so a binary search works.
   size_t equal = 0;
   for (size_t step = most; step > 0; step /= 2)
-    while (equal + step <= most && a.prefix.hashes[equal + step - 1] == b.prefix.hashes[equal + step - 1])
+    while (equal + step <= most &&
+           a.prefix.hashes[equal + step - 1] == b.prefix.hashes[equal + step - 1])
       equal += step;
   size_t tokens = equal * kBlockTokens;
   const size_t end = std::min(a.tokens.size(), b.tokens.size());
@@ -32,15 +30,17 @@ int32_t common_prefix(const Sequence& a, const Sequence& b) {
   return static_cast<int32_t>(tokens);
 }
 
-// Inside a chunk that is under way nobody stops any more, only at its end.
-int32_t passed(const Sequence& s) { return s.computed_tokens + std::max(s.in_flight_tokens - 1, 0); }
+// Can only be stopped at the end of a chunk in progress.
+int32_t passed(const Sequence& s) {
+  return s.computed_tokens + std::max(s.in_flight_tokens - 1, 0);
+}
 
 bool before(const Sequence& a, const Sequence& b) {
   return a.request.priority != b.request.priority ? a.request.priority > b.request.priority
                                                   : a.order < b.order;
 }
 
-// Host images that follow each other: act(index of the first, how many).
+// Calls act(first image, count) for runs of adjacent images.
 template <typename Act>
 void for_each_run(const std::vector<int32_t>& images, const Act& act) {
   for (size_t first = 0; first < images.size();) {
@@ -66,17 +66,17 @@ void Scheduler::enqueue(std::unique_ptr<Sequence> sequence) {
   insert_waiting(std::move(sequence));
 }
 
-void Scheduler::insert_waiting(std::unique_ptr<Sequence> s) { insert_in_order(waiting_, std::move(s)); }
-
-// ---- prefixes ----
+void Scheduler::insert_waiting(std::unique_ptr<Sequence> s) {
+  insert_in_order(waiting_, std::move(s));
+}
 
 Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
   Hit hit;
   if (!shares(s) || s.request.score) return hit;
-  // The last token is run for its logits, and not alone (chunk()).
+  // The last token must run for its logits, and not alone (chunk()).
   const auto most = static_cast<int32_t>(s.tokens.size()) - 2;
   BlockTable chain[kKvGroups];
-  int32_t whole_from = 0;  // from this block on all of group 1 were found
+  int32_t whole_from = 0;  // group 1 is complete from this block on
   for (int32_t depth = 0;; ++depth) {
     const int32_t at = depth * kBlockTokens;
     if (at > most) break;
@@ -84,7 +84,8 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
                                         static_cast<size_t>(std::min(most - at, kBlockTokens - 1)));
     const int32_t id = limits_.recurrent ? checkpoints_.find(s.prefix_hash(depth), next) : -1;
     const int32_t position = id < 0 ? at : at + static_cast<int32_t>(checkpoints_.tail(id).size());
-    const bool blocks_do = !limits_.recurrent && (limits_.window == 0 || whole_from <= first_kept(1, at));
+    const bool blocks_do =
+        !limits_.recurrent && (limits_.window == 0 || whole_from <= first_kept(1, at));
     if ((id >= 0 || blocks_do) && !leaves_one_alone(s, position)) {
       hit.position = position;
       hit.checkpoint = id;
@@ -106,19 +107,20 @@ Scheduler::Hit Scheduler::lookup(const Sequence& s) const {
   return hit;
 }
 
-// Of its prompt, where that ends a chunk and the answer follows by rows (chunk()).
+// A single prompt token would remain, since the answer is run by rows (chunk()).
 bool Scheduler::leaves_one_alone(const Sequence& s, int32_t position) const {
-  return limits_.answers_by_rows && s.generated() > 0 && position > 0 && position == s.prompt_tokens() - 1;
+  return limits_.answers_by_rows && s.generated() > 0 && position > 0 &&
+         position == s.prompt_tokens() - 1;
 }
 
-// Where a preempted sequence stood, if all of it is still there or was copied.
+// The position of a preempted sequence, if its memory is still present or was copied.
 Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
   if (s.preempted.checkpoint < 0 && limits_.recurrent) return {};
   if (s.preempted.tokens == 0) return {};
   Hit hit;
   const int32_t full = s.preempted.tokens / kBlockTokens;
   const bool copied = !s.preempted.blocks[0].empty();
-  // The part of a last block is in the checkpoint's image, or with the copies of the others.
+  // The partial block is in the checkpoint's image or among the copied blocks.
   hit.position = limits_.recurrent || copied ? s.preempted.tokens : full * kBlockTokens;
   if (leaves_one_alone(s, hit.position)) return {};
   for (int32_t g = 0; g < findable_groups(); ++g) {
@@ -137,16 +139,16 @@ Scheduler::Hit Scheduler::lookup_own(const Sequence& s) const {
   return hit;
 }
 
-// Whether `s` should wait for a running prompt that begins like it, rather than go on from `position` by
-// itself. The other one gets a checkpoint where they part.
+// Whether `s` should wait for a running prompt with the same beginning. Adds a checkpoint there.
 bool Scheduler::held_back(Sequence& s, int32_t position) {
   if (!shares(s) || s.request.score) return false;
   for (const auto& other : running_) {
-    if (goes_by_rows(*other) || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed)) continue;
+    if (goes_by_rows(*other) || !other->request.use_cache || !(other->prefix.seed == s.prefix.seed))
+      continue;
     const int32_t common = common_prefix(s, *other);
     const auto own = static_cast<int32_t>(s.tokens.size());
     const auto others = static_cast<int32_t>(other->tokens.size());
-    const bool twin = common == own && own == others;  // will be forked from the other
+    const bool twin = common == own && own == others;  // will be forked
     int32_t shared = std::min({common, own - 2, others - 2});
     if (!limits_.recurrent) shared -= shared % kBlockTokens;
     if (!twin && (shared <= passed(*other) || shared < position + kWorthWaiting)) continue;
@@ -159,15 +161,16 @@ bool Scheduler::held_back(Sequence& s, int32_t position) {
   return false;
 }
 
-// What held_back() has said still holds: nothing of the cache has to be looked at.
+// Whether held_back()'s answer is still valid, without a cache lookup.
 bool Scheduler::still_waits(const Sequence& s) const {
   if (s.wait.prefix_of == 0) return false;
   for (const auto& other : running_)
-    if (other->id == s.wait.prefix_of) return !goes_by_rows(*other) && passed(*other) < s.wait.until_tokens;
+    if (other->id == s.wait.prefix_of)
+      return !goes_by_rows(*other) && passed(*other) < s.wait.until_tokens;
   return false;
 }
 
-// Says where the checkpoint stands that serves for `position`: there, or a little before.
+// Returns the position of the checkpoint that serves `position`, at or slightly before it.
 int32_t Scheduler::add_checkpoint(Sequence& s, int32_t position) {
   const auto after = std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
                                   [&](const ResumePoint& p) { return p.position > position; });
@@ -182,16 +185,13 @@ int32_t Scheduler::add_checkpoint(Sequence& s, int32_t position) {
   return position;
 }
 
-// Every checkpoint cuts the prompt there (a step more, as long as one of few rows) and costs an image, so few
-// are planned:
-//   always     ends of what others share, where the prompt leaves what is known, the last two ends of turns,
-//              and the end of the prompt if none of those is near; but not where one stands at most a block
-//              before: so nothing that begins like this prompt up to such an end costs more than what
-//              follows it and a block
-//   if others of this prompt are `checkpoint_spacing` away
-//              ends of the turns before, the last first; then every `checkpoint_interval` tokens
-// A model with windows takes no copies and cuts nothing there: what a window sees of these places is reused
-// last (leave_behind()).
+// Every checkpoint costs a step and an image, so few are planned:
+// - Always: ends of shared parts, where the prompt leaves the known prefix, the last two ends of
+//   turns, and the prompt's end if none is near. Ends at most a block after another are skipped, so
+//   a later prompt with the same beginning recomputes at most one block of it.
+// - If `checkpoint_spacing` away: ends of earlier turns, the last first, then every
+//   `checkpoint_interval` tokens.
+// With windows there are no copies or cuts; these window blocks are reused last (leave_behind()).
 void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
   s.prefix.checkpoints.clear();
   const bool keeps = keeps_checkpoints(s) || (limits_.window > 0 && shares(s));
@@ -202,17 +202,19 @@ void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
     if (p.position > s.computed_tokens && p.position <= end &&
         (wanted.empty() || p.position > wanted.back().position))
       wanted.push_back(p);
-  if (end - s.computed_tokens >= kNearEnd && (wanted.empty() || wanted.back().position < end - kNearEnd))
+  if (end - s.computed_tokens >= kNearEnd &&
+      (wanted.empty() || wanted.back().position < end - kNearEnd))
     wanted.push_back({end, ResumeKind::turn});
-  const auto after =
-      std::find_if(wanted.begin(), wanted.end(), [&](const ResumePoint& p) { return p.position >= known; });
-  // The end of a message next to where it parts is the better place.
+  const auto after = std::find_if(wanted.begin(), wanted.end(),
+                                  [&](const ResumePoint& p) { return p.position >= known; });
+  // The end of a message near the parting point is preferred.
   const bool end_near = after != wanted.end() && after->position <= known + kSamePlace;
   if (known <= end && known - s.computed_tokens >= kWorthWaiting && !end_near)
     wanted.insert(after, {known, ResumeKind::shared});
 
-  const auto turns = std::count_if(wanted.begin(), wanted.end(),
-                                   [](const ResumePoint& p) { return p.kind != ResumeKind::shared; });
+  const auto turns = std::count_if(wanted.begin(), wanted.end(), [](const ResumePoint& p) {
+    return p.kind != ResumeKind::shared;
+  });
   std::vector<ResumePoint> optional;
   int64_t turn = 0;
   int32_t last = s.computed_tokens;
@@ -225,38 +227,40 @@ void Scheduler::plan_checkpoints(Sequence& s, int32_t known) {
     }
   }
   const int64_t every = limits_.checkpoint_interval;
-  for (int64_t p = every == 0 ? end + 1 : (s.computed_tokens / every + 1) * every; p <= end; p += every)
+  for (int64_t p = every == 0 ? end + 1 : (s.computed_tokens / every + 1) * every; p <= end;
+       p += every)
     optional.push_back({static_cast<int32_t>(p), ResumeKind::interval});
-  std::stable_sort(optional.begin(), optional.end(), [](const ResumePoint& a, const ResumePoint& b) {
-    return a.kind != b.kind ? a.kind < b.kind : a.position < b.position;
-  });
+  std::stable_sort(optional.begin(), optional.end(),
+                   [](const ResumePoint& a, const ResumePoint& b) {
+                     return a.kind != b.kind ? a.kind < b.kind : a.position < b.position;
+                   });
   for (; !optional.empty(); optional.pop_back()) {
     const ResumePoint& p = optional.back();
-    const auto next = std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
-                                   [&](const ResumePoint& other) { return other.position > p.position; });
+    const auto next =
+        std::find_if(s.prefix.checkpoints.begin(), s.prefix.checkpoints.end(),
+                     [&](const ResumePoint& other) { return other.position > p.position; });
     const int32_t before =
         next == s.prefix.checkpoints.begin() ? s.computed_tokens : std::prev(next)->position;
     if (p.position - before < limits_.checkpoint_spacing) continue;
-    if (next != s.prefix.checkpoints.end() && next->position - p.position < limits_.checkpoint_spacing)
+    if (next != s.prefix.checkpoints.end() &&
+        next->position - p.position < limits_.checkpoint_spacing)
       continue;
     s.prefix.checkpoints.insert(next, p);
   }
-  // Where this one goes on, the next one may.
+  // Others may resume at the same place.
   if (limits_.window > 0 && s.computed_tokens > 0)
-    s.prefix.checkpoints.insert(s.prefix.checkpoints.begin(), {s.computed_tokens, ResumeKind::shared});
+    s.prefix.checkpoints.insert(s.prefix.checkpoints.begin(),
+                                {s.computed_tokens, ResumeKind::shared});
 }
 
-// ---- entering ----
-
-// Blocks that a sequence of so many tokens holds at most, chunks of its prompt aside.
+// Most blocks of a sequence with `tokens` tokens, without chunks of its prompt.
 int64_t Scheduler::most_blocks(int32_t group, int64_t tokens) const {
   if (group == 0) return blocks_for(tokens);
   return std::min(blocks_for(tokens), limits_.seals ? int64_t{limits_.tail.most_exact_blocks()} + 1
                                                     : blocks_for(limits_.window) + 2);
 }
 
-// Blocks that those who run, but for the last `without`, will take before their prompts end, and one to spare for
-// each.
+// Blocks that running sequences, without the last `without`, need for their prompts, plus a spare.
 int64_t Scheduler::blocks_spoken_for(int32_t group, size_t without) const {
   int64_t sum = 0;
   for (size_t i = 0; i + without < running_.size(); ++i) {
@@ -268,21 +272,22 @@ int64_t Scheduler::blocks_spoken_for(int32_t group, size_t without) const {
   return sum;
 }
 
-// How many of those who run, the last in order first, have to make room for `s`, which outranks all of them; -1: that
-// is not enough. Blocks that several of them share count as held by others.
+// How many running sequences to preempt for `s`, last first; -1: not sufficient. Blocks that these
+// share with each other count as held by others.
 int32_t Scheduler::victims_for(const Sequence& s, const Hit& hit) const {
   int64_t needed[kKvGroups] = {};
   BlockTable found[kKvGroups];
   for (int32_t g = 0; g < groups(); ++g) {
     needed[g] = most_blocks(g, static_cast<int64_t>(s.tokens.size()) + 1) - pools_[g].free();
     for (const int32_t b : hit.blocks[g])
-      if (b >= 0 && pools_[g].holders(b) > 0) found[g].push_back(b);  // costs nothing, as somebody holds it
+      if (b >= 0 && pools_[g].holders(b) > 0) found[g].push_back(b);  // already held, costs nothing
     needed[g] -= std::ssize(found[g]);
     std::sort(found[g].begin(), found[g].end());
   }
   for (size_t victims = 0; victims < running_.size(); ++victims) {
     bool fits = victims > 0 || slots_.free() > 0;
-    for (int32_t g = 0; g < groups(); ++g) fits = fits && needed[g] + blocks_spoken_for(g, victims) <= 0;
+    for (int32_t g = 0; g < groups(); ++g)
+      fits = fits && needed[g] + blocks_spoken_for(g, victims) <= 0;
     if (fits) return static_cast<int32_t>(victims);
     const Sequence& next = *running_[running_.size() - 1 - victims];
     if (next.request.priority >= s.request.priority) return -1;
@@ -292,7 +297,7 @@ int32_t Scheduler::victims_for(const Sequence& s, const Hit& hit) const {
             !std::binary_search(found[g].begin(), found[g].end(), b))
           --needed[g];
   }
-  return static_cast<int32_t>(running_.size());  // everything is free or can be: enqueue() has seen to it
+  return static_cast<int32_t>(running_.size());  // enqueue() made sure that an empty pool suffices
 }
 
 Scheduler::Spare Scheduler::spare_blocks() const {
@@ -301,7 +306,7 @@ Scheduler::Spare Scheduler::spare_blocks() const {
   return spare;
 }
 
-// What victims_for() has said still holds: the same ones run, and no more is free.
+// Whether victims_for()'s answer is still valid: same running sequences, no more free blocks.
 bool Scheduler::still_blocked(const Sequence& s, const Spare& spare) const {
   return s.wait.blocked_at == entries_and_exits_ &&
          std::equal(spare.begin(), spare.end(), s.wait.spare_blocks.begin(), std::less_equal<>());
@@ -313,7 +318,8 @@ void Scheduler::admit(Clock::time_point now) {
   std::vector<Sequence*> blocked;
   for (size_t i = 0; i < waiting_.size();) {
     Sequence& s = *waiting_[i];
-    const bool outranks = !running_.empty() && running_.back()->request.priority < s.request.priority;
+    const bool outranks =
+        !running_.empty() && running_.back()->request.priority < s.request.priority;
     if (slots_.free() == 0 && !outranks) return;
     if (still_waits(s) || (reading && s.wait.disk_load == loads_ended_ + 1)) {
       ++i;
@@ -325,7 +331,8 @@ void Scheduler::admit(Clock::time_point now) {
     if (!still_blocked(s, spare)) {
       hit = lookup_own(s);
       ++stats_.lookups;
-      if (Hit found = lookup(s); found.position > hit.position || hit.position == 0) hit = std::move(found);
+      if (Hit found = lookup(s); found.position > hit.position || hit.position == 0)
+        hit = std::move(found);
       if (held_back(s, hit.position)) {
         ++i;
         continue;
@@ -345,7 +352,7 @@ void Scheduler::admit(Clock::time_point now) {
       ++i;
       continue;
     }
-    if (victims > 0) {  // what they leave behind may cost what was found, so it is looked up again
+    if (victims > 0) {  // preemption may evict the found blocks
       preempt(*running_.back());
     } else {
       std::unique_ptr<Sequence> entering = std::move(waiting_[i]);
@@ -380,7 +387,7 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
   s.sealed_blocks = hit.position / kBlockTokens;
   s.prefix.published_blocks = 0;
   if (hit.position == 0) return;
-  // New blocks may cost a checkpoint, but not this one.
+  // New blocks may evict a checkpoint, but not this one.
   if (hit.checkpoint >= 0) {
     if (!hit.swapped) checkpoints_.used_by_request(hit.checkpoint);
     checkpoints_.pin(hit.checkpoint);
@@ -401,7 +408,7 @@ void Scheduler::restore(Sequence& s, const Hit& hit) {
 void Scheduler::restore_blocks(Sequence& s, const Hit& hit) {
   for (int32_t g = 0; g < findable_groups(); ++g) {
     const BlockTable& wanted = hit.blocks[g];
-    // Hold what is shared before taking new blocks: taking could reuse it.
+    // Hold shared blocks before taking new ones, which could evict them.
     BlockTable found, fresh;
     for (const int32_t b : wanted)
       if (b >= 0) pools_[g].share(b, found);
@@ -443,14 +450,15 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
   if (!shares(s) || s.generated() > 0) return out;
   for (size_t i = 0; i < waiting_.size() && slots_.free() > 0;) {
     Sequence& twin = *waiting_[i];
-    const bool same = twin.request.use_cache && !twin.request.score && twin.request.max_tokens != 0 &&
-                      twin.prefix.seed == s.prefix.seed && !twin.cancelled && twin.tokens == s.tokens;
-    const auto has_mask = [&] {  // one that says at once which tokens may come
+    const bool same = twin.request.use_cache && !twin.request.score &&
+                      twin.request.max_tokens != 0 && twin.prefix.seed == s.prefix.seed &&
+                      !twin.cancelled && twin.tokens == s.tokens;
+    const auto has_mask = [&] {  // ready without waiting
       return twin.request.mask == nullptr || twin.request.mask->ready(mask_steps_);
     };
-    // One block to spare for everyone who runs, as for any other that enters.
     bool room = true;
-    for (int32_t g = 0; g < groups(); ++g) room = room && pools_[g].free() >= blocks_spoken_for(g, 0) + 1;
+    for (int32_t g = 0; g < groups(); ++g)
+      room = room && pools_[g].free() >= blocks_spoken_for(g, 0) + 1;
     if (!same || !room || !has_mask()) {
       ++i;
       continue;
@@ -477,7 +485,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
     twin.prefix.published_blocks = s.prefix.published_blocks;
     if (twin.times.started == Clock::time_point()) {
       twin.times.started =
-          std::max(s.times.started, twin.times.submitted);  // the other may have begun before
+          std::max(s.times.started, twin.times.submitted);  // the other may be older
       twin.prefix.cached_tokens = twin.prompt_tokens();
       stats_.cached_tokens += static_cast<uint64_t>(twin.prefix.cached_tokens);
     }
@@ -489,8 +497,6 @@ std::vector<Sequence*> Scheduler::fork(Sequence& s) {
   return out;
 }
 
-// ---- preemption ----
-
 bool Scheduler::grow(Sequence& s, int32_t tokens) {
   const auto before = static_cast<int64_t>(s.blocks[0].size()) * kBlockTokens;
   for (int32_t g = 0; g < groups(); ++g)
@@ -501,7 +507,7 @@ bool Scheduler::grow(Sequence& s, int32_t tokens) {
   return true;
 }
 
-// Brings the tables of `s` to `tokens` cells, of which those from s.computed_tokens on are its own to write.
+// Grows the tables to `tokens` cells, writable from s.computed_tokens on.
 bool Scheduler::grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan) {
   bool done = grow(s, tokens);
   while (!done && preempt_one(s, plan)) done = grow(s, tokens);
@@ -511,7 +517,6 @@ bool Scheduler::grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& pla
   return done;
 }
 
-// The block that the next token goes to.
 bool Scheduler::make_private_or_preempt(Sequence& s, int32_t group, const StepPlan& plan) {
   const int32_t first = s.computed_tokens / kBlockTokens;
   int32_t shared = pools_[group].make_private(s.blocks[group], first);
@@ -523,13 +528,14 @@ bool Scheduler::make_private_or_preempt(Sequence& s, int32_t group, const StepPl
   return true;
 }
 
-// The last in order goes, if it stands behind `for_whom` and is not in the plan yet.
+// Preempts the last sequence if it is after `for_whom` and not planned yet.
 bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
   for (size_t i = running_.size(); i > 0; --i) {
     Sequence& victim = *running_[i - 1];
     if (&victim == &for_whom) return false;
-    const bool planned = std::any_of(plan.items.begin(), plan.items.end(),
-                                     [&](const StepItem& item) { return item.sequence == &victim; });
+    const bool planned =
+        std::any_of(plan.items.begin(), plan.items.end(),
+                    [&](const StepItem& item) { return item.sequence == &victim; });
     if (planned || victim.blocks[0].empty()) continue;
     preempt(victim);
     return true;
@@ -540,7 +546,7 @@ bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
 void Scheduler::preempt(Sequence& victim) {
   ++stats_.preempted;
   BRAID_CHECK(victim.preempted.checkpoint < 0 && victim.preempted.blocks[0].empty());
-  const bool whole = victim.in_flight_tokens == 0;  // else its memory is neither here nor there
+  const bool whole = victim.in_flight_tokens == 0;  // else its memory is inconsistent
   clear_in_flight(victim);
   if (whole && victim.computed_tokens > 0) keep_for_later(victim);
   std::unique_ptr<Sequence> out = take_running(&victim);
@@ -553,9 +559,7 @@ void Scheduler::preempt(Sequence& victim) {
   insert_waiting(std::move(out));
 }
 
-// What `victim` will go on from: with the cache, its blocks and a checkpoint that anybody may use, unless
-// they are needed for something else meanwhile; copies of its own where that is cheaper, or nothing else is
-// allowed.
+// With the cache: blocks and a checkpoint, which may be evicted. Own copies if cheaper or required.
 void Scheduler::keep_for_later(Sequence& victim) {
   const bool cache = shares(victim);
   if (cache && limits_.recurrent) {
@@ -574,12 +578,12 @@ void Scheduler::keep_for_later(Sequence& victim) {
   victim.preempted.tokens = victim.computed_tokens;
 }
 
-// Copies the blocks to the host if that is asked for, or cheaper than computing them again. With state only
-// the full ones: what comes after them is in the checkpoint's image.
+// Copies blocks if required or cheaper than recomputing. With state the image has partial blocks.
 bool Scheduler::swap_out(Sequence& victim) {
   if (limits_.preemption == Preemption::recompute) return false;
   const int32_t tokens = victim.computed_tokens;
-  const auto end = static_cast<int32_t>(limits_.recurrent ? tokens / kBlockTokens : blocks_for(tokens));
+  const auto end =
+      static_cast<int32_t>(limits_.recurrent ? tokens / kBlockTokens : blocks_for(tokens));
   if (end == 0) return false;
   double bytes = 0;
   for (int32_t g = 0; g < findable_groups(); ++g) {
@@ -588,14 +592,15 @@ bool Scheduler::swap_out(Sequence& victim) {
     bytes += static_cast<double>(count) * static_cast<double>(bytes_.block_bytes(g));
   }
   if (limits_.preemption == Preemption::cheaper) {
-    constexpr double kCopyBytesPerMs = 4e6;  // out and in, what the slowest supported link does
+    constexpr double kCopyBytesPerMs = 4e6;  // out and in, for the slowest supported link
     if (pacer_.token_ms() * end * kBlockTokens < 2.0 * bytes / kCopyBytesPerMs) return false;
   }
   for (int32_t g = 0; g < findable_groups(); ++g) {
     std::vector<int32_t>& images = victim.preempted.blocks[g];
     for (int32_t i = first_kept(g, tokens); i < end; ++i) images.push_back(swap_images_[g].take());
     std::sort(images.begin(), images.end());
-    const auto blocks = std::span(victim.blocks[g]).subspan(static_cast<size_t>(first_kept(g, tokens)));
+    const auto blocks =
+        std::span(victim.blocks[g]).subspan(static_cast<size_t>(first_kept(g, tokens)));
     for_each_run(images, [&](size_t first, size_t count) {
       bytes_.save_blocks(g, blocks.subspan(first, count), swap_image(g, images[first]));
     });

@@ -1,19 +1,18 @@
-// scheduler_disk.cpp -- the scheduler's side of the disk tier (disk.h): what is stored, who waits for what is
-// being read, and how it comes into the cache. Blocks and checkpoints that come from the disk belong to
-// nobody: they lie in the cache as if a sequence had just left them, and lookup() finds them. A model without
-// state has no checkpoints: its blocks are stored by themselves, and a prefix ends where they end.
+// scheduler_disk.cpp -- the scheduler's side of the disk tier (disk.h).
+//
+// Loaded blocks and checkpoints have no holder; lookup() finds them as if a sequence had left them.
 #include <algorithm>
 
 #include "base/check.h"
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 #include "engine/schedule/scheduler.h"
 
 namespace braid {
 namespace {
 
-constexpr int32_t kWorthReading = 64;    // tokens at least, beyond what memory knows
-constexpr double kReadBytesPerMs = 1e6;  // what a common disk does
-constexpr int32_t kMostTries = 3;        // of one sequence: damaged files, prefixes preempted again meanwhile
+constexpr int32_t kWorthReading = 64;    // tokens that memory does not have
+constexpr double kReadBytesPerMs = 1e6;  // of a common disk
+constexpr int32_t kMostTries = 3;        // per sequence: damaged files, or evictions meanwhile
 
 }  // namespace
 
@@ -22,15 +21,16 @@ void Scheduler::set_disk(DiskTier* disk) {
   disk_ = disk;
 }
 
-// `checkpoint`: where it stands; -1 for a model without them.
+// `checkpoint`: at the current position; -1 for a model without state.
 void Scheduler::store_on_disk(Sequence& s, int32_t checkpoint) {
   if (disk_ == nullptr) return;
-  // The disk shall not keep so many that none is left for those who run.
+  // At least half of the checkpoints stay available to sequences.
   if (checkpoint >= 0 && stored_checkpoints_ >= std::max(1, checkpoints_.capacity() / 2)) return;
   s.prefix.offered_tokens = s.computed_tokens;
   DiskTier::Checkpoint at{nullptr, checkpoint};
   if (checkpoint >= 0) at.image = checkpoints_.image(checkpoint);
-  const auto room = disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens, at);
+  const auto room =
+      disk_->begin_store({s.prefix.seed, s.prefix.hashes, s.tokens}, s.computed_tokens, at);
   if (!room) return;
   if (room->reads_checkpoint) {
     checkpoints_.pin(checkpoint);
@@ -38,14 +38,14 @@ void Scheduler::store_on_disk(Sequence& s, int32_t checkpoint) {
   }
   const std::span<const int32_t> blocks(s.blocks[0]);
   if (room->block_count > 0)
-    bytes_.save_blocks(
-        0, blocks.subspan(static_cast<size_t>(room->first_block), static_cast<size_t>(room->block_count)),
-        room->blocks);
+    bytes_.save_blocks(0,
+                       blocks.subspan(static_cast<size_t>(room->first_block),
+                                      static_cast<size_t>(room->block_count)),
+                       room->blocks);
   disk_->end_store(bytes_.last_copies());
 }
 
-// Whether `s` should wait until its prefix, or another's before, has been read, rather than enter at
-// hit.position.
+// Whether `s` should wait until its prefix, or another load before it, has been read.
 bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   if (disk_ == nullptr || s.wait.disk_loads >= kMostTries) return false;
   if (!shares(s) || s.request.score) return false;
@@ -56,7 +56,7 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
          pools_[0].find(s.prefix.hashes[present], &s.tokens[int64_t{present} * kBlockTokens]) >= 0)
     ++present;
   const DiskTier::Found found =
-      disk_->find(key, static_cast<int32_t>(s.tokens.size()) - 2, present);  // as lookup()
+      disk_->find(key, static_cast<int32_t>(s.tokens.size()) - 2, present);  // as in lookup()
   const int32_t gain = found.position - hit.position;
   if (gain < kWorthReading) return false;
   const double read_ms = static_cast<double>(found.bytes) / kReadBytesPerMs;
@@ -64,7 +64,7 @@ bool Scheduler::awaits_disk(Sequence& s, const Hit& hit) {
   if (disk_->load_state() == DiskTier::LoadState::none) {
     std::span<std::byte> image;
     if (limits_.recurrent) {
-      // One of them may be of the image that is read into.
+      // A copy may still use the image to read into.
       if (bytes_.copies_done() < bytes_.last_copies()) return true;
       load_checkpoint_ = checkpoints_.take();
       if (load_checkpoint_ < 0) return false;  // all are pinned
@@ -83,7 +83,7 @@ void Scheduler::all_queued_is_done() {
   disk_->submit(bytes_.copies_done());
 }
 
-// What has come so far shall not make room for what comes next. An empty chain: nothing is read any more.
+// Keeps the blocks read so far from being evicted by the next ones. Empty: the load has ended.
 void Scheduler::mark_load(std::span<const PrefixHash> chain) {
   std::optional<PrefixHash> mark;
   if (!chain.empty() && pools_[0].mark(chain)) mark = chain.back();
@@ -92,7 +92,7 @@ void Scheduler::mark_load(std::span<const PrefixHash> chain) {
 }
 
 void Scheduler::promote_from_disk() {
-  if (running_.empty()) all_queued_is_done();  // whoever left last may have stored something
+  if (running_.empty()) all_queued_is_done();  // queued stores first
   disk_->submit(bytes_.copies_done());
   for (int32_t id = disk_->take_stored(); id >= 0; id = disk_->take_stored()) {
     checkpoints_.unpin(id);
@@ -112,7 +112,6 @@ void Scheduler::promote_from_disk() {
   ++loads_ended_;
 }
 
-// Begins to copy what has been read to the device.
 void Scheduler::take_loaded_blocks() {
   while (const auto images = disk_->take_loaded()) {
     const PrefixKey key = disk_->load_key();
@@ -123,7 +122,8 @@ void Scheduler::take_loaded_blocks() {
     for (int32_t i = 0; i < images->count; ++i) {
       const auto depth = static_cast<size_t>(images->first_block + i);
       const bool known = pools_[0].find(key.hashes[depth], &key.tokens[depth * kBlockTokens]) >= 0;
-      room = room && (known || pools_[0].grow(loaded.table, std::ssize(loaded.table) * kBlockTokens + 1));
+      room = room &&
+             (known || pools_[0].grow(loaded.table, std::ssize(loaded.table) * kBlockTokens + 1));
       loaded.blocks.push_back(known || !room ? -1 : loaded.table.back());
     }
     bytes_.load_blocks(0, loaded.blocks, images->images);
@@ -153,7 +153,6 @@ void Scheduler::add_loaded_blocks(std::vector<const BlockTable*>& tables) const 
   for (const LoadedBlocks& loaded : loaded_blocks_) tables.push_back(&loaded.table);
 }
 
-// The end of a load whose blocks are all here: its checkpoint, if the model has state.
 void Scheduler::promote_checkpoint() {
   const PrefixKey key = disk_->load_key();
   const size_t full = key.hashes.size();
@@ -168,12 +167,13 @@ void Scheduler::promote_checkpoint() {
   if (!limits_.recurrent) {
     if (chain.size() == full) ++stats_.from_disk;
   } else if (chain.size() == full && checkpoints_.find_exact(prefix, tail) < 0) {
-    if (put_checkpoint(load_checkpoint_, key, {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn})) {
+    if (put_checkpoint(load_checkpoint_, key,
+                       {static_cast<int32_t>(key.tokens.size()), ResumeKind::turn})) {
       load_checkpoint_ = -1;
       ++stats_.from_disk;
     }
   }
-  pools_[0].release(chain);  // last first: what others hang on is the youngest now
+  pools_[0].release(chain);  // last first: its predecessors are evicted later
 }
 
 }  // namespace braid

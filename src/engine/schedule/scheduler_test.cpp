@@ -1,5 +1,4 @@
-// scheduler_test.cpp -- random programs on pool, cache and scheduler, with a model whose every cell and state
-// can be checked (scheduler_world_test.h).
+// scheduler_test.cpp -- random operations on pool, cache and scheduler (scheduler_world_test.h).
 #include <fmt/format.h>
 #include <stdlib.h>
 
@@ -10,19 +9,19 @@
 #include <random>
 #include <set>
 
-#include "engine/disk/disk.h"
+#include "engine/prefix/disk.h"
 #include "engine/schedule/scheduler_world_test.h"
 
 namespace braid {
 namespace {
 
-// Random operations: prompts that branch off a few common beginnings or go on from earlier answers.
+// Prompts branch off a few common beginnings or continue earlier answers.
 struct Program {
   uint64_t seed = 0;
   int64_t operations = 0;
   Preemption preemption = Preemption::swap;
   bool recurrent = true;
-  bool paced = false;  // prompts go in pieces between the steps of those who decode
+  bool paced = false;  // prompts run between decoding steps
   int32_t window = 0;
   int32_t window_blocks = 0;  // of group 1
   bool seals = false;
@@ -32,8 +31,8 @@ struct Program {
 };
 
 void random_program(const Program& program) {
-  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail, max_drafts,
-              by_rows] = program;
+  const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail,
+              max_drafts, by_rows] = program;
   std::mt19937_64 random(seed);
   SchedulerLimits limits = small_limits();
   limits.preemption = preemption;
@@ -44,7 +43,8 @@ void random_program(const Program& program) {
   limits.max_drafts = max_drafts;
   limits.answers_by_rows = by_rows;
   if (paced) limits.gap_limit = 3;
-  World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10, window_blocks);
+  World world(limits, 17, 5, recurrent ? 6 : 0, preemption == Preemption::recompute ? 0 : 10,
+              window_blocks);
   world.most_prompt_tokens = limits.ubatch_tokens;
   world.bytes.late = seed % 3 != 0;
   std::vector<std::vector<int32_t>> beginnings;
@@ -58,7 +58,8 @@ void random_program(const Program& program) {
     if (kind < 4 && world.scheduler.waiting().size() < 8) {
       std::vector<int32_t> prompt = beginnings[random() % beginnings.size()];
       prompt.resize(1 + random() % prompt.size());
-      const auto more = tokens_of(random, static_cast<int32_t>(random() % 3 == 0 ? 0 : random() % 60));
+      const auto more =
+          tokens_of(random, static_cast<int32_t>(random() % 3 == 0 ? 0 : random() % 60));
       prompt.insert(prompt.end(), more.begin(), more.end());
       if (random() % 12 == 0) prompt[random() % prompt.size()] = kBroken;
       const auto max_tokens = static_cast<int32_t>(random() % (random() % 3 == 0 ? 200 : 20));
@@ -71,8 +72,8 @@ void random_program(const Program& program) {
       for (uint64_t c = 0; c < copies; ++c) {
         world.shared_until = static_cast<int32_t>(random() % 150);
         const bool use_cache = random() % 8 != 0;
-        const RequestId id =
-            world.submit(prompt, max_tokens, hints, static_cast<int32_t>(random() % 2), "", use_cache);
+        const RequestId id = world.submit(prompt, max_tokens, hints,
+                                          static_cast<int32_t>(random() % 2), "", use_cache);
         if (!use_cache) uncached.insert(id);
         asked[id] = {prompt, max_tokens};
       }
@@ -81,7 +82,8 @@ void random_program(const Program& program) {
       if (it == asked.end()) it = asked.begin();
       if (Sequence* s = world.scheduler.find(it->first)) s->cancelled = true;
     } else if (kind == 5 && random() % 50 == 0) {
-      for (int32_t g = 0; g < world.scheduler.groups(); ++g) world.scheduler.blocks(g).forget_unheld();
+      for (int32_t g = 0; g < world.scheduler.groups(); ++g)
+        world.scheduler.blocks(g).forget_unheld();
     } else {
       world.step();
     }
@@ -97,11 +99,11 @@ void random_program(const Program& program) {
     for (const auto& [id, tokens] : world.finished) {
       ASSERT_EQ(std::count(tokens.begin(), tokens.end(), kBroken), 0) << "request " << id;
       const auto& [prompt, max_tokens] = asked.at(id);
-      ASSERT_EQ(tokens, alone(prompt, max_tokens, world.scheduler.most_tokens())) << "request " << id;
+      ASSERT_EQ(tokens, alone(prompt, max_tokens, world.scheduler.most_tokens()))
+          << "request " << id;
       if (uncached.erase(id) > 0) {
         ASSERT_EQ(world.cached[id], 0);
       }
-      // The next turn of a conversation.
       beginnings[random() % beginnings.size()] = std::vector<int32_t>(
           tokens.begin(), tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
       asked.erase(id);
@@ -132,8 +134,8 @@ void random_program(const Program& program) {
       "checkpoints, {} "
       "resumed, "
       "{} preempted ({} swapped), {} forked, {} held back\n",
-      operations, answers, failures, world.pieced, stats.cached_tokens, stats.checkpoints, stats.resumed,
-      stats.preempted, stats.swapped, stats.forked, stats.held_back);
+      operations, answers, failures, world.pieced, stats.cached_tokens, stats.checkpoints,
+      stats.resumed, stats.preempted, stats.swapped, stats.forked, stats.held_back);
 }
 
 TEST(Scheduler, RandomProgramsBalanceAndAnswerAsAlone) {
@@ -152,8 +154,7 @@ TEST(Scheduler, RandomProgramsWithoutStateBalanceAndAnswerAsAlone) {
   random_program({10, 250000, Preemption::recompute, false, true});
 }
 
-// Windows of less and of more than a block, and longer than some prompts; pools in which windows run short
-// before whole contexts do, and others.
+// Windows below and above a block, and longer than some prompts; small and large window pools.
 TEST(Scheduler, RandomProgramsWithWindowsBalanceAndAnswerAsAlone) {
   random_program({11, 200000, Preemption::swap, false, false, 70, 10});
   random_program({12, 200000, Preemption::recompute, false, false, 70, 17});
@@ -163,8 +164,7 @@ TEST(Scheduler, RandomProgramsWithWindowsBalanceAndAnswerAsAlone) {
   random_program({16, 100000, Preemption::swap, false, false, 512, 17});
 }
 
-// A million operations on two pools. Tails of none to longer than some prompts, sinks; pools of exact blocks
-// that run short before the others do.
+// Tails from zero to longer than some prompts, sinks; small pools of exact blocks.
 TEST(Scheduler, RandomProgramsThatSealBalanceAndAnswerAsAlone) {
   random_program({21, 250000, Preemption::swap, true, false, 0, 10, true, {1, 0}});
   random_program({22, 150000, Preemption::recompute, true, true, 0, 17, true, {3, 0}});
@@ -173,7 +173,7 @@ TEST(Scheduler, RandomProgramsThatSealBalanceAndAnswerAsAlone) {
   random_program({25, 150000, Preemption::recompute, true, true, 0, 8, true, {0, 0}});
 }
 
-// Guesses take blocks that others want; what a sequence comes back to after it made room goes by rows.
+// Drafts compete for blocks; tokens recomputed after a preemption run singly.
 TEST(Scheduler, RandomProgramsWithGuessesBalanceAndAnswerAsAlone) {
   random_program({31, 150000, Preemption::swap, true, false, 0, 0, false, {}, 15});
   random_program({32, 150000, Preemption::recompute, true, true, 0, 0, false, {}, 15, true});
@@ -202,7 +202,7 @@ TEST(Scheduler, PromptsThatArriveTogetherComputeTheirPrefixOnce) {
     prompts[id] = prompt;
   }
   world.run();
-  // Nobody named the place where they part; it was seen. Tails of four letters may have more in common.
+  // The common beginning is detected, not named. Random tails may share a few tokens more.
   EXPECT_LE(world.computed, 2000 + 32 * 20);
   int32_t whole = 0;
   for (const auto& [id, prompt] : prompts) {
@@ -228,7 +228,7 @@ TEST(Scheduler, EqualPromptsAreForkedAndPartOnTheirOwnBlocks) {
   EXPECT_EQ(world.computed, 75 + 8 * 29);
 }
 
-// Somebody who waits for a mask wants its next token as soon as it is there.
+// A waiting sequence's token is due as soon as its mask is ready.
 TEST(Scheduler, PromptsArePacedForThoseWhoseMasksAreNotReady) {
   struct NeverReady : TokenMask {
     bool ready(int64_t&) override { return false; }
@@ -271,13 +271,14 @@ TEST(Scheduler, TenThousandCancelsLeakNothing) {
   World world(limits, 40, 4, 4, 8);
   int64_t cancels = 0;
   while (cancels < 10000) {
-    const RequestId id = world.submit(tokens_of(random, 1 + static_cast<int32_t>(random() % 150)), 20);
+    const RequestId id =
+        world.submit(tokens_of(random, 1 + static_cast<int32_t>(random() % 150)), 20);
     for (uint64_t i = random() % 6; i > 0; --i) world.step();
     if (Sequence* s = world.scheduler.find(id)) {
       s->cancelled = true;
       ++cancels;
       world.step();
-      ASSERT_EQ(world.scheduler.find(id), nullptr);  // the next step has returned everything
+      ASSERT_EQ(world.scheduler.find(id), nullptr);  // all memory was returned
     }
     world.scheduler.check();
     ASSERT_FALSE(testing::Test::HasFatalFailure());
@@ -308,7 +309,6 @@ int64_t steps_to_end(World& world, RequestId id) {
   return -1;
 }
 
-// The answer of whoever made room is checked by World: each token follows from its own past.
 TEST(Scheduler, AHigherPriorityDoesNotWaitForTheEndOfALowerOne) {
   for (const bool for_memory : {false, true}) {
     std::mt19937_64 random(9);
@@ -331,7 +331,7 @@ TEST(Scheduler, AHigherPriorityDoesNotWaitForTheEndOfALowerOne) {
 TEST(Scheduler, NobodyMakesRoomInVain) {
   std::mt19937_64 random(10);
   World world(small_limits(), 12, 4, 4, 0);
-  world.submit(tokens_of(random, 250), 60, {}, 1);  // what fits beside it is not enough for the last one
+  world.submit(tokens_of(random, 250), 60, {}, 1);  // the rest is too small for the last one
   world.submit(tokens_of(random, 40), 60);
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(world.step());
   ASSERT_EQ(world.scheduler.running().size(), 2u);
@@ -352,12 +352,12 @@ TEST(Scheduler, WhoDoesNotFitIsOvertakenButNotForEver) {
   const uint64_t before = world.scheduler.stats().lookups;
   ASSERT_GT(steps_to_end(world, large), 0);
   EXPECT_TRUE(world.finished.contains(first));
-  const auto ended =
-      std::count_if(small.begin(), small.end(), [&](auto id) { return world.finished.contains(id); });
-  EXPECT_GE(ended, 16);  // memory that `large` cannot use is used meanwhile
+  const auto ended = std::count_if(small.begin(), small.end(),
+                                   [&](auto id) { return world.finished.contains(id); });
+  EXPECT_GE(ended, 16);  // others use memory that `large` cannot
   EXPECT_LE(ended, 32 + 4);
   EXPECT_LE(world.scheduler.stats().lookups - before,
-            400u);  // a look for each entry and exit, not for each step
+            400u);  // one lookup per entry and exit, not per step
   world.run();
   EXPECT_EQ(world.finished.size(), small.size() + 2);
 }
@@ -375,9 +375,8 @@ TEST(Scheduler, EvictingEverythingChangesSpeedOnly) {
   EXPECT_EQ(world.cached[b], 0);
 }
 
-// Worlds that end at any moment and begin again with what is on disk; copies arrive late, files are damaged
-// and preempted by a small limit. Adds to `from_disk`: how many prefixes came from there depends on how fast the
-// disk's threads are, so none of these worlds has to have its share.
+// Worlds end at any moment and restart from disk, with late copies and damaged files. `from_disk`
+// sums over all worlds, as the hits of one depend on thread timing.
 void restart_from_the_disk(uint64_t& from_disk, bool recurrent, bool seals = false) {
   namespace fs = std::filesystem;
   std::string folder = (fs::temp_directory_path() / "braid-disk-XXXXXX").string();
@@ -423,11 +422,13 @@ void restart_from_the_disk(uint64_t& from_disk, bool recurrent, bool seals = fal
         world.step();
       }
       world.scheduler.check();
-      ASSERT_FALSE(testing::Test::HasFatalFailure()) << "life " << life << ", operation " << operation;
+      ASSERT_FALSE(testing::Test::HasFatalFailure())
+          << "life " << life << ", operation " << operation;
       for (const auto& [id, tokens] : world.finished) {
-        ASSERT_EQ(tokens, alone(asked.at(id).first, asked.at(id).second, world.scheduler.most_tokens()));
-        beginnings[random() % 4].assign(tokens.begin(),
-                                        tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
+        ASSERT_EQ(tokens,
+                  alone(asked.at(id).first, asked.at(id).second, world.scheduler.most_tokens()));
+        beginnings[random() % 4].assign(
+            tokens.begin(), tokens.begin() + std::min<std::ptrdiff_t>(280, std::ssize(tokens)));
         asked.erase(id);
         ++answers;
       }
@@ -453,7 +454,8 @@ void restart_from_the_disk(uint64_t& from_disk, bool recurrent, bool seals = fal
   EXPECT_GT(answers, 100u);
   EXPECT_GT(evicted, 0u);
   fmt::print(
-      "[report] {} answers in 12 lives, {} prefixes from disk so far, {} loads failed, {} files evicted\n",
+      "[report] {} answers in 12 lives, {} prefixes from disk so far, {} loads failed, {} files "
+      "evicted\n",
       answers, from_disk, damaged, evicted);
 }
 

@@ -1,10 +1,9 @@
-// scheduler_world_test.h -- a scheduler with a model whose every cell and state can be checked.
+// scheduler_world_test.h -- a scheduler with a fake model whose every cell and state can be
+// checked.
 //
-// The "device" here remembers in each cell, and in each slot, a hash of all tokens up to that position:
-// exactly what a cell and a state depend on in a real model. A slot folds as a GPU's does (ops/state.h).
-// Running a token checks that everything before it is there and belongs to it, and that nobody else can see
-// what it writes. The next token is a function of that hash, so each answer has one right value, however its
-// sequence was batched, shared, forked, preempted or resumed.
+// Cells and slots hold a hash of all tokens up to their position, which also determines the next
+// token. So every answer has one correct value. Running a token checks its past and that no other
+// sequence sees its writes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,10 +21,10 @@
 namespace braid {
 
 constexpr uint64_t kPoison = 0xDEADDEADDEADDEADu;
-constexpr int32_t kBroken = 9;                       // a token after which nothing is a number
-constexpr uint64_t kNone = 0xBADBADBADBADBADBu;      // what is no number, in a cell or state
-constexpr uint64_t kRejected = 0x0DD0DD0DD0DD0DD0u;  // what a draft has left that was not accepted
-constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;   // a state of which some layers are ahead of others
+constexpr int32_t kBroken = 9;                       // after this token everything is NaN
+constexpr uint64_t kNone = 0xBADBADBADBADBADBu;      // NaN in a cell or state
+constexpr uint64_t kRejected = 0x0DD0DD0DD0DD0DD0u;  // left by a rejected draft
+constexpr uint64_t kHalfWay = 0xA5A5A5A5A5A5A5A5u;   // only some layers of the state have advanced
 
 inline uint64_t extend(uint64_t prefix, int32_t token) {
   if (prefix == kNone || token == kBroken) return kNone;
@@ -35,7 +34,7 @@ inline uint64_t extend(uint64_t prefix, int32_t token) {
 
 inline int32_t next_token(uint64_t prefix) { return static_cast<int32_t>(prefix >> 20 & 3); }
 
-// A state that lags behind, and a ring of the tokens since.
+// A lagging state and a ring of the tokens since.
 struct FakeSlot {
   static constexpr DeltaRing kRing{8, 0, 0};
   uint64_t state = kPoison;
@@ -74,10 +73,13 @@ class FakeBytes : public CacheBytes {
               Cells(static_cast<size_t>(window_blocks) * kBlockTokens, kPoison)},
         states(static_cast<size_t>(slots)) {}
   size_t state_bytes() const override { return sizeof(FakeSlot); }
-  // Larger ones in group 1 than they need, so that images of one group do not pass for those of the other.
-  size_t block_bytes(int32_t group) const override { return (kBlockTokens + group) * sizeof(uint64_t); }
-  void save_resume(int32_t slot, int32_t, std::span<const BlockImage> blocks, std::byte* image) override {
-    order_after(slot_copies[slot]);  // loads of these may be under way
+  // Group 1's images are larger, so that a mix-up is detected.
+  size_t block_bytes(int32_t group) const override {
+    return (kBlockTokens + group) * sizeof(uint64_t);
+  }
+  void save_resume(int32_t slot, int32_t, std::span<const BlockImage> blocks,
+                   std::byte* image) override {
+    order_after(slot_copies[slot]);  // loads of these may be running
     for (const BlockImage& b : blocks) order_after(block_copies[{b.group, b.block}]);
     const auto parts = std::make_shared<std::vector<std::pair<size_t, std::vector<std::byte>>>>();
     queue([=, this, blocks = std::vector(blocks.begin(), blocks.end())] {
@@ -86,14 +88,16 @@ class FakeBytes : public CacheBytes {
         parts->emplace_back(at, std::vector<std::byte>(begin, begin + size));
       };
       take(0, &states[slot], state_bytes());
-      for (const BlockImage& b : blocks) take(b.at_byte, block_of(b.group, b.block), block_bytes(0));
+      for (const BlockImage& b : blocks)
+        take(b.at_byte, block_of(b.group, b.block), block_bytes(0));
     });
     copy_beside([=] {
       for (const auto& [at, part] : *parts) std::memcpy(image + at, part.data(), part.size());
     });
   }
   void load_state(int32_t slot, const std::byte* image) override {
-    slot_copies[slot] = copy_beside([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
+    slot_copies[slot] =
+        copy_beside([=, this] { std::memcpy(&states[slot], image, state_bytes()); });
   }
   void save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) override {
     for (const int32_t block : blocks) {
@@ -103,7 +107,8 @@ class FakeBytes : public CacheBytes {
       images += block_bytes(group);
     }
   }
-  void load_blocks(int32_t group, std::span<const int32_t> blocks, const std::byte* images) override {
+  void load_blocks(int32_t group, std::span<const int32_t> blocks,
+                   const std::byte* images) override {
     for (const int32_t block : blocks) {
       if (block >= 0)
         block_copies[{group, block}] =
@@ -119,7 +124,9 @@ class FakeBytes : public CacheBytes {
   void order_after(uint64_t copies) override {
     queue([=, this] { run_copies(copies); });
   }
-  void claim_block(int32_t group, int32_t block) override { order_after(block_copies[{group, block}]); }
+  void claim_block(int32_t group, int32_t block) override {
+    order_after(block_copies[{group, block}]);
+  }
   void claim_slot(int32_t slot) override { order_after(slot_copies[slot]); }
   void copy_state(int32_t dst, int32_t src) override {
     queue([=, this] { states[dst] = states[src]; });
@@ -128,14 +135,17 @@ class FakeBytes : public CacheBytes {
     queue([=, this] { std::memcpy(block_of(group, dst), block_of(group, src), block_bytes(0)); });
   }
   void seal_blocks(std::span<const KvSeal> blocks) override {
-    for (const auto& [hot, cold] : blocks) queue([this, hot = hot, cold = cold] { seal(hot, cold); });
+    for (const auto& [hot, cold] : blocks)
+      queue([this, hot = hot, cold = cold] { seal(hot, cold); });
   }
-  void seal(int32_t hot, int32_t cold) { std::memcpy(block_of(0, cold), block_of(1, hot), block_bytes(0)); }
+  void seal(int32_t hot, int32_t cold) {
+    std::memcpy(block_of(0, cold), block_of(1, hot), block_bytes(0));
+  }
   void clear_blocks(int32_t group, std::span<const int32_t> blocks) override {
     for (const int32_t block : blocks)
       queue([=, this] { std::fill_n(block_of(group, block), kBlockTokens, 0); });
   }
-  // Nobody holds it any more, and nobody finds it. Behind the copies of it that are under way.
+  // Ordered after running copies of the block.
   void poison_block(int32_t group, int32_t block) {
     block_copies[{group, block}] = copy_beside([=, this] {
       uint64_t* const at = block_of(group, block);
@@ -150,14 +160,12 @@ class FakeBytes : public CacheBytes {
     run_copies(last);
     run_queue(queued_to);
   }
-  // Before a step: what was queued ahead of it, and the copies beside that this waits for.
   void before_step() {
     run_queue(queued_to);
     if (late && chance() % 2 == 0) run_copies(done + chance() % 8);
   }
 
-  // Like a device with its own queues: nothing is done before somebody waits for it, or before the next step;
-  // copies beside the steps are done at any time.
+  // Work runs when it is waited for or before the next step; copies run at any time.
   void queue(std::function<void()> work) {
     queued.push_back(std::move(work));
     ++queued_to;
@@ -180,7 +188,7 @@ class FakeBytes : public CacheBytes {
   void run_copies(uint64_t to) {
     while (done < std::min(to, last)) {
       run_queue(copies.front().first);
-      if (done >= to) return;  // what was queued has waited for it
+      if (done >= to) return;  // queued work has waited for it
       const auto copy = std::move(copies.front().second);
       copies.pop_front();
       ++done;
@@ -197,7 +205,7 @@ class FakeBytes : public CacheBytes {
   bool late = false;
   std::deque<std::function<void()>> queued;
   uint64_t queued_from = 0, queued_to = 0;
-  std::deque<std::pair<uint64_t, std::function<void()>>> copies;  // each behind what was queued before it
+  std::deque<std::pair<uint64_t, std::function<void()>>> copies;  // each after earlier queued work
   uint64_t last = 0, done = 0;
   std::map<std::pair<int32_t, int32_t>, uint64_t> block_copies;
   std::map<int32_t, uint64_t> slot_copies;
@@ -205,10 +213,11 @@ class FakeBytes : public CacheBytes {
 };
 
 struct World {
-  World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints, int32_t swap,
-        int32_t window_blocks = 0)
+  World(const SchedulerLimits& limits, int32_t blocks, int32_t slots, int32_t checkpoints,
+        int32_t swap, int32_t window_blocks = 0)
       : bytes(blocks, window_blocks, slots),
-        checkpoint_memory(static_cast<size_t>(checkpoints) * Scheduler::checkpoint_bytes(bytes, limits)),
+        checkpoint_memory(static_cast<size_t>(checkpoints) *
+                          Scheduler::checkpoint_bytes(bytes, limits)),
         swap_memory{Memory(static_cast<size_t>(swap) * bytes.block_bytes(0)),
                     Memory(static_cast<size_t>(swap) * bytes.block_bytes(1))},
         scheduler(limits, {blocks, window_blocks}, slots, bytes,
@@ -235,7 +244,8 @@ struct World {
     s->request.prompt = std::move(prompt);
     s->request.max_tokens = max_tokens;
     for (const int32_t p : hints)
-      s->request.checkpoints.push_back({p, p <= shared_until ? ResumeKind::shared : ResumeKind::turn});
+      s->request.checkpoints.push_back(
+          {p, p <= shared_until ? ResumeKind::shared : ResumeKind::turn});
     s->request.priority = priority;
     s->request.use_cache = use_cache;
     s->prefix.seed = seed_hash(salt);
@@ -250,14 +260,12 @@ struct World {
            position % kBlockTokens;
   }
 
-  // Whether the next position reads cell p in that group.
   bool reads(int32_t group, int32_t p, int32_t position) const {
     if (!seals) return group == 0 || p > position - window;
     const bool exact = p < tail.sealed_from() || p >= tail.exact_from(position);
     return (group == 1) == exact;
   }
 
-  // Everything below `computed_tokens` that is still seen is there, and is this sequence's own past.
   void expect_memory_of(const Sequence& s) {
     uint64_t prefix = 0;
     for (int32_t p = 0; p < s.computed_tokens; ++p) {
@@ -265,8 +273,8 @@ struct World {
       ASSERT_NE(prefix, kNone) << "request " << s.id << " holds what is no number";
       for (int32_t g = 0; g < scheduler.groups(); ++g) {
         if (!reads(g, p, s.computed_tokens)) continue;
-        ASSERT_EQ(*cell(s, g, p), prefix)
-            << "request " << s.id << " group " << g << " position " << p << " of " << s.computed_tokens;
+        ASSERT_EQ(*cell(s, g, p), prefix) << "request " << s.id << " group " << g << " position "
+                                          << p << " of " << s.computed_tokens;
       }
     }
     if (s.computed_tokens > 0 && recurrent) {
@@ -274,7 +282,7 @@ struct World {
     }
   }
 
-  // Behind a prompt nothing runs but single rows, and no row of it alone.
+  // After a prompt only single rows run; within it never a single row.
   void expect_rows_of(const StepItem& item) const {
     const Sequence& s = *item.sequence;
     if (!by_rows || s.generated() == 0) return;
@@ -302,11 +310,10 @@ struct World {
       ++computed;
       if (p < s.prompt_tokens()) ++prompt_computed;
     }
-    // Some of the blocks that a token of an answer fills are left to committed(), as if a draft had filled
-    // them.
+    // Leaves some full blocks to committed(), as if a draft had filled them.
     if (seals && (item.certain > 1 || pace() % 2 == 0)) {
-      for (int32_t& b = item.sequence->sealed_blocks; b < (s.computed_tokens + item.certain) / kBlockTokens;
-           ++b)
+      for (int32_t& b = item.sequence->sealed_blocks;
+           b < (s.computed_tokens + item.certain) / kBlockTokens; ++b)
         bytes.seal(s.blocks[1][b], s.blocks[0][b]);
     }
     if (!scheduler.goes_by_rows(s)) ++prompt_steps;
@@ -321,10 +328,11 @@ struct World {
     verdict.next.push_back(next_token(prefix));
     run_drafts(item, prefix, verdict);
     const auto made = static_cast<int32_t>(s.generated() + std::ssize(verdict.next));
-    verdict.finished = made == s.request.max_tokens || s.prompt_tokens() + made >= scheduler.most_tokens();
+    verdict.finished =
+        made == s.request.max_tokens || s.prompt_tokens() + made >= scheduler.most_tokens();
   }
 
-  // Behind the only row of those who decode, as far as there are blocks. `draft.parent`: the one before it.
+  // Random drafts where blocks suffice. `draft.parent`: the preceding draft.
   void propose(StepPlan& plan) {
     for (StepItem& item : plan.items) {
       Sequence& s = *item.sequence;
@@ -339,7 +347,6 @@ struct World {
     }
   }
 
-  // Some of them are accepted; the cells of the others hold what is nobody's.
   void run_drafts(const StepItem& item, uint64_t prefix, Verdict& verdict) {
     if (item.drafts.empty()) return;
     Sequence& s = *item.sequence;
@@ -362,7 +369,7 @@ struct World {
     }
   }
 
-  // Nobody stands still: the first in order has a part in the plan, or in the chunks between steps.
+  // The first sequence always makes progress.
   void expect_progress(const StepPlan& plan) const {
     if (scheduler.running().empty()) return;
     const Sequence& first = *scheduler.running()[0];
@@ -388,7 +395,6 @@ struct World {
     return run_pieces(decoding);
   }
 
-  // As the engine does it (engine.h), with a chance for time.
   bool run_pieces(int32_t decoding) {
     if (!paced) return true;
     while (decoding == 0 ? pieces.has_value() : pace() % 3 != 0) {
@@ -434,7 +440,8 @@ struct World {
     const size_t planned = plan.items.size();
     for (size_t i = 0; i < planned; ++i) {
       const StepItem item = plan.items[i];
-      if (!item.wants_next || item.sequence->computed_tokens + item.certain != item.sequence->prompt_tokens())
+      if (!item.wants_next ||
+          item.sequence->computed_tokens + item.certain != item.sequence->prompt_tokens())
         continue;
       if (verdicts[i].failed) continue;
       for (Sequence* twin : scheduler.fork(*item.sequence)) {
@@ -453,7 +460,8 @@ struct World {
         s.in_flight_tokens = plan.items[i].rows();
         continue;
       }
-      s.computed_tokens += plan.items[i].certain + static_cast<int32_t>(verdicts[i].accepted.size());
+      s.computed_tokens +=
+          plan.items[i].certain + static_cast<int32_t>(verdicts[i].accepted.size());
       s.tokens.insert(s.tokens.end(), verdicts[i].next.begin(), verdicts[i].next.end());
       scheduler.committed(s);
     }
@@ -483,10 +491,10 @@ struct World {
   int64_t computed = 0;
   int64_t prompt_computed = 0;  // of them, prompt tokens
   int64_t prompt_steps = 0;     // chunks of prompts
-  int64_t rows_again = 0;       // tokens of answers that were computed again one by one
+  int64_t rows_again = 0;       // answer tokens recomputed one by one
   int64_t drafts_accepted = 0;
   int32_t most_prompt_tokens = INT32_MAX;
-  int32_t shared_until = 0;  // named ends up to here are ends of what others share
+  int32_t shared_until = 0;  // named ends up to here are shared
   bool recurrent;
   int32_t window;
   bool seals;
@@ -495,21 +503,22 @@ struct World {
   bool by_rows;
   bool paced;
   std::mt19937_64 pace{12};
-  std::optional<StepPlan> pieces;  // a chunk that is under way
+  std::optional<StepPlan> pieces;  // a chunk in progress
   FakeSlot state_before;           // of its sequence
-  int64_t pieced = 0;              // chunks that ended so
+  int64_t pieced = 0;              // finished chunks
   std::map<RequestId, std::vector<int32_t>> finished, cancelled;
   std::set<RequestId> failed;
   std::map<RequestId, int32_t> cached;
 };
 
-// What a request answers when nobody else is there.
+// The answer of a request that runs alone.
 inline std::vector<int32_t> alone(const std::vector<int32_t>& prompt, int32_t max_tokens,
                                   int32_t most_tokens) {
   std::vector<int32_t> tokens = prompt;
   uint64_t prefix = 0;
   for (const int32_t t : prompt) prefix = extend(prefix, t);
-  for (int32_t made = 0; made < max_tokens && static_cast<int32_t>(tokens.size()) < most_tokens; ++made) {
+  for (int32_t made = 0; made < max_tokens && static_cast<int32_t>(tokens.size()) < most_tokens;
+       ++made) {
     tokens.push_back(next_token(prefix));
     prefix = extend(prefix, tokens.back());
   }

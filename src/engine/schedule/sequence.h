@@ -1,5 +1,4 @@
-// sequence.h -- one running generation: its tokens, its memory, and how far it is. Its fields are grouped by
-// who may touch them.
+// sequence.h -- one generation, its fields grouped by the part that may change them.
 #pragma once
 
 #include <array>
@@ -10,78 +9,74 @@
 
 #include "engine/prefix/block_pool.h"
 #include "engine/prefix/prefix_hash.h"
-#include "engine/request/request.h"
-#include "engine/request/sampler.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
 
 namespace braid {
 
 using Clock = std::chrono::steady_clock;
 
-// Always true between steps, for a running sequence:
-//   computed_tokens < tokens.size(): there is something to run; == tokens.size() - 1 while it decodes
-//   positions [0, computed_tokens) are in the KV cells and in the state slot;
-//   each KV group's blocks.size() == blocks_for(computed_tokens); of a group with a window, those that no row
-//   from computed_tokens on sees are given back: the first left_behind entries are kGone
-//   in_flight_tokens == 0, or some layers of the slot are ahead of computed_tokens and nobody may copy it
-//   prefix.hashes has one entry per full block of `tokens`; the first prefix.published_blocks blocks are full
-// A sequence that waits holds no blocks and no slot; one that was preempted keeps its tokens, its sampler and
-// perhaps copies of its memory on the host.
+// Between steps, a running sequence satisfies:
+// - computed_tokens < tokens.size(), and == tokens.size() - 1 while it decodes.
+// - Positions [0, computed_tokens) are in the KV cells and in the state slot.
+// - blocks[g].size() == blocks_for(computed_tokens); with a window the first left_behind are kGone.
+// - in_flight_tokens == 0, or some layers of the slot are ahead and it must not be copied.
+// - prefix.hashes has an entry per full block; the first prefix.published_blocks are published.
+// A waiting one holds no blocks and no slot; a preempted one maybe host copies.
 struct Sequence {
-  // Fixed when it was submitted.
   RequestId id = 0;
   Request request;
   Sink* sink = nullptr;
   uint64_t order = 0;  // of arrival
 
-  // Progress: the engine's at the end of a step; the scheduler only reads it.
-  std::vector<int32_t> tokens;  // prompt, then what was generated
-  int32_t computed_tokens = 0;  // whose K, V and state change are in memory
-  // Rows from computed_tokens on that a paused step has run through some layers, or whose numbers turned out
-  // to be none: cells and state of them are nobody's.
+  // Progress: set by the engine at the end of a step, read by the scheduler.
+  std::vector<int32_t> tokens;  // prompt, then generated ones
+  int32_t computed_tokens = 0;  // K, V and state are in memory
+  // Rows from computed_tokens on that ran partly or are NaN: their cells and state are invalid.
   int32_t in_flight_tokens = 0;
   Sampler sampler;
   bool cancelled = false;
-  bool announced = false;     // its sink knows that it has started
-  int32_t scored_tokens = 0;  // prompt positions whose logits have been reported
-  int32_t seen_tokens = 0;    // that the draft vocabulary knows
+  bool announced = false;     // started() was reported
+  int32_t scored_tokens = 0;  // prompt positions with reported logits
+  int32_t seen_tokens = 0;    // seen by the draft vocabulary
 
-  // Device memory: the scheduler's.
+  // Device memory: set by the scheduler.
   BlockTable blocks[kKvGroups];
-  int32_t left_behind = 0;    // blocks of group 1
-  int32_t sealed_blocks = 0;  // of group 0, whose units are there; the engine's where a step has sealed them
+  int32_t left_behind = 0;    // released blocks of group 1
+  int32_t sealed_blocks = 0;  // of group 0; the engine counts those sealed by a step
   int32_t slot = -1;
-  uint64_t entry = 0;   // among all that have entered: its tables are this one's only until it is preempted
-  uint64_t copies = 0;  // that bring what it goes on from (CacheBytes); 0: it is there
+  uint64_t entry = 0;   // number of this admission: tables are valid for it only
+  uint64_t copies = 0;  // last copy (CacheBytes) to wait for; 0: none
 
-  // What it shares with others through the prefix cache: the scheduler's.
+  // Shared through the prefix cache: set by the scheduler.
   struct Prefix {
     PrefixHash seed;                 // of the empty prefix, for this model and salt
     std::vector<PrefixHash> hashes;  // [full blocks of tokens]
-    int32_t published_blocks = 0;    // of the table, offered to others already
-    // Where the state, or what a window sees, is to be kept for others: ascending, not yet passed.
+    int32_t published_blocks = 0;    // of the table
+    // Future checkpoints, or positions whose window blocks are kept; ascending.
     std::vector<ResumePoint> checkpoints;
-    int32_t cached_tokens = 0;   // of the prompt, found when it first entered
-    int32_t offered_tokens = 0;  // to the disk, by a model without state
+    int32_t cached_tokens = 0;   // of the prompt, found at first admission
+    int32_t offered_tokens = 0;  // offered to the disk, without state
   } prefix;
 
-  // What it waits for besides memory: the scheduler's.
+  // Reasons to wait besides memory: set by the scheduler.
   struct Wait {
-    bool was_held_back = false;  // it has waited for another's prefix
-    RequestId prefix_of = 0;     // for this one's prompt to reach until_tokens
+    bool was_held_back = false;  // has waited for another's prefix
+    RequestId prefix_of = 0;     // waits until its prompt reaches until_tokens
     int32_t until_tokens = 0;
-    uint64_t disk_load = 0;  // for this load from the disk; 0: for none
-    int32_t disk_loads = 0;  // of its prefix that were begun
-    // After so many entries and exits there was no memory for it, with so many blocks to spare.
+    uint64_t disk_load = 0;  // load to wait for; 0: none
+    int32_t disk_loads = 0;  // loads begun for its prefix
+    // Memory was short at this entries_and_exits_, with these spare blocks.
     std::optional<uint64_t> blocked_at;
     std::array<int64_t, kKvGroups> spare_blocks{};
-    size_t overtaken = 0;  // by so many meanwhile
+    size_t overtaken = 0;  // sequences that overtook it
   } wait;
 
-  // While it is preempted: the scheduler's.
+  // While preempted: set by the scheduler.
   struct Preempted {
     int32_t checkpoint = -1;  // pinned, at `tokens`
     int32_t tokens = 0;       // computed when it was preempted
-    // Host images of its blocks; empty: to be found or computed again.
+    // Host images; empty: to be found or recomputed.
     std::vector<int32_t> blocks[kKvGroups];
   } preempted;
 
@@ -96,7 +91,6 @@ struct Sequence {
   const PrefixHash& prefix_hash(int32_t blocks_before) const {
     return blocks_before == 0 ? prefix.seed : prefix.hashes[static_cast<size_t>(blocks_before) - 1];
   }
-  // One more hash per block that is full by now.
   void extend_hashes() {
     while ((prefix.hashes.size() + 1) * kBlockTokens <= tokens.size())
       prefix.hashes.push_back(

@@ -1,7 +1,6 @@
-// demo_test.cpp -- the demo model on its skills: how much of what its drafters propose is accepted, that
-// nothing of it changes a text, and what a window for attention leaves of the answers.
+// demo_test.cpp -- the demo model's skills: acceptance of drafts, equal texts, attention windows.
 //
-// BRAID_TEST_PROMPTS=125 asks so many of each skill instead of a few, and drafts in more ways.
+// BRAID_TEST_PROMPTS=125 sets the number of prompts per skill and adds ways to draft.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -39,7 +38,8 @@ int how_many(int few) {
 
 std::vector<std::vector<int32_t>> prompts_of(Skill skill, int few) {
   std::vector<std::vector<int32_t>> ids;
-  for (const std::string& text : prompts(skill, how_many(few))) ids.push_back(*tokenizer().encode(text));
+  for (const std::string& text : prompts(skill, how_many(few)))
+    ids.push_back(*tokenizer().encode(text));
   return ids;
 }
 
@@ -52,9 +52,9 @@ Request asking(std::vector<int32_t> ids, int32_t max_tokens) {
 struct Way {
   const char* name;
   SpecTypes types;
-  int32_t depth;           // 0: as the drafters like it
+  int32_t depth;           // 0: the drafters' default
   int32_t budget;          // of a tree; 0: chains
-  int32_t vocabulary = 0;  // that the head may look at alone; 0: all
+  int32_t vocabulary = 0;  // of the head; 0: all
 };
 
 SpecTypes with(SpecTypes types, SpecType another) {
@@ -68,7 +68,7 @@ EngineOptions options_of(const Way& way, int32_t sequences = 1) {
   options.context_tokens = 1024;
   options.max_sequences = sequences;
   options.spec_type = way.types;
-  options.spec_always = true;  // the clock shall not choose what is drafted
+  options.spec_always = true;  // drafts must not depend on time
   options.draft_depth = way.depth;
   options.max_drafts = way.budget;
   options.draft_trees = way.budget > 0;
@@ -77,7 +77,6 @@ EngineOptions options_of(const Way& way, int32_t sequences = 1) {
   return options;
 }
 
-// Tokens that a verification commits, its own included.
 double per_round(const EngineStats& before, const EngineStats& after) {
   const double rounds = static_cast<double>(after.drafts.rounds - before.drafts.rounds);
   return 1 + static_cast<double>(after.accepted - before.accepted) / std::max(rounds, 1.0);
@@ -97,7 +96,7 @@ constexpr Way kHead = {"mtp", SpecType::mtp, 3, 0};
 constexpr Way kHeadTree = {"mtp, tree of 8", SpecType::mtp, 3, 8};
 
 TEST(DemoDrafts, AreAcceptedAsTheDraftersWereMade) {
-  // Of ten prompts the mean is known to a tenth: other widths of processors answer some in other words.
+  // With ten prompts the mean is known to 10 %: other vector widths change some answers.
   constexpr int kFew = 10;
   const double share = std::getenv("BRAID_TEST_PROMPTS") != nullptr ? 1 : 0.9;
   struct Expected {
@@ -116,7 +115,8 @@ TEST(DemoDrafts, AreAcceptedAsTheDraftersWereMade) {
       const auto which = static_cast<size_t>(skill);
       const double got = measure(m, prompts_of(skill, kFew));
       line += fmt::format("  {} {:.2f}", kSkillNames[which], got);
-      EXPECT_GE(got, share * expected[w].least[which]) << expected[w].way.name << ", " << kSkillNames[which];
+      EXPECT_GE(got, share * expected[w].least[which])
+          << expected[w].way.name << ", " << kSkillNames[which];
       if (skill == Skill::code) code[w] = got;
     }
     std::printf("[report] tokens of a round, %s:%s\n", expected[w].way.name, line.c_str());
@@ -125,11 +125,11 @@ TEST(DemoDrafts, AreAcceptedAsTheDraftersWereMade) {
   EXPECT_GT(code[3], code[1]);
 }
 
-// A seed's text is the same whatever is drafted, greedy and drawn, alone and together.
 class DemoDraftsIn : public ::testing::TestWithParam<Way> {};
 std::vector<Way> ways() {
   const SpecTypes head = SpecType::mtp, drafter = SpecType::dflash;
-  const SpecTypes head_and_ngram = with(head, SpecType::ngram), both = with(drafter, SpecType::ngram);
+  const SpecTypes head_and_ngram = with(head, SpecType::ngram),
+                  both = with(drafter, SpecType::ngram);
   std::vector<Way> list = {{"ngram", SpecType::ngram, 7, 0},
                            kHead,
                            {"mtp64", head, 8, 64},
@@ -194,15 +194,16 @@ TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
     EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
     EXPECT_GT(stats.drafts.rounds, 0u);
     const std::string report =
-        fmt::format("{}, {} at once: {} prompts, {:.2f} tokens of a round, {} drafts", GetParam().name,
-                    sequences, asked.size(), per_round({}, stats), stats.drafted);
+        fmt::format("{}, {} at once: {} prompts, {:.2f} tokens of a round, {} drafts",
+                    GetParam().name, sequences, asked.size(), per_round({}, stats), stats.drafted);
     std::printf("[report] %s\n", report.c_str());
   }
 }
 
-// The forms of a GPU round otherwise with drafts: there a greedy text may go on otherwise from a near tie.
+// On a GPU drafted rows round differently, so greedy texts may part at near ties.
 TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
-  if (const std::string why = testing_devices::why_not_on("cuda"); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = testing_devices::why_not_on("cuda"); !why.empty())
+    GTEST_SKIP() << why;
   const auto on_gpu = [](const Way& way, int32_t sequences) {
     EngineOptions options = options_of(way, sequences);
     options.device = "cuda";
@@ -240,26 +241,25 @@ TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
         if (token == *there) margin = choice.logprob - logprob;
       EXPECT_LT(margin, testing_devices::kNearTie)
           << "request " << i << ", " << sequences << " at once, token " << step;
-      std::printf("[report]   near tie: request %zu, token %td, margin %.4f: %d instead of %d\n", i, step,
-                  margin, *there, *here);
+      std::printf("[report]   near tie: request %zu, token %td, margin %.4f: %d instead of %d\n", i,
+                  step, margin, *there, *here);
       ++ties;
     }
     const EngineStats& stats = m.engine->stats();
     EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
-    const std::string report =
-        fmt::format("on a GPU, {}, {} at once: {} prompts, {} near ties, {:.2f} tokens of a round, {} drafts",
-                    GetParam().name, sequences, asked.size(), ties, per_round({}, stats), stats.drafted);
+    const std::string report = fmt::format(
+        "on a GPU, {}, {} at once: {} prompts, {} near ties, {:.2f} tokens of a round, {} drafts",
+        GetParam().name, sequences, asked.size(), ties, per_round({}, stats), stats.drafted);
     std::printf("[report] %s\n", report.c_str());
   }
 }
 
-// Whatever became of a sequence's memory, it is drafted for as before.
 TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
   const fs::path folder = fs::temp_directory_path() / fmt::format("braid-drafts-{}", ::getpid());
   for (const Way& way : {kDflashTree, kHeadTree}) {
     EngineOptions options = options_of(way);
     options.cache_dir =
-        (folder / way.name).string();  // another drafter would find what this one keeps no cells of
+        (folder / way.name).string();  // one per drafter, since cells of drafters differ
     options.checkpoint_interval = 64;
     options.checkpoint_spacing = 0;
     const auto two = prompts_of(Skill::retrieval, 2);
@@ -272,7 +272,8 @@ TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
     };
     const auto ask = [&](Machine& m, int32_t least_cached) {
       const Answer answer = m.ask(asking(prompt_ids, 40));
-      EXPECT_GE(answer.end.usage.cached_tokens, least_cached) << way.name << ", " << prompt_ids.size();
+      EXPECT_GE(answer.end.usage.cached_tokens, least_cached)
+          << way.name << ", " << prompt_ids.size();
       return Outcome{answer.tokens, answer.drafted, answer.accepted};
     };
     Outcome first;
@@ -288,15 +289,14 @@ TEST(DemoDrafts, TreesAreTheSameBehindAPrefixAndARestart) {
   fs::remove_all(folder);
 }
 
-// Answers that make room for others and are computed again, drafted as before or not, are those of a prompt alone
-// without drafts: the same tokens, and the same log probabilities to the last bit.
+// Recomputation gives the tokens and log probabilities of a plain run, to the last bit.
 TEST(DemoDrafts, AnswersComputedAgainHaveTheBytesOfPlainOnes) {
   std::vector<Request> asked;
   for (const Skill skill : kSkills) {
     for (auto& ids : prompts_of(skill, 2)) {
       asked.push_back(greedy(std::move(ids), 150));
       asked.back().top_logprobs = 0;
-      asked.back().use_cache = false;  // nothing of it is found again
+      asked.back().use_cache = false;  // must be recomputed
       asked.back().sampling.temperature = asked.size() % 2 == 0 ? 0.8f : 0.0f;
       asked.back().sampling.seed = asked.size();
     }
@@ -313,7 +313,7 @@ TEST(DemoDrafts, AnswersComputedAgainHaveTheBytesOfPlainOnes) {
     EngineOptions options = options_of(way, static_cast<int32_t>(asked.size()));
     options.context_tokens = 512;
     options.preemption = Preemption::recompute;
-    options.gap_limit = 0;  // the clock shall not choose who makes room
+    options.gap_limit = 0;  // preemptions must not depend on time
     options.kv_memory_bytes =
         24 * kBlockTokens * Machine(demo_bytes(), options).engine->memory().kv_token_bytes;
     Machine m(demo_bytes(), options);
@@ -325,14 +325,12 @@ TEST(DemoDrafts, AnswersComputedAgainHaveTheBytesOfPlainOnes) {
     const SchedulerStats& stats = m.engine->scheduler().stats();
     EXPECT_GT(stats.preempted, 0u) << way.name;
     EXPECT_EQ(stats.swapped, 0u) << way.name;
-    std::printf("[report] %s: %llu preempted\n", way.name, static_cast<unsigned long long>(stats.preempted));
+    std::printf("[report] %s: %llu preempted\n", way.name,
+                static_cast<unsigned long long>(stats.preempted));
   }
 }
 
-// ---- Agents over the prefix cache ----
-
-// A conversation as the server hands it over: ends of messages are named, that of the system message is
-// shared.
+// A conversation in which message ends are checkpoints; the system message is shared.
 class Agent {
  public:
   Agent(int32_t number, const std::string& system) : number_(number) {
@@ -340,27 +338,29 @@ class Agent {
     ends_.back().kind = ResumeKind::shared;
   }
 
-  // The next message, a user's or a tool's, and what begins an answer.
   Request next(int32_t turn) {
     turn_ = turn;
     const auto skill = static_cast<Skill>((turn + number_) % 4);
     const std::string text = prompts(skill, 1 + turn + 10 * number_).back();
-    const std::string message = text.substr(text.find(kUser), text.rfind(kAnswer) - text.find(kUser));
+    const std::string message =
+        text.substr(text.find(kUser), text.rfind(kAnswer) - text.find(kUser));
     if (turn % 2 == number_ % 2) {
       add(message);
     } else {
       Dice dice(static_cast<uint64_t>(turn + 100 * number_));
-      add(std::string(kUser) + "<tool_response>\n" + filler(dice, 3) + "\n</tool_response><|im_end|>\n");
+      add(std::string(kUser) + "<tool_response>\n" + filler(dice, 3) +
+          "\n</tool_response><|im_end|>\n");
     }
-    Request r = asking(joined(*tokenizer().encode(text.substr(text.rfind(kAnswer)))), 24 + 8 * (turn % 4));
+    Request r =
+        asking(joined(*tokenizer().encode(text.substr(text.rfind(kAnswer)))), 24 + 8 * (turn % 4));
     r.checkpoints = ends_;
     return r;
   }
 
-  // The answer goes into the conversation: as it was; without the empty thought before it, as templates write
-  // earlier turns; or with another end, as clients do that write a call anew.
+  // The answer as it was, without its empty thought, or with another end, as clients send it.
   void heard(const Request& asked, const std::vector<int32_t>& answer) {
-    const auto kept = answer.begin() + (turn_ % 3 == 1 ? std::ssize(answer) * 3 / 4 : std::ssize(answer));
+    const auto kept =
+        answer.begin() + (turn_ % 3 == 1 ? std::ssize(answer) * 3 / 4 : std::ssize(answer));
     if (turn_ % 5 == 3) {
       tokens_ = joined(*tokenizer().encode(kAnswer));
     } else {
@@ -395,11 +395,12 @@ struct Turns {
   int64_t prompt_tokens = 0, prompt_rows = 0;
 };
 
-// Agents of ten turns over one system message: they ask together in every other turn, else by turns.
+// Ten turns over one system message, alternately together and one after another.
 Turns run_agents(Machine& m, int32_t count) {
   const std::string tools = prompts(Skill::calls, 1)[0];
   std::vector<Agent> agents;
-  for (int32_t a = 0; a < count; ++a) agents.emplace_back(a, tools.substr(0, tools.find("<|im_start|>user")));
+  for (int32_t a = 0; a < count; ++a)
+    agents.emplace_back(a, tools.substr(0, tools.find("<|im_start|>user")));
   Turns out;
   for (int32_t turn = 0; turn < 10; ++turn) {
     std::vector<Request> asked;
@@ -423,7 +424,7 @@ Turns run_agents(Machine& m, int32_t count) {
   return out;
 }
 
-// Guesses cost no hit: what is computed of every turn's prompt is what it is without them, to the token.
+// Drafts must not change how much of a prompt is computed.
 TEST(DemoDrafts, AgentsComputeOfTheirPromptsWhatTheyDoWithout) {
   const Way ways[] = {kNone,
                       kHead,
@@ -435,7 +436,7 @@ TEST(DemoDrafts, AgentsComputeOfTheirPromptsWhatTheyDoWithout) {
   for (const Way& way : ways) {
     EngineOptions options = options_of(way, kAgents);
     options.context_tokens = 2048;
-    options.checkpoint_interval = 16;  // answers have some on the way
+    options.checkpoint_interval = 16;  // some within answers
     options.state_memory_bytes = 256 << 20;
     Machine m(demo_bytes(), options);
     const Turns turns = run_agents(m, kAgents);
@@ -449,11 +450,10 @@ TEST(DemoDrafts, AgentsComputeOfTheirPromptsWhatTheyDoWithout) {
       EXPECT_GT(m.engine->stats().accepted, 100u) << way.name;
     }
     std::printf("[report] agents, %s: %lld of %lld prompt tokens computed\n", way.name,
-                static_cast<long long>(turns.prompt_rows), static_cast<long long>(turns.prompt_tokens));
+                static_cast<long long>(turns.prompt_rows),
+                static_cast<long long>(turns.prompt_tokens));
   }
 }
-
-// ---- A window for attention ----
 
 struct Asked {
   std::vector<int32_t> ids;
@@ -474,13 +474,13 @@ std::vector<Subject> window_subjects(int few) {
   };
   std::vector<Subject> list;
   for (const Skill skill : kSkills)
-    list.push_back(subject(kSkillNames[static_cast<size_t>(skill)], skill, prompts(skill, how_many(few))));
+    list.push_back(
+        subject(kSkillNames[static_cast<size_t>(skill)], skill, prompts(skill, how_many(few))));
   list.push_back(subject("retrieval, 18", Skill::retrieval, far_retrievals(how_many(few), 18)));
   list.push_back(subject("retrieval, 42", Skill::retrieval, far_retrievals(how_many(few), 42)));
   return list;
 }
 
-// The answers to all that is asked.
 std::vector<std::vector<int32_t>> answers_with(int32_t window, const Subject& subject) {
   EngineOptions options = options_of(kNone, 8);
   options.context_tokens = 2048;
@@ -507,27 +507,28 @@ TEST(DemoWindow, AnswersThatNeedWhatItHidesAreLost) {
         const std::string text = tokenizer().decode(answers[i]);
         const auto& expected = subject.asked[i].expected;
         same += answers[i] == whole[i] ? 1 : 0;
-        right += std::all_of(expected.begin(), expected.end(),
-                             [&](const std::string& part) { return text.find(part) != std::string::npos; })
+        right += std::all_of(
+                     expected.begin(), expected.end(),
+                     [&](const std::string& part) { return text.find(part) != std::string::npos; })
                      ? 1
                      : 0;
       }
-      std::printf("[report] %s (%zu tokens at most), window %d: %.1f %% same, %.1f %% as expected\n",
-                  subject.name, longest, window, 100 * same / count, 100 * right / count);
+      std::printf(
+          "[report] %s (%zu tokens at most), window %d: %.1f %% same, %.1f %% as expected\n",
+          subject.name, longest, window, 100 * same / count, 100 * right / count);
       if (window == 0) {
         EXPECT_GE(right / count, 0.8) << subject.name;
       }
       if (window >= static_cast<int32_t>(longest)) {
         EXPECT_EQ(same, count) << subject.name << ", window " << window;
       }
-      if (window == 64 && subject.name[0] == 'r') {  // retrieval of any kind
+      if (window == 64 && subject.name[0] == 'r') {  // any retrieval
         EXPECT_LE(right / count, 0.5) << subject.name;
       }
     }
   }
 }
 
-// Drafts change no text here either, nor do cached prefixes.
 TEST(DemoWindow, TextsAreTheSameWithDraftsAndBehindPrefixes) {
   std::vector<std::vector<int32_t>> asked;
   for (const Skill skill : kSkills)

@@ -1,4 +1,4 @@
-// demo_test.h -- where the demo model, its drafter and its goldens are.
+// demo_test.h -- the demo model, its drafter and its goldens.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,6 @@ inline const std::string kRoot = BRAID_SOURCE_DIR;
 inline const std::string kDemoModel = kRoot + "/models/braid-demo-q8_0.gguf";
 inline const std::string kDemoDrafter = kRoot + "/models/braid-demo-dflash";
 
-// The model's file.
 inline const std::vector<std::byte>& demo_bytes() {
   static const std::vector<std::byte> kBytes = [] {
     auto file = MappedFile::open(kDemoModel);
@@ -26,7 +25,6 @@ inline const std::vector<std::byte>& demo_bytes() {
   return kBytes;
 }
 
-// tests/goldens/demo.json, case by case.
 inline const nlohmann::json& demo_goldens() {
   static const nlohmann::json kCases =
       nlohmann::json::parse(std::ifstream(kRoot + "/tests/goldens/demo.json"));

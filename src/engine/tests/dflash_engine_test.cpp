@@ -1,5 +1,4 @@
-// dflash_engine_test.cpp -- the demo model with its DFlash drafter: the same text in fewer steps, and the
-// same drafts wherever a sequence's memory has been.
+// dflash_engine_test.cpp -- the demo model with its DFlash drafter: equal text in fewer steps.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -27,11 +26,10 @@ EngineOptions drafting_on(const char* device) {
   options.spec_type = SpecType::dflash;
   options.draft_model = kDemoDrafter;
   options.max_drafts = 15;
-  options.spec_always = true;  // the clock shall not choose what is drafted
+  options.spec_always = true;  // drafts must not depend on time
   return options;
 }
 
-// What one more request does to a machine.
 struct Asked {
   std::vector<int32_t> tokens;
   uint64_t drafted = 0, accepted = 0;
@@ -55,7 +53,6 @@ class DflashOn : public testing_devices::OnDevice {
 INSTANTIATE_TEST_SUITE_P(Devices, DflashOn, ::testing::Values("cpu", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Alone, and many at once with prompts in pieces and beside decoding sequences.
 TEST_P(DflashOn, SavesStepsAndChangesNothing) {
   const size_t cases[] = {5, 8, 0, 10, 4, 7};
   for (const int32_t sequences : {1, 4}) {
@@ -70,7 +67,7 @@ TEST_P(DflashOn, SavesStepsAndChangesNothing) {
     std::vector<RequestId> a, b;
     for (const size_t index : cases) {
       Request r = greedy(golden_prompt(index), 40);
-      if (index == 4) {  // drawn
+      if (index == 4) {  // sampled
         r.sampling.temperature = 0.7f;
         r.sampling.seed = 3;
       }
@@ -88,8 +85,8 @@ TEST_P(DflashOn, SavesStepsAndChangesNothing) {
       }
     }
     const EngineStats& stats = with.engine->stats();
-    std::printf("[report] %d at once: %llu steps instead of %llu, %llu of %llu drafts accepted\n", sequences,
-                static_cast<unsigned long long>(stats.steps),
+    std::printf("[report] %d at once: %llu steps instead of %llu, %llu of %llu drafts accepted\n",
+                sequences, static_cast<unsigned long long>(stats.steps),
                 static_cast<unsigned long long>(without.engine->stats().steps),
                 static_cast<unsigned long long>(stats.accepted),
                 static_cast<unsigned long long>(stats.drafted));
@@ -126,7 +123,7 @@ TEST_P(DflashOn, TwinsDraftWhatOneDrafts) {
   EXPECT_EQ(m.engine->stats().drafted, 3 * one.drafted);
 }
 
-// Blocks for two of the prompts, but not for their answers: a sequence is swapped out and in again.
+// Blocks for two prompts but not for their answers force a swap.
 TEST_P(DflashOn, TextIsTheSameWhenSequencesAreSwapped) {
   EngineOptions options = drafting_on(GetParam());
   Machine lone(demo_bytes(), options);
@@ -134,7 +131,7 @@ TEST_P(DflashOn, TextIsTheSameWhenSequencesAreSwapped) {
   options.context_tokens = 320;
   options.preemption = Preemption::swap;
   options.swap_memory_bytes = 64 << 20;
-  options.gap_limit = 0;  // the clock shall not choose who makes room
+  options.gap_limit = 0;  // swaps must not depend on time
   options.kv_memory_bytes = 15 * (lone.engine->memory().kv_token_bytes * kBlockTokens);
   Machine m(demo_bytes(), options);
   std::map<RequestId, std::vector<int32_t>> prompts;
@@ -146,7 +143,8 @@ TEST_P(DflashOn, TextIsTheSameWhenSequencesAreSwapped) {
   m.run();
   EXPECT_GT(m.engine->scheduler().stats().swapped, 0u);
   if (!exact()) return;
-  for (const auto& [id, ids] : prompts) EXPECT_EQ(m.sink.answers[id].tokens, ask(lone, ids, 60).tokens);
+  for (const auto& [id, ids] : prompts)
+    EXPECT_EQ(m.sink.answers[id].tokens, ask(lone, ids, 60).tokens);
 }
 
 TEST_P(DflashOn, DraftsTheSameAfterARestart) {
@@ -167,7 +165,7 @@ TEST_P(DflashOn, DraftsTheSameAfterARestart) {
     }
   }
   {
-    // Nobody drafts: the model's own cells are there.
+    // Without a drafter the model's own cells are found.
     EngineOptions plain = plain_on(GetParam());
     plain.cache_dir = options.cache_dir;
     Machine m(demo_bytes(), plain);
@@ -180,7 +178,7 @@ TEST_P(DflashOn, DraftsTheSameAfterARestart) {
   fs::remove_all(folder);
 }
 
-// Where a whole block has no cells any more, nothing is drafted; up to there all is as before.
+// Drafting stops where a whole block has no cells.
 TEST_P(DflashOn, GoesOnToTheEndOfTheContext) {
   EngineOptions plain = plain_on(GetParam());
   plain.context_tokens = 96;

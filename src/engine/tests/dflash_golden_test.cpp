@@ -1,9 +1,8 @@
-// dflash_golden_test.cpp -- the DFlash drafter of the demo model against float64 outputs (tests/goldens).
+// dflash_golden_test.cpp -- the demo model's DFlash drafter against float64 outputs
+// (tests/goldens).
 //
-// A golden case has, for a prompt and the first token after it: the best token of each of the block's 15
-// masks, and the four best logits of some of them. The prompt's features are tapped from the model's own
-// steps, in pieces. Where the best token is another, the two logits must be as near as the path's arithmetic
-// explains.
+// A case has the best token of each of the block's 15 masks, and the four best logits of some. A
+// different best token must be within the path's rounding.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +26,6 @@ using Json = nlohmann::json;
 constexpr int32_t kCells = 2048;
 constexpr int32_t kPiece = 200;
 
-// One sequence that owns all blocks, rows of which are certain.
 struct OneSequence {
   std::vector<int32_t> token, position, sequence, parent, output_row, table;
   int32_t first_row = 0, rows = 0, context = 0, slot = 0;
@@ -72,8 +70,8 @@ struct Path {
   Activations activations;
   KvFormat kv;
   double logit_limit;   // absolute
-  double margin_limit;  // where the best token may be another
-  size_t most_tokens;   // longer prompts are left out
+  double margin_limit;  // for other best tokens
+  size_t most_tokens;   // longer prompts are skipped
 };
 const Path kPaths[] = {
     {"Ref", "ref", Activations::f32, KvFormat::f32, 1e-4, 1e-4, 30},
@@ -81,10 +79,8 @@ const Path kPaths[] = {
     {"CpuFast", "cpu", Activations::i8, KvFormat::f16, 0.5, 0.3, 1 << 20},
 };
 
-// The model, its drafter, and the memory of one sequence.
 class World {
  public:
-  // `edit`: of config.json.
   Status start(
       const Path& path, const std::function<void(Json&)>& edit = [](Json&) {}) {
     DeviceOptions options;
@@ -97,7 +93,8 @@ class World {
     BRAID_ASSIGN(model_, Model::open(file_, {.with_mtp = false}));
     Json config = Json::parse(std::ifstream(kDemoDrafter + "/config.json"));
     edit(config);
-    BRAID_ASSIGN(SafetensorsFile tensors, SafetensorsFile::open(kDemoDrafter + "/model.safetensors"));
+    BRAID_ASSIGN(SafetensorsFile tensors,
+                 SafetensorsFile::open(kDemoDrafter + "/model.safetensors"));
     BRAID_ASSIGN(DflashFile drafter, DflashFile::of_safetensors(std::move(tensors), config.dump()));
     BRAID_ASSIGN(drafter_, Dflash::open(std::move(drafter), model_->config()));
     model_->attach(*drafter_, drafter_->kv_layers());
@@ -115,9 +112,10 @@ class World {
     drafter_->add_needs(needs, {step, block});
     needs.max_context = kCells;
     BRAID_TRY(device_->reserve_workspaces(needs));
-    BRAID_ASSIGN(logits_memory_,
-                 device_->allocate(static_cast<size_t>(block * model_->config().vocabulary) * sizeof(float),
-                                   "logits"));
+    BRAID_ASSIGN(
+        logits_memory_,
+        device_->allocate(static_cast<size_t>(block * model_->config().vocabulary) * sizeof(float),
+                          "logits"));
     const int64_t vocabulary = model_->config().vocabulary;
     logits_ = {logits_memory_.data(), DType::f32, block, vocabulary, vocabulary};
     return {};
@@ -135,9 +133,10 @@ class World {
     const auto count = static_cast<int32_t>(prompt.size());
     for (int32_t start = 0; start < count;) {
       int32_t end = std::min(count, start + kPiece);
-      if (count - end == 1) --end;  // no piece of one row
-      model_->forward(rows.batch({prompt.begin() + start, prompt.begin() + end}, start, end - start - 1),
-                      memory);
+      if (count - end == 1) --end;  // no single-row chunk
+      model_->forward(
+          rows.batch({prompt.begin() + start, prompt.begin() + end}, start, end - start - 1),
+          memory);
       start = end;
     }
   }
@@ -154,7 +153,7 @@ class World {
     return logits_.top(block - 1);
   }
 
-  // Cells 0 .. end - 1 of the drafter's layers get numbers that spoil any sum (f32 only).
+  // Fills cells 0 .. end - 1 of the drafter's layers with values that corrupt any sum (f32 only).
   void spoil(int32_t end) {
     const SequenceMemory memory = cache_.memory();
     for (const KvLayer& kv : memory.kv.last(drafter_->config().layers.size())) {
@@ -209,18 +208,19 @@ TEST_P(DflashGolden, Agrees) {
       ++tokens;
       if (got == wanted) continue;
       ++other;
-      EXPECT_LT(row[got] - row[wanted], path.margin_limit) << "case " << index << ", position " << j + 1;
+      EXPECT_LT(row[got] - row[wanted], path.margin_limit)
+          << "case " << index << ", position " << j + 1;
     }
   }
-  std::printf("[report] %s: %d blocks, %d drafts, %d near ties, largest error of a logit %.2e\n", path.name,
-              ran, tokens, other, largest);
+  std::printf("[report] %s: %d blocks, %d drafts, %d near ties, largest error of a logit %.2e\n",
+              path.name, ran, tokens, other, largest);
   EXPECT_LT(largest, path.logit_limit);
   EXPECT_GE(ran, 8);
 }
 
-// Logits of the masks of one case, with config.json changed.
 std::vector<std::vector<float>> drafted(const Path& path, size_t index,
-                                        const std::function<void(Json&)>& edit, int32_t spoiled = 0) {
+                                        const std::function<void(Json&)>& edit,
+                                        int32_t spoiled = 0) {
   World world;
   const Status started = world.start(path, edit);
   EXPECT_TRUE(started.ok()) << started.error().message;
@@ -241,7 +241,7 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
   return largest;
 }
 
-// The same rows in a shorter block: those of causal layers do not know what follows.
+// The same rows in a shorter block: only causal layers ignore later rows.
 TEST(DflashBlock, CausalRowsDoNotSeeLaterOnes) {
   for (const bool causal : {false, true}) {
     const auto rows = [&](int32_t block) {
@@ -253,7 +253,8 @@ TEST(DflashBlock, CausalRowsDoNotSeeLaterOnes) {
     const auto whole = rows(16), half = rows(8);
     for (size_t j = 0; j < half.size(); ++j) {
       const double difference = largest_difference(whole[j], half[j]);
-      EXPECT_TRUE(causal ? difference < 1e-4 : difference > 1e-2) << "row " << j + 1 << ": " << difference;
+      EXPECT_TRUE(causal ? difference < 1e-4 : difference > 1e-2)
+          << "row " << j + 1 << ": " << difference;
     }
   }
 }
@@ -272,7 +273,7 @@ TEST(DflashBlock, WindowsHideOlderCells) {
           },
           spoiled);
     };
-    // The first row of a causal block sees the window behind itself, all of the others that of the last row.
+    // A causal block's first row sees the window before it; otherwise the last row's window counts.
     const int32_t behind = prompt_tokens + (causal ? 0 : 15) - kWindow + 1;
     const auto clean = rows(kWindow, 0), spoiled = rows(kWindow, behind), wide = rows(4096, 0);
     for (size_t j = 0; j < clean.size(); ++j) {
@@ -294,7 +295,8 @@ TEST(DflashBlock, WindowsAgreeWithTheReference) {
       });
     };
     const auto reference = rows(kPaths[0]), cpu = rows(kPaths[1]);
-    for (size_t j = 0; j < cpu.size(); ++j) EXPECT_LT(largest_difference(cpu[j], reference[j]), 1e-3) << j;
+    for (size_t j = 0; j < cpu.size(); ++j)
+      EXPECT_LT(largest_difference(cpu[j], reference[j]), 1e-3) << j;
   }
 }
 

@@ -1,6 +1,6 @@
-// dflash_kinds_engine_test.cpp -- DFlash2 and DSpark in the engine. No trained one is at hand, so the demo
-// model's DFlash drafter is made into each of them by weights that add nothing: then drafts are the same, and
-// so is what becomes of them. With weights that are noise drafts are bad, and the text is still the same.
+// dflash_kinds_engine_test.cpp -- DFlash2 and DSpark in the engine.
+//
+// The demo's drafter gets neutral extra weights (equal drafts) or random ones (equal text).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 #include "engine/tests/demo_test.h"
 #include "engine/tests/machine_test.h"
 #include "gguf/safetensors.h"
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 
 namespace braid {
 namespace {
@@ -24,10 +24,11 @@ using namespace testing_machines;
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// A folder of its own that goes with the object.
 class Folder {
  public:
-  Folder() : path_(fs::temp_directory_path() / fmt::format("braid-drafter-{}-{}", ::getpid(), ++count())) {
+  Folder()
+      : path_(fs::temp_directory_path() /
+              fmt::format("braid-drafter-{}-{}", ::getpid(), ++count())) {
     fs::create_directories(path_);
   }
   Folder(const Folder&) = delete;
@@ -43,7 +44,7 @@ class Folder {
   fs::path path_;
 };
 
-// The demo's drafter with more tensors and another configuration.
+// Writes the demo's drafter with more tensors and another configuration.
 class DrafterWriter {
  public:
   DrafterWriter() : config(Json::parse(std::ifstream(kDemoDrafter + "/config.json"))) {
@@ -51,7 +52,7 @@ class DrafterWriter {
     for (const SafetensorsTensor& t : file.tensors())
       add(std::string(t.name), Json(t.shape), {t.data.begin(), t.data.end()});
   }
-  // bf16 values by their place; {}: zeros.
+  // bf16 values by index; {}: zeros.
   void add(const std::string& name, const std::vector<int64_t>& shape,
            const std::function<uint16_t(size_t)>& value = {}) {
     size_t count = 1;
@@ -74,8 +75,9 @@ class DrafterWriter {
 
  private:
   void add(const std::string& name, const Json& shape, const std::vector<std::byte>& bytes) {
-    header_[name] = {
-        {"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
+    header_[name] = {{"dtype", "BF16"},
+                     {"shape", shape},
+                     {"data_offsets", {data_.size(), data_.size() + bytes.size()}}};
     data_.insert(data_.end(), bytes.begin(), bytes.end());
   }
   Json header_ = Json::object();
@@ -126,7 +128,7 @@ EngineOptions drafting_on(const char* device, const std::string& drafter) {
   options.spec_type = SpecType::dflash;
   options.draft_model = drafter;
   options.max_drafts = 15;
-  options.spec_always = true;  // the clock shall not choose what is drafted
+  options.spec_always = true;  // drafts must not depend on time
   return options;
 }
 
@@ -134,7 +136,6 @@ struct Said {
   std::vector<std::vector<int32_t>> tokens;
   uint64_t drafted = 0, accepted = 0;
 };
-// Three at once, one of them drawn.
 Said say(const std::vector<std::byte>& model, EngineOptions options,
          const std::vector<std::vector<int32_t>>& prompts) {
   options.max_sequences = 3;
@@ -164,7 +165,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, DflashKindsOn, ::testing::Values("cpu", "cuda"
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(DflashKindsOn, DraftWhatDflashDraftsIfTheyAddNothing) {
-  const std::vector<std::vector<int32_t>> prompts = {golden_prompt(5), golden_prompt(4), golden_prompt(8)};
+  const std::vector<std::vector<int32_t>> prompts = {golden_prompt(5), golden_prompt(4),
+                                                     golden_prompt(8)};
   const Said plain = say(demo_bytes(), plain_on(GetParam()), prompts);
   const Said dflash = say(demo_bytes(), drafting_on(GetParam(), kDemoDrafter), prompts);
   EXPECT_GT(dflash.accepted, 60u);
@@ -182,12 +184,11 @@ TEST_P(DflashKindsOn, DraftWhatDflashDraftsIfTheyAddNothing) {
   }
 }
 
-// Where the confidence head trusts nothing, nothing is drafted.
 TEST_P(DflashKindsOn, DsparkStopsWhereItIsNotSure) {
   const Folder folder;
   neutral_dspark().write(folder);
   EngineOptions options = drafting_on(GetParam(), folder.name());
-  options.draft_p_min = 0.9f;  // the head is sure of everything
+  options.draft_p_min = 0.9f;  // full confidence
   EXPECT_GT(say(demo_bytes(), options, {golden_prompt(5)}).drafted, 50u);
   options.draft_p_min = 1.0f;
   EXPECT_EQ(say(demo_bytes(), options, {golden_prompt(5)}).drafted, 0u);
@@ -199,12 +200,13 @@ RandomShape small_shape() {
   return s;
 }
 
-// Convolutions, selector and Markov head of noise; of DSpark all rows predict.
+// Random convolutions, selector and Markov head; all rows of DSpark predict.
 TEST_P(DflashKindsOn, NoiseChangesNoText) {
   RandomOptions random;
   random.mix = "F16";
   const std::vector<std::byte> model = bytes_of(small_shape());
-  const std::vector<std::vector<int32_t>> prompts = {{1, 2, 3, 4, 5, 6, 7}, {9, 8, 7}, {30, 31, 32, 33}};
+  const std::vector<std::vector<int32_t>> prompts = {
+      {1, 2, 3, 4, 5, 6, 7}, {9, 8, 7}, {30, 31, 32, 33}};
   EngineOptions options = plain_on(GetParam());
   options.context_tokens = 128;
   const Said plain = say(model, options, prompts);
@@ -222,7 +224,6 @@ TEST_P(DflashKindsOn, NoiseChangesNoText) {
   }
 }
 
-// Convolutions, tables and arrays of drafts are planned, and no more is taken.
 TEST(DflashKindsMemory, IsPlanned) {
   RandomOptions random;
   random.mix = "F16";

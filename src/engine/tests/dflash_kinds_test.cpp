@@ -1,9 +1,6 @@
-// dflash_kinds_test.cpp -- DFlash2 and DSpark against float64 (tests/goldens/dflash,
-// tools/drafter_reference.py).
+// dflash_kinds_test.cpp -- DFlash2 and DSpark against float64 (tools/drafter_reference.py).
 //
-// A drafter of two layers is fed the features of a context, and guesses a block: logits, candidates, the
-// scores of all pairs, confidence, and the greedy walk over them. No model is needed: both have an embedding
-// and a head of their own.
+// A drafter of two layers, with its own embedding and head, guesses a block from given features.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,11 +30,11 @@ Json read_json(const std::string& name) { return Json::parse(std::ifstream(kFold
 struct On {
   const char* name;
   const char* device;
-  double limit;  // of a logit, a score, a probability
+  double limit;  // of logits, scores, probabilities
 };
 const On kDevices[] = {{"Ref", "ref", 1e-5}, {"Cpu", "cpu", 2e-4}, {"Cuda", "cuda", 0.03}};
 
-// What a block is guessed to be: [row][...], [row][parent][...].
+// [row][...], [row][parent][...].
 struct Guessed {
   std::vector<std::vector<float>> logits, confidence;
   std::vector<std::vector<int32_t>> ids;
@@ -46,11 +43,12 @@ struct Guessed {
 
 class World {
  public:
-  // Skips the test where there is no such device: false.
+  // False: the device is missing and the test is skipped.
   bool start(const On& on, DflashFile file) {
     DeviceOptions options;
     options.activations = Activations::f32;
-    auto made = std::string(on.device) == "ref"   ? Result<std::unique_ptr<Device>>(make_ref_device(options))
+    auto made = std::string(on.device) == "ref"
+                    ? Result<std::unique_ptr<Device>>(make_ref_device(options))
                 : std::string(on.device) == "cpu" ? make_cpu_device(options)
                                                   : make_cuda_device(options);
     if (!made.ok()) return false;
@@ -66,7 +64,8 @@ class World {
     EXPECT_TRUE(loaded.ok()) << loaded.error().message;
     CacheSizes cells;
     cells.blocks[0] = kCells / kBlockTokens;
-    cells.k_format = cells.v_format = std::string(on.device) == "cuda" ? KvFormat::f16 : KvFormat::f32;
+    cells.k_format = cells.v_format =
+        std::string(on.device) == "cuda" ? KvFormat::f16 : KvFormat::f32;
     EXPECT_TRUE(cache_.allocate(*device_, config, cells).ok());
     Device::WorkspaceNeeds needs;
     needs.max_tokens = kCells;
@@ -134,7 +133,6 @@ class World {
     return result;
   }
 
-  // Rows of one sequence, all certain; outputs are those from first_output on.
   Batch batch(const std::vector<int32_t>& tokens, int32_t start, int32_t first_output) {
     const auto rows = static_cast<int32_t>(tokens.size());
     std::vector<int32_t> position(tokens.size()), output(static_cast<size_t>(rows - first_output));
@@ -204,8 +202,9 @@ void expect_near(const std::vector<float>& actual, const Json& expected, double 
     ASSERT_NEAR(actual[i], expected[i].get<double>(), limit) << what << " " << i;
 }
 
-// Candidates whose logits are nearly equal may have changed places.
-bool same_order(const std::vector<int32_t>& ids, const Json& expected, const Json& logits, double limit) {
+// Almost equal candidates may be swapped.
+bool same_order(const std::vector<int32_t>& ids, const Json& expected, const Json& logits,
+                double limit) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)].get<double>(); };
     if (std::abs(logit(ids[i]) - logit(expected[i].get<int32_t>())) > limit) return false;
@@ -216,7 +215,7 @@ bool same_order(const std::vector<int32_t>& ids, const Json& expected, const Jso
 void expect_golden(const Guessed& got, const Json& golden, const Dflash& drafter, double limit) {
   ASSERT_EQ(got.ids.size(), golden["rows"].size());
   const auto places = [](const std::vector<int32_t>& ids, const Json& wanted) {
-    std::vector<size_t> order;  // of the golden's candidates among ours
+    std::vector<size_t> order;  // index of each golden candidate
     for (const Json& id : wanted)
       order.push_back(
           static_cast<size_t>(std::find(ids.begin(), ids.end(), id.get<int32_t>()) - ids.begin()));
@@ -229,19 +228,19 @@ void expect_golden(const Guessed& got, const Json& golden, const Dflash& drafter
     expect_near(got.logits[i], row["logits"], limit, what);
     ASSERT_TRUE(same_order(got.ids[i], row["ids"], row["logits"], 2 * limit)) << what;
     const std::vector<size_t> own = places(got.ids[i], row["ids"]);
-    if (std::find(own.begin(), own.end(), got.ids[i].size()) != own.end()) continue;  // the last of equals
+    if (std::find(own.begin(), own.end(), got.ids[i].size()) != own.end()) continue;
     for (size_t p = 0; p < row["scores"].size(); ++p) {
       if (before[p] >= got.scores[i].size()) continue;
       std::vector<float> scores;
       for (const size_t c : own) scores.push_back(got.scores[i][before[p]][c]);
       expect_near(scores, row["scores"][p], 4 * limit, what + " behind " + std::to_string(p));
       if (row.contains("confidence")) {
-        EXPECT_NEAR(got.confidence[i][before[p]], row["confidence"][p].get<double>(), limit) << what;
+        EXPECT_NEAR(got.confidence[i][before[p]], row["confidence"][p].get<double>(), limit)
+            << what;
       }
     }
     before = own;
   }
-  // Greedy, and what the whole of q is.
   size_t parent = 0;
   for (size_t i = 0; i < got.scores.size(); ++i) {
     const std::vector<float>& row = got.scores[i][parent];
@@ -262,11 +261,11 @@ TEST_P(DflashKinds, Dflash2IsTheReference) {
   const DflashConfig& c = world.drafter().config();
   EXPECT_EQ(c.pairs, DflashPairs::selector);
   EXPECT_EQ(c.first_guess(), 1);
-  expect_golden(world.guess(expected["taps"], expected["next"]), expected["dflash2"], world.drafter(),
-                GetParam().limit);
+  expect_golden(world.guess(expected["taps"], expected["next"]), expected["dflash2"],
+                world.drafter(), GetParam().limit);
 }
 
-// The head knows 40 of 64 tokens.
+// The head has 40 of 64 tokens.
 TEST_P(DflashKinds, DsparkIsTheReference) {
   for (const char* name : {"dspark", "dspark_behind_the_anchor"}) {
     auto file = GgufFile::open(kFolder + "dspark.gguf");
@@ -281,7 +280,8 @@ TEST_P(DflashKinds, DsparkIsTheReference) {
     if (std::string(name) != "dspark") writer.set_bool("dflash.sample_from_anchor", false);
     const std::vector<std::byte> bytes = writer.to_bytes();
     World world;
-    if (!world.start(GetParam(), DflashFile::of_gguf(GgufFile::parse(bytes, "dspark").value()).value()))
+    if (!world.start(GetParam(),
+                     DflashFile::of_gguf(GgufFile::parse(bytes, "dspark").value()).value()))
       GTEST_SKIP() << "no such device";
     const Json expected = read_json("expected.json");
     EXPECT_EQ(world.drafter().config().pairs, DflashPairs::markov);
@@ -291,7 +291,6 @@ TEST_P(DflashKinds, DsparkIsTheReference) {
   }
 }
 
-// Tensors by name, as edited, into a file that DflashFile::of_safetensors takes.
 std::vector<std::byte> edited(
     const std::function<bool(const std::string& name, std::vector<uint16_t>& bf16)>& keep) {
   auto file = SafetensorsFile::open(kFolder + "dflash2/model.safetensors").value();
@@ -301,8 +300,9 @@ std::vector<std::byte> edited(
     std::vector<uint16_t> values(t.data.size() / 2);
     std::memcpy(values.data(), t.data.data(), t.data.size());
     if (!keep(std::string(t.name), values)) continue;
-    header[std::string(t.name)] = {
-        {"dtype", "BF16"}, {"shape", t.shape}, {"data_offsets", {data.size(), data.size() + t.data.size()}}};
+    header[std::string(t.name)] = {{"dtype", "BF16"},
+                                   {"shape", t.shape},
+                                   {"data_offsets", {data.size(), data.size() + t.data.size()}}};
     const auto bytes = std::as_bytes(std::span(values));
     data.insert(data.end(), bytes.begin(), bytes.end());
   }
@@ -318,7 +318,7 @@ std::vector<std::byte> edited(
 
 constexpr uint16_t kOne = 0x3f80;  // bf16
 
-// With convolutions that leave rows as they are and a selector that has no opinion, DFlash2 is DFlash.
+// Identity convolutions and a neutral selector.
 TEST_P(DflashKinds, Dflash2WithNothingToAddIsDflash) {
   const auto plain = edited([](const std::string& name, std::vector<uint16_t>&) {
     return name.find("_conv.") == std::string::npos && name.find("selector") == std::string::npos;
@@ -328,7 +328,7 @@ TEST_P(DflashKinds, Dflash2WithNothingToAddIsDflash) {
     if (base || name.find("kernel_projection") != std::string::npos ||
         name.find("codebook") != std::string::npos)
       std::fill(values.begin(), values.end(), uint16_t{0});
-    if (base)  // [2][2 taps][32]: the row itself
+    if (base)  // [2][2 taps][32]: identity
       for (size_t side = 0; side < 2; ++side) std::fill_n(values.begin() + side * 64, 32, kOne);
     return true;
   });

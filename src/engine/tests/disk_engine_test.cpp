@@ -1,5 +1,4 @@
-// disk_engine_test.cpp -- an engine that starts where another ended: the same answers, without computing the
-// prompt again.
+// disk_engine_test.cpp -- restarted engines give the same answers without recomputing the prompt.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -15,10 +14,10 @@
 #include <random>
 #include <thread>
 
-#include "base/files/temp_folder_test.h"
-#include "engine/disk/disk_format.h"
-#include "engine/disk/disk_store.h"
+#include "base/temp_folder_test.h"
 #include "engine/engine.h"
+#include "engine/prefix/disk_format.h"
+#include "engine/prefix/disk_store.h"
 #include "engine/service.h"
 #include "engine/tests/engine_devices_test.h"
 #include "model/test_models_test.h"
@@ -34,7 +33,9 @@ struct Answer {
   std::vector<float> logprobs;
   int32_t cached = 0;
   bool done = false;
-  bool operator==(const Answer& other) const { return tokens == other.tokens && logprobs == other.logprobs; }
+  bool operator==(const Answer& other) const {
+    return tokens == other.tokens && logprobs == other.logprobs;
+  }
 };
 
 struct Machine : Sink {
@@ -61,7 +62,8 @@ struct Machine : Sink {
     answers[id].cached = event.usage.cached_tokens;
     answers[id].done = true;
   }
-  RequestId submit(std::vector<int32_t> prompt, const std::string& salt = "", int32_t max_tokens = 12) {
+  RequestId submit(std::vector<int32_t> prompt, const std::string& salt = "",
+                   int32_t max_tokens = 12) {
     Request r;
     r.prompt = std::move(prompt);
     r.sampling.temperature = 0;
@@ -114,7 +116,6 @@ class DiskEngineOn : public testing_devices::OnDevice {
 INSTANTIATE_TEST_SUITE_P(Devices, DiskEngineOn, ::testing::Values("ref", "cpu", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
-// What was computed with another window is never found.
 TEST_P(DiskEngineOn, AWindowFindsItsOwnPrefixesOnly) {
   for (const RandomShape& shape : {tiny_dense(), tiny_attention()}) {
     const TempFolder folder;
@@ -139,7 +140,6 @@ TEST_P(DiskEngineOn, AWindowFindsItsOwnPrefixesOnly) {
   }
 }
 
-// The second turn after a restart is, bit for bit, what it is without one.
 TEST_P(DiskEngineOn, AConversationGoesOnAfterARestart) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention()}) {
     const TempFolder folder, never;
@@ -160,7 +160,6 @@ TEST_P(DiskEngineOn, AConversationGoesOnAfterARestart) {
     EXPECT_EQ(again.cached, two.cached);
     EXPECT_EQ(after.engine->disk()->stats().loads, 1u);
     EXPECT_EQ(after.engine->scheduler().stats().from_disk, 1u);
-    // What came from the disk is in memory now.
     EXPECT_EQ(after.ask(second), again);
     EXPECT_EQ(after.engine->disk()->stats().loads, 1u);
   }
@@ -174,7 +173,8 @@ TEST_P(DiskEngineOn, ManyWhoWaitForTheSamePrefixAnswerAlike) {
     {
       EngineOptions o = options(folder);
       Machine before(shape, o);
-      for (int32_t i = 0; i < 6; ++i) right.push_back(before.ask(joined(shared, prompt(20, i + 1))));
+      for (int32_t i = 0; i < 6; ++i)
+        right.push_back(before.ask(joined(shared, prompt(20, i + 1))));
     }
     EngineOptions o = options(folder);
     o.max_sequences = 4;
@@ -185,8 +185,7 @@ TEST_P(DiskEngineOn, ManyWhoWaitForTheSamePrefixAnswerAlike) {
     for (size_t i = 0; i < ids.size(); ++i) {
       EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
     }
-    // The first waits for the disk, since nobody knows yet what computing costs; whether a later one reads
-    // its own end or computes it depends on the clock.
+    // The first waits for the disk, as computing costs are unknown; later ones depend on time.
     EXPECT_GT(after.answers[ids[0]].cached, 0);
     EXPECT_LE(after.engine->disk()->stats().loads, ids.size());
   }
@@ -209,7 +208,6 @@ TEST_P(DiskEngineOn, TenantsAndModelsDoNotMeet) {
   EXPECT_GT(other.engine->disk()->stats().foreign, 0u);
 }
 
-// One bit in the middle of the largest tensor.
 TEST_P(DiskEngineOn, AnEditedModelFindsNothing) {
   const auto edit = [](std::vector<std::byte>& bytes) {
     const GgufFile file = parsed(bytes);
@@ -227,7 +225,6 @@ TEST_P(DiskEngineOn, AnEditedModelFindsNothing) {
   EXPECT_GT(other.engine->disk()->stats().foreign, 0u);
 }
 
-// Whoever drafts, and however much, finds what others have left, and answers as without it.
 TEST_P(DiskEngineOn, WhatDraftsIsNoPartOfAFile) {
   struct Way {
     const char* name;
@@ -238,7 +235,7 @@ TEST_P(DiskEngineOn, WhatDraftsIsNoPartOfAFile) {
                       {"three of the head", SpecType::mtp, 3, 2},
                       {"eight n-grams", SpecType::ngram, 8, 1},
                       {"nobody beside 12", SpecType::none, 0, 12}};
-  // Turns that repeat themselves: drafts are accepted up to where they end.
+  // Repetitive turns, so that drafts are accepted.
   auto p = joined(prompt(40), prompt(40), prompt(40));
   p = joined(p, p, prompt(300));
   const auto engine = [&](const TempFolder& folder, const Way& way) {
@@ -268,17 +265,18 @@ TEST_P(DiskEngineOn, WhatDraftsIsNoPartOfAFile) {
       EXPECT_EQ(after.engine->disk()->stats().foreign, 0u);
       const Answer again = after.ask(next, "", 40);
       EXPECT_EQ(again.tokens, right.tokens) << writer.name << ", then " << reader.name;
-      // A row that is drafted rounds otherwise on the reference and, by where it folds, on a GPU.
+      // Drafted rows round differently on the reference, and on a GPU depending on folds.
       if (std::string(GetParam()) == "cpu" || writer.most + reader.most == 0) {
         EXPECT_TRUE(again == right) << writer.name << ", then " << reader.name;
       }
-      EXPECT_GT(again.cached, static_cast<int32_t>(p.size()) + 30) << writer.name << ", then " << reader.name;
+      EXPECT_GT(again.cached, static_cast<int32_t>(p.size()) + 30)
+          << writer.name << ", then " << reader.name;
       EXPECT_EQ(after.engine->disk()->stats().failed_loads, 0u);
     }
   }
 }
 
-// How many entries follow a state is an index into a ring. A file may say anything, with right checksums.
+// The number of pending entries indexes a ring; a file with valid checksums may hold any number.
 TEST_P(DiskEngineOn, ForgedStatesCostTimeNotAnswers) {
   const auto p = joined(prompt(420), prompt(30, 2));
   for (const uint32_t forged : {1u, 17u, 1'000'000u, 0x7fffffffu, 0x80000000u, 0xffffffffu}) {
@@ -296,7 +294,8 @@ TEST_P(DiskEngineOn, ForgedStatesCostTimeNotAnswers) {
       header.pending += forged;
       header.header_checksum = header_checksum(header);
       std::memcpy(bytes.data(), &header, sizeof header);
-      std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+      std::ofstream(path, std::ios::binary)
+          .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
       ++changed;
     }
     ASSERT_GT(changed, 0u);
@@ -325,7 +324,7 @@ TEST_P(DiskEngineOn, DamagedFilesCostTimeNotAnswers) {
   EXPECT_GT(after.engine->disk()->stats().failed_loads, 0u);
 }
 
-// A pool that cannot hold what runs and what is read at the same time.
+// The pool is too small for running sequences and the load.
 TEST_P(DiskEngineOn, ReadingUnderPressureHarmsNobody) {
   const TempFolder folder;
   std::vector<Answer> right;
@@ -346,22 +345,24 @@ TEST_P(DiskEngineOn, ReadingUnderPressureHarmsNobody) {
     if (i == 2) after.engine->cancel(after.submit(prompt(500, 4)));
   }
   after.run();
-  for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
+  for (size_t i = 0; i < ids.size(); ++i)
+    EXPECT_EQ(after.answers[ids[i]].tokens, right[i].tokens) << i;
   EXPECT_GT(after.engine->scheduler().stats().from_disk, 0u);
 }
 
-// Answers one question of a conversation after the other until it is killed.
 [[noreturn]] void converse(const EngineOptions& options, int ready) {
   Machine m(tiny_dense(), options);
   [[maybe_unused]] const ssize_t told = ::write(ready, "x", 1);
   for (int32_t round = 0;; ++round) {
     auto text = prompt(300, round % 3);
-    for (int32_t turn = 0; turn < 4; ++turn) text = joined(text, m.ask(text, "", 6).tokens, prompt(40, turn));
+    for (int32_t turn = 0; turn < 4; ++turn)
+      text = joined(text, m.ask(text, "", 6).tokens, prompt(40, turn));
   }
 }
 
 TEST_P(DiskEngineOn, KilledAtAnyMomentItAnswersAsIfNothingHadBeen) {
-  if (GetParam() == std::string("cuda")) GTEST_SKIP() << "a child process cannot go on with the driver";
+  if (GetParam() == std::string("cuda"))
+    GTEST_SKIP() << "a child process cannot go on with the driver";
   std::vector<std::vector<int32_t>> texts;
   std::vector<Answer> right;
   const TempFolder never, folder;
@@ -402,7 +403,6 @@ TEST_P(DiskEngineOn, KilledAtAnyMomentItAnswersAsIfNothingHadBeen) {
   EXPECT_GT(cached, 0);
 }
 
-// Waits for what another thread does; much longer than it takes.
 template <typename Condition>
 bool comes_true(const Condition& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -411,8 +411,7 @@ bool comes_true(const Condition& condition) {
   return condition();
 }
 
-// Its blocks are offered on the way, so that a prompt longer than the staging memory is there whole, if the
-// writer keeps up.
+// Blocks are offered during the prompt, so one longer than the staging memory can be stored.
 TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
   const TempFolder folder;
   EngineOptions o = options(folder);
@@ -426,7 +425,7 @@ TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
       return m.engine->step();
     };
     for (int32_t offered = 0; step();) {
-      // The step has handed the writer what was offered after the one before.
+      // Each step submits the offer of the step before.
       EXPECT_TRUE(comes_true([&] { return m.engine->disk()->stats().stored >= offers; }));
       const auto running = m.engine->scheduler().running();
       if (running.empty() || running[0]->prefix.offered_tokens == offered) continue;
@@ -440,7 +439,7 @@ TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
   EXPECT_EQ(after.ask(prompt(900), "", 4).cached, 896);
 }
 
-// Nobody asks anything any more, and nobody stops the engine: it may be killed at any time.
+// Without another request or a shutdown: the process may be killed.
 TEST_P(DiskEngineOn, AnIdleEngineHasWrittenWhatItKeptLast) {
   for (const bool cancelled : {false, true}) {
     const TempFolder folder;
@@ -452,7 +451,7 @@ TEST_P(DiskEngineOn, AnIdleEngineHasWrittenWhatItKeptLast) {
       if (cancelled && !running.empty() && running[0]->generated() == 5) m.engine->cancel(id);
     }
     const uint64_t taken = m.engine->scheduler().stats().checkpoints;
-    EXPECT_GE(taken, 2u);  // the last at the end of the answer
+    EXPECT_GE(taken, 2u);  // the last at the answer's end
     EXPECT_TRUE(comes_true([&] { return m.engine->disk()->stats().stored == taken; }))
         << m.engine->disk()->stats().stored << " of " << taken;
   }

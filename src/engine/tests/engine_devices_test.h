@@ -1,7 +1,6 @@
-// engine_devices_test.h -- on which devices the tests of the engine run.
+// engine_devices_test.h -- the devices on which engine tests run.
 //
-// BRAID_TEST_DEVICES=gpu leaves everything but the GPU out: a run on a GPU machine need not repeat what any
-// machine can test. Without a GPU its tests are skipped and say why there is none.
+// BRAID_TEST_DEVICES=gpu runs only the GPU's tests. Without a GPU they are skipped.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,16 +25,15 @@ inline std::string why_not_on(std::string_view device) {
   return reason;
 }
 
-// Log probabilities that are no further apart may change places on a GPU, whose forms for other rows round otherwise.
+// On a GPU log probabilities this close may swap: other kernels round differently.
 inline constexpr float kNearTie = 0.05f;
 
-// "cpu_late": a CPU whose clients hear of a step during the next, as those of a GPU do.
+// "cpu_late": a CPU that delivers events during the next step, like a GPU.
 inline void choose(EngineOptions& options, std::string_view device) {
   options.hooks.late_events = device == "cpu_late";
   options.device = options.hooks.late_events ? "cpu" : device;
 }
 
-// A test fixture whose parameter is a device's name, for choose().
 class OnDevice : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

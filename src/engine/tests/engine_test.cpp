@@ -1,8 +1,7 @@
-// engine_test.cpp -- however the work is cut, shared or interrupted, the answers are the same.
+// engine_test.cpp -- answers do not depend on how work is cut, shared or interrupted.
 //
-// Small random models on devices whose results do not depend on how rows are grouped (the GPU when it is told
-// to be deterministic), so tokens are compared exactly. Greedy logits of random models have margins far above
-// rounding.
+// Results do not depend on the grouping of rows (GPU: deterministic), and greedy margins of random
+// models are far above rounding. So tokens are compared exactly.
 #include "engine/engine.h"
 
 #include <fmt/format.h>
@@ -21,7 +20,6 @@ namespace {
 
 using namespace testing_machines;
 
-// Tests that run on every device.
 class EngineOn : public testing_devices::OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
@@ -31,9 +29,10 @@ std::string refusal(Machine& m, const Request& request) {
   return id.ok() ? "" : id.error().message;
 }
 
-// Of every kind of layers: with and without state, all without it and some with windows.
+// All kinds of layers: with state, without, and with windows.
 std::vector<RandomShape> all_shapes() {
-  return {tiny_dense(), tiny_moe(), tiny_attention(), tiny_qwen3(), tiny_qwen3next(), tiny_laguna()};
+  return {tiny_dense(), tiny_moe(),       tiny_attention(),
+          tiny_qwen3(), tiny_qwen3next(), tiny_laguna()};
 }
 
 TEST_P(EngineOn, AnswersDoNotDependOnTheChunksOfThePrompt) {
@@ -64,7 +63,7 @@ TEST_P(EngineOn, TogetherIsTheSameAsAlone) {
     std::vector<RequestId> ids;
     for (int32_t i = 0; i < 6; ++i) {
       ids.push_back(m.submit(greedy(prompt(3 + 31 * i, i), 10 + i)));
-      m.engine->step();  // they arrive while others run
+      m.engine->step();  // arrivals between steps
     }
     m.run();
     for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(m.sink.answers[ids[i]].tokens, alone[i]) << i;
@@ -77,7 +76,7 @@ TEST_P(EngineOn, AModelWithoutRecurrentLayersResumesAtBlocks) {
   const Answer first = m.ask(greedy(prompt(100), 8));
   const Answer again = m.ask(greedy(prompt(100), 8));
   EXPECT_EQ(again.tokens, first.tokens);
-  EXPECT_EQ(again.end.usage.cached_tokens, 96);  // whole blocks; no checkpoint is needed
+  EXPECT_EQ(again.end.usage.cached_tokens, 96);  // whole blocks need no checkpoint
 }
 
 // tiny_laguna: three of four layers have a window of 64.
@@ -94,7 +93,9 @@ TEST_P(EngineOn, WindowsGiveBackWhatLiesBehindThem) {
   EXPECT_LT(s.blocks(1).total(), 32);
   const MemoryPlan& plan = m.engine->memory();
   EXPECT_EQ(plan.kv_token_bytes, 4 * plan.kv_old_token_bytes);
-  const auto in_use = [&](int32_t group) { return s.blocks(group).total() - s.blocks(group).free(); };
+  const auto in_use = [&](int32_t group) {
+    return s.blocks(group).total() - s.blocks(group).free();
+  };
   m.submit(greedy(prompt(1000), 200));
   Answer& answer = m.sink.answers[1];
   while (m.engine->step()) {
@@ -104,7 +105,7 @@ TEST_P(EngineOn, WindowsGiveBackWhatLiesBehindThem) {
       EXPECT_EQ(in_use(0), 32);
     }
   }
-  // With files in play all layers keep everything, and nothing else is different.
+  // With a cache directory all layers keep all blocks.
   std::string folder = (std::filesystem::temp_directory_path() / "braid-windows-XXXXXX").string();
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   options.cache_dir = folder;
@@ -144,10 +145,10 @@ void let_all_layers_slide(GgufWriter& w) {
   w.set_value("laguna.attention.sliding_window_pattern", value);
 }
 
-// Whose layers all have windows: nothing is kept for ever.
 TEST_P(EngineOn, AllLayersMayHaveWindows) {
-  const auto bytes = edited(bytes_of(tiny_laguna()),
-                            [](GgufWriter& w, std::vector<OwnTensor>&) { let_all_layers_slide(w); });
+  const auto bytes = edited(bytes_of(tiny_laguna()), [](GgufWriter& w, std::vector<OwnTensor>&) {
+    let_all_layers_slide(w);
+  });
   EngineOptions options = on(GetParam());
   options.context_tokens = 2048;
   options.hooks.poison_unused = true;
@@ -162,9 +163,9 @@ TEST_P(EngineOn, AllLayersMayHaveWindows) {
   EXPECT_GT(again.end.usage.cached_tokens, 600);
 }
 
-// Tokens, and how probable each was.
 using Said = std::pair<std::vector<int32_t>, std::vector<float>>;
-Said say(const std::vector<std::byte>& bytes, const EngineOptions& options, const std::vector<int32_t>& ids) {
+Said say(const std::vector<std::byte>& bytes, const EngineOptions& options,
+         const std::vector<int32_t>& ids) {
   Machine m(bytes, options);
   Request r = greedy(ids, 30);
   r.top_logprobs = 0;
@@ -177,7 +178,7 @@ Said say(const std::vector<std::byte>& bytes, const EngineOptions& options, cons
   return said;
 }
 
-// Of all layers by an option or by the file: the same model. Here both kinds of layers have the same rope.
+// By option or by file: the same model. Both kinds of layers use the same rope here.
 TEST_P(EngineOn, AWindowByOptionIsThatOfAFile) {
   const auto turn_alike = [](GgufWriter& w) {
     w.set_string("laguna.rope.scaling.type", "none");
@@ -201,7 +202,7 @@ TEST_P(EngineOn, AWindowByOptionIsThatOfAFile) {
     EXPECT_NE(said, whole) << window;
     EXPECT_EQ(said, say(slides, options, asked)) << window;
   }
-  limited.attention_window = 100;  // windows of 64 stay what they are
+  limited.attention_window = 100;  // windows of 64 stay
   const MemoryPlan plan = Engine::plan_memory(parsed(file), limited).value();
   EXPECT_EQ(plan.window_tokens, 100);
   EXPECT_NE(say(file, limited, asked), whole);
@@ -219,7 +220,7 @@ TEST_P(EngineOn, AWindowOfAllPositionsChangesNothing) {
   }
 }
 
-// Attention alone, in four layers: a row knows of 4 x 31 positions before it.
+// Four attention layers: a row depends on 4 x 31 positions before it.
 TEST_P(EngineOn, AWindowEndsWhatARowKnows) {
   const auto bytes = bytes_of(tiny_qwen3());
   EngineOptions options = on(GetParam());
@@ -251,8 +252,9 @@ TEST_P(EngineOn, AWindowHoldsHoweverAPromptIsCut) {
       EXPECT_EQ(plan.window_tokens, 40);
       EXPECT_EQ(m.engine->scheduler().groups(), recurrent ? 1 : 2);
       EXPECT_EQ(plan.kv_old_token_bytes, recurrent ? plan.kv_token_bytes : 0u);
-      EXPECT_NE(plan.table().find(recurrent ? "windows of 40 tokens save none" : "window of 40 tokens"),
-                std::string::npos);
+      EXPECT_NE(
+          plan.table().find(recurrent ? "windows of 40 tokens save none" : "window of 40 tokens"),
+          std::string::npos);
       const RequestId beside = m.submit(greedy(prompt(90, 3), 40));
       answers.push_back(m.ask(greedy(prompt(250), 20)).tokens);
       EXPECT_EQ(m.sink.answers[beside].tokens.size(), 40u);
@@ -264,7 +266,7 @@ TEST_P(EngineOn, AWindowHoldsHoweverAPromptIsCut) {
   }
 }
 
-// Sizes that no published model has. A GPU has no kernels for them and says so; everybody else runs them.
+// Sizes of no published model. A GPU without kernels for them refuses.
 TEST_P(EngineOn, OddSizesRunOrAreRefusedBeforeLoading) {
   RandomShape heads = tiny_dense();
   heads.head_dim = heads.rope_dims = 12;
@@ -278,7 +280,8 @@ TEST_P(EngineOn, OddSizesRunOrAreRefusedBeforeLoading) {
   for (const auto& [shape, what] : cases) {
     const auto bytes = bytes_of(shape);
     if (std::string(GetParam()) != "cuda") {
-      EXPECT_EQ(Machine(bytes, on(GetParam())).ask(greedy(prompt(40), 5)).tokens.size(), 5u) << what;
+      EXPECT_EQ(Machine(bytes, on(GetParam())).ask(greedy(prompt(40), 5)).tokens.size(), 5u)
+          << what;
       continue;
     }
     const GgufFile file = parsed(bytes);
@@ -289,7 +292,7 @@ TEST_P(EngineOn, OddSizesRunOrAreRefusedBeforeLoading) {
   }
 }
 
-// A step's drafted tokens of a sequence are bits of a word on a GPU.
+// On a GPU a sequence's drafts of a step are bits of a word.
 TEST_P(EngineOn, MoreDraftsThanKernelsTakeAreRefusedBeforeLoading) {
   const auto bytes = bytes_of(tiny_moe());
   const GgufFile file = parsed(bytes);
@@ -304,17 +307,20 @@ TEST_P(EngineOn, MoreDraftsThanKernelsTakeAreRefusedBeforeLoading) {
   EXPECT_EQ(engine.ok(), std::string(GetParam()) != "cuda");
   if (engine.ok()) return;
   EXPECT_EQ(engine.error().kind, ErrorKind::unsupported);
-  EXPECT_NE(engine.error().message.find("65 drafted tokens"), std::string::npos) << engine.error().message;
+  EXPECT_NE(engine.error().message.find("65 drafted tokens"), std::string::npos)
+      << engine.error().message;
   EXPECT_NE(engine.error().message.find("at most 64"), std::string::npos) << engine.error().message;
 }
 
 TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
   const auto split = bytes_of(tiny_moe(), "Q8_0");
   const auto fused = edited(split, [](GgufWriter&, std::vector<OwnTensor>& t) {
-    fuse(t, {"blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"}, "blk.3.attn_qkv.weight");
+    fuse(t, {"blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"},
+         "blk.3.attn_qkv.weight");
     for (int i = 0; i < 4; ++i) {
       const std::string p = "blk." + std::to_string(i) + ".";
-      fuse(t, {p + "ffn_gate_exps.weight", p + "ffn_up_exps.weight"}, p + "ffn_gate_up_exps.weight");
+      fuse(t, {p + "ffn_gate_exps.weight", p + "ffn_up_exps.weight"},
+           p + "ffn_gate_up_exps.weight");
     }
   });
   Machine a(split, on(GetParam())), b(fused, on(GetParam()));
@@ -323,10 +329,10 @@ TEST_P(EngineOn, FusedTensorsAreTheSameModel) {
 
 TEST_P(EngineOn, ScaleCompanionsMultiplyTheirProducts) {
   const auto plain = bytes_of(tiny_moe());
-  // Twice the scale of half the weights: powers of two, so nothing rounds differently.
+  // Powers of two, so rounding is unchanged.
   const auto scaled = edited(plain, [](GgufWriter&, std::vector<OwnTensor>& t) {
-    for (const char* name : {"blk.0.ssm_out", "blk.1.ffn_down_exps", "blk.2.ssm_alpha", "blk.3.attn_k",
-                             "blk.3.ffn_up_shexp", "output"}) {
+    for (const char* name : {"blk.0.ssm_out", "blk.1.ffn_down_exps", "blk.2.ssm_alpha",
+                             "blk.3.attn_k", "blk.3.ffn_up_shexp", "output"}) {
       OwnTensor& w = find(t, std::string(name) + ".weight");
       auto* values = reinterpret_cast<float*>(w.data.data());
       for (size_t i = 0; i < w.data.size() / 4; ++i) values[i] *= 0.5f;
@@ -374,12 +380,12 @@ TEST_P(EngineOn, CancelReturnsEverythingWithinTwoSteps) {
   std::vector<RequestId> ids;
   for (int32_t i = 0; i < 4; ++i) ids.push_back(m.submit(greedy(prompt(50, i), 20)));
   m.sink.on_token = [&](RequestId id) {
-    if (id == ids[1] && m.sink.answers[id].tokens.size() == 3) m.engine->cancel(id);  // from inside a step
+    if (id == ids[1] && m.sink.answers[id].tokens.size() == 3) m.engine->cancel(id);  // in a step
   };
   m.engine->step();
   m.engine->cancel(ids[0]);  // in its prompt
-  m.engine->cancel(ids[3]);  // not begun
-  m.engine->cancel(999);     // nobody
+  m.engine->cancel(ids[3]);  // still waiting
+  m.engine->cancel(999);     // unknown
   m.engine->step();
   EXPECT_TRUE(m.sink.answers[ids[0]].done);
   EXPECT_TRUE(m.sink.answers[ids[3]].done);
@@ -393,8 +399,7 @@ TEST_P(EngineOn, CancelReturnsEverythingWithinTwoSteps) {
             Machine(bytes_of(tiny_dense()), on(GetParam())).ask(greedy(prompt(50, 2), 20)).tokens);
 }
 
-// A token is told in the step after its own, the last with the end in its own: nobody waits for a step that
-// does not come.
+// Tokens are delivered in the next step, the last one with the end in its own.
 TEST(Engine, LateNewsIsCompleteWhenNobodyRuns) {
   Machine m(bytes_of(tiny_dense()), on("cpu_late"));
   size_t told_in_step = 0;
@@ -406,12 +411,12 @@ TEST(Engine, LateNewsIsCompleteWhenNobodyRuns) {
     if (!m.engine->step()) break;
     told.push_back(told_in_step);
   }
-  EXPECT_EQ(told, (std::vector<size_t>{0, 1, 2}));  // the end waits for no step
+  EXPECT_EQ(told, (std::vector<size_t>{0, 1, 2}));  // the end needs no further step
   EXPECT_TRUE(m.sink.answers[id].done);
   EXPECT_EQ(m.sink.answers[id].end.usage.generated_tokens, 3);
 }
 
-// By the caller between two steps, and by another's sink: also where the token has been written down already.
+// By the caller between steps, or by another sink, even after the token was recorded.
 TEST_P(EngineOn, NoTokenComesAfterCancel) {
   for (const bool last_token : {false, true}) {
     for (const bool from_sink : {false, true}) {
@@ -419,7 +424,8 @@ TEST_P(EngineOn, NoTokenComesAfterCancel) {
       options.max_sequences = 3;
       Machine m(bytes_of(tiny_dense()), options);
       std::vector<RequestId> ids;
-      for (int32_t i = 0; i < 3; ++i) ids.push_back(m.submit(greedy(prompt(20, i), last_token ? 4 : 30)));
+      for (int32_t i = 0; i < 3; ++i)
+        ids.push_back(m.submit(greedy(prompt(20, i), last_token ? 4 : 30)));
       std::map<RequestId, size_t> heard;  // at cancel()
       const auto cancel_all_but = [&](RequestId kept) {
         for (const RequestId id : ids)
@@ -433,7 +439,7 @@ TEST_P(EngineOn, NoTokenComesAfterCancel) {
       };
       while (m.engine->step()) {
         m.engine->check();
-        // What is pending now is told in the next step where news is late.
+        // With late events a pending token is delivered in the next step.
         if (!from_sink && heard.empty() && m.engine->scheduler().running().size() == 3 &&
             m.engine->scheduler().running()[0]->generated() == 3)
           cancel_all_but(ids[0]);
@@ -441,7 +447,8 @@ TEST_P(EngineOn, NoTokenComesAfterCancel) {
       ASSERT_EQ(heard.size(), 2u) << last_token << from_sink;
       for (const auto& [id, tokens] : heard) {
         EXPECT_EQ(m.sink.answers[id].tokens.size(), tokens) << last_token << from_sink;
-        EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled) << last_token << from_sink;
+        EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled)
+            << last_token << from_sink;
       }
     }
   }
@@ -463,7 +470,6 @@ TEST_P(EngineOn, AScoreThatCancelsAnotherIsHeardAtOnce) {
   EXPECT_EQ(m.sink.answers[id].end.reason, FinishReason::cancelled);
 }
 
-// The end of the prompt is the end of a block, and nothing comes after it.
 TEST_P(EngineOn, APromptOfWholeBlocksMayEndWithoutAnAnswer) {
   Machine m(bytes_of(tiny_dense()), on(GetParam()));
   for (const int32_t length : {32, 64, 192}) {

@@ -1,10 +1,8 @@
-// equality_test.cpp -- golden prompts give the same bytes alone, among others, resumed, preempted and
-// forked.
+// equality_test.cpp -- golden prompts give the same bytes alone, among others, resumed and
+// preempted.
 //
-// On the CPU every op sums in an order that depends on the row alone, and so it does on a GPU that is told to
-// be deterministic: the rule is identity, tokens equal and their log probabilities equal to the last bit.
-// What each case is compared with is its own run alone, on an engine without a cache; golden_test.cpp
-// compares that with float64. What a GPU does without being told: gpu_engine_test.cpp.
+// On a CPU and a deterministic GPU, tokens and log probabilities must equal those of a run alone
+// without cache. golden_test.cpp compares with float64; gpu_engine_test.cpp covers other GPU runs.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -27,7 +25,7 @@ namespace {
 using testing_demo::kRoot;
 
 constexpr int32_t kAnswer = 48;       // tokens
-constexpr int32_t kLongAnswer = 144;  // that grow beyond what was kept free when they entered
+constexpr int32_t kLongAnswer = 144;  // beyond the blocks reserved at admission
 
 struct Written {
   std::vector<int32_t> tokens;
@@ -36,8 +34,7 @@ struct Written {
   FinishReason reason = FinishReason::error;
 };
 
-// Empty if log probabilities differ by at most `limit` (0: the same to the last bit) up to the first
-// different token, which is allowed only with a limit.
+// Empty: equal, or within `limit` up to the first different token, which needs a limit.
 std::string difference(const Written& a, const Written& b, float limit = 0) {
   if (a.reason != b.reason) return std::string("ended by ") + finish_reason_name(a.reason);
   for (size_t i = 0; i < std::min(a.tokens.size(), b.tokens.size()); ++i) {
@@ -71,7 +68,7 @@ struct Subject {
   const char* goldens;
   const char* device;
   bool mixture;
-  const char* k_type = nullptr;  // formats of sealed blocks; null: nothing is sealed
+  const char* k_type = nullptr;  // codecs of sealed blocks; null: not sealed
   const char* v_type = nullptr;
   KvTail tail = {};
   int32_t attention_window = 0;
@@ -81,16 +78,16 @@ const char* const kMoe = "/tests/goldens/braid-tiny-moe-q4_k_m.gguf";
 const Subject kSubjects[] = {
     {"Demo", kDemo, "/tests/goldens/demo.json", "cpu", false},
     {"Moe", kMoe, "/tests/goldens/tiny-moe.json", "cpu", true},
-    {"Qwen3", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf", "/tests/goldens/tiny/qwen3-tied-q8_0.json", "cpu",
-     false},
-    {"Qwen3Moe", "/tests/goldens/tiny/qwen3moe-q8_0.gguf", "/tests/goldens/tiny/qwen3moe-q8_0.json", "cpu",
-     true},
-    {"Qwen3Next", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json", "cpu",
-     true},
-    {"Laguna", "/tests/goldens/tiny/laguna-head-q8_0.gguf", "/tests/goldens/tiny/laguna-head-q8_0.json",
+    {"Qwen3", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3-tied-q8_0.json", "cpu", false},
+    {"Qwen3Moe", "/tests/goldens/tiny/qwen3moe-q8_0.gguf", "/tests/goldens/tiny/qwen3moe-q8_0.json",
      "cpu", true},
-    {"Qwen3NextC4", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "cpu", true, "c4", "c4"},
+    {"Qwen3Next", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cpu", true},
+    {"Laguna", "/tests/goldens/tiny/laguna-head-q8_0.gguf",
+     "/tests/goldens/tiny/laguna-head-q8_0.json", "cpu", true},
+    {"Qwen3NextC4", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cpu", true, "c4", "c4"},
     {"Qwen3NextMixed",
      "/tests/goldens/tiny/qwen3next-q8_0.gguf",
      "/tests/goldens/tiny/qwen3next-q8_0.json",
@@ -99,7 +96,7 @@ const Subject kSubjects[] = {
      "q8_0",
      "c3",
      {0, 1}},
-    // Nothing but attention, and windows beside it: resumed at checkpoints all the same.
+    // Attention with windows only; sealing still requires checkpoints.
     {"Qwen3Q5",
      "/tests/goldens/tiny/qwen3-tied-q8_0.gguf",
      "/tests/goldens/tiny/qwen3-tied-q8_0.json",
@@ -116,7 +113,7 @@ const Subject kSubjects[] = {
      "q8_0",
      "q8_0",
      {0, 0}},
-    // A window for attention: masks beside recurrent layers and sealed blocks, else blocks are given back.
+    // With recurrent layers or sealed blocks the window masks, else blocks are released.
     {"Qwen3NextWindow",
      "/tests/goldens/tiny/qwen3next-q8_0.gguf",
      "/tests/goldens/tiny/qwen3next-q8_0.json",
@@ -144,22 +141,22 @@ const Subject kSubjects[] = {
      "q8_0",
      {1, 0},
      100},
-    // Its slots lag behind, as those of a GPU.
-    {"Qwen3NextRef", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "ref", true},
+    // Its slots lag like a GPU's.
+    {"Qwen3NextRef", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "ref", true},
     {"DemoCuda", kDemo, "/tests/goldens/demo.json", "cuda", false},
     {"MoeCuda", kMoe, "/tests/goldens/tiny-moe.json", "cuda", true},
-    {"Qwen3Cuda", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf", "/tests/goldens/tiny/qwen3-tied-q8_0.json",
-     "cuda", false},
-    {"Qwen3MoeCuda", "/tests/goldens/tiny/qwen3moe-q8_0.gguf", "/tests/goldens/tiny/qwen3moe-q8_0.json",
-     "cuda", true},
-    {"Qwen3NextCuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "cuda", true},
-    {"LagunaCuda", "/tests/goldens/tiny/laguna-head-q8_0.gguf", "/tests/goldens/tiny/laguna-head-q8_0.json",
-     "cuda", true},
+    {"Qwen3Cuda", "/tests/goldens/tiny/qwen3-tied-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3-tied-q8_0.json", "cuda", false},
+    {"Qwen3MoeCuda", "/tests/goldens/tiny/qwen3moe-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3moe-q8_0.json", "cuda", true},
+    {"Qwen3NextCuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cuda", true},
+    {"LagunaCuda", "/tests/goldens/tiny/laguna-head-q8_0.gguf",
+     "/tests/goldens/tiny/laguna-head-q8_0.json", "cuda", true},
     {"DemoTbq4Cuda", kDemo, "/tests/goldens/demo.json", "cuda", false, "tbq4_0", "tbq4_0", {1, 0}},
-    {"Qwen3NextC4Cuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf", "/tests/goldens/tiny/qwen3next-q8_0.json",
-     "cuda", true, "c4", "c4"},
+    {"Qwen3NextC4Cuda", "/tests/goldens/tiny/qwen3next-q8_0.gguf",
+     "/tests/goldens/tiny/qwen3next-q8_0.json", "cuda", true, "c4", "c4"},
     {"Qwen3NextMixedCuda",
      "/tests/goldens/tiny/qwen3next-q8_0.gguf",
      "/tests/goldens/tiny/qwen3next-q8_0.json",
@@ -201,7 +198,6 @@ class Equality : public ::testing::TestWithParam<Subject> {
     auto opened = GgufFile::open(kRoot + GetParam().model);
     ASSERT_TRUE(opened.ok()) << opened.error().message;
     file = std::make_unique<GgufFile>(std::move(opened).value());
-    // Once per model.
     static std::map<std::string, std::vector<Written>> known;
     alone = known[GetParam().name];
     if (!alone.empty()) return;
@@ -233,7 +229,7 @@ class Equality : public ::testing::TestWithParam<Subject> {
     EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message);
     return std::move(engine).value();
   }
-  // Half of the cases are drawn, from a seed, so that the sampler's state is part of what must survive.
+  // Half are sampled with a seed, so the sampler's state must survive too.
   Request request(size_t i) const {
     Request r;
     r.prompt = prompts[i];
@@ -256,11 +252,11 @@ class Equality : public ::testing::TestWithParam<Subject> {
   uint64_t bytes_of_blocks(const Engine& engine, int64_t blocks) const {
     const MemoryPlan& plan = engine.memory();
     if (plan.exact_tokens > 0)
-      return plan.kv_old_token_bytes * kBlockTokens * static_cast<uint64_t>(blocks) + plan.kv_window_bytes;
+      return plan.kv_old_token_bytes * kBlockTokens * static_cast<uint64_t>(blocks) +
+             plan.kv_window_bytes;
     return static_cast<uint64_t>(engine.config().kv_bytes_per_token(KvFormat::f16, KvFormat::f16)) *
            kBlockTokens * static_cast<uint64_t>(blocks);
   }
-  // Everybody at once, in a random order, with strangers in between who come and go.
   void run_together(Engine& engine, uint64_t seed, const std::string& what) {
     std::mt19937_64 random(seed);
     Writer writer;
@@ -299,8 +295,8 @@ TEST_P(Equality, AmongSixteenOthersWhoComeAndGo) {
     options.max_sequences = 16;
     options.ubatch_tokens = 96;
     options.gap_limit = gap_limit;
-    options.hooks.shuffle_blocks = 77;   // blocks in random physical order
-    options.hooks.poison_unused = true;  // whoever reads what is not his shows it
+    options.hooks.shuffle_blocks = 77;   // random physical order
+    options.hooks.poison_unused = true;  // invalid reads become visible
     auto engine = start(options);
     run_together(*engine, 1, "together");
     run_together(*engine, 2, "together, with what the first round left in the cache");
@@ -334,9 +330,12 @@ TEST_P(Equality, ResumedAtEveryPosition) {
       engine->run_until_idle();
       engine->check();
       // Without state a prefix ends with a block, unless blocks are sealed.
-      const bool anywhere = engine->config().count(LayerKind::delta) > 0 || GetParam().k_type != nullptr;
-      EXPECT_EQ(writer.written[id].usage.cached_tokens, anywhere ? p : p / kBlockTokens * kBlockTokens);
-      EXPECT_EQ(difference(writer.written[id], alone[i]), "") << "case " << i << " resumed at " << p;
+      const bool anywhere =
+          engine->config().count(LayerKind::delta) > 0 || GetParam().k_type != nullptr;
+      EXPECT_EQ(writer.written[id].usage.cached_tokens,
+                anywhere ? p : p / kBlockTokens * kBlockTokens);
+      EXPECT_EQ(difference(writer.written[id], alone[i]), "")
+          << "case " << i << " resumed at " << p;
       ++resumed;
     }
   }
@@ -364,7 +363,8 @@ TEST_P(Equality, AfterARestartFromTheDisk) {
     EXPECT_EQ(difference(writer.written[id], alone[i]), "") << "after a restart, case " << i;
   }
   std::printf("[report] %s: %llu prefixes from the disk, %lld prompt tokens not computed again\n",
-              GetParam().name, static_cast<unsigned long long>(engine->scheduler().stats().from_disk),
+              GetParam().name,
+              static_cast<unsigned long long>(engine->scheduler().stats().from_disk),
               static_cast<long long>(cached));
   EXPECT_GT(engine->scheduler().stats().from_disk, 0u);
   engine.reset();
@@ -381,15 +381,14 @@ TEST_P(Equality, PushedOutAndBackAgain) {
     options.hooks.poison_unused = true;
     options.swap_memory_bytes = int64_t{64} << 20;
     options.context_tokens = 1024;
-    // Computed again, the tokens of an answer run as they did at first. Of a GPU that has not been measured.
+    // Recomputed answers run as at first.
     const bool again = preemption == Preemption::recompute;
     const bool gpu = std::string(GetParam().device) == "cuda";
     const float limit = again && gpu ? 0.05f : 0;
-    // A mixture chooses experts by scores that may lie closer together than forms round, and sealed rows take
-    // the next code: an answer in which one moves goes another way.
+    // Experts with near-equal scores, or the next code of a sealed row, may change an answer.
     const bool jumps = GetParam().mixture || GetParam().k_type != nullptr;
     const size_t may_differ = again && gpu && jumps ? prompts.size() / 2 : 0;
-    // First with all they need, to learn the size of a block; then with room for the two longest only.
+    // First with all blocks, to learn their size; then with blocks for the two longest only.
     size_t longest = 0;
     for (const auto& p : prompts) longest = std::max(longest, p.size());
     options.context_tokens = static_cast<int32_t>(longest) + kLongAnswer;
@@ -407,14 +406,15 @@ TEST_P(Equality, PushedOutAndBackAgain) {
       measured->run_until_idle();
       long_alone.push_back(solo.written[id]);
     }
-    const int64_t blocks = std::max<int64_t>(blocks_for(options.context_tokens), blocks_needed() * 3 / 10);
+    const int64_t blocks =
+        std::max<int64_t>(blocks_for(options.context_tokens), blocks_needed() * 3 / 10);
     options.kv_memory_bytes = bytes_of_blocks(*measured, blocks);
     auto engine = start(options);
     Writer writer;
     std::vector<std::pair<RequestId, size_t>> asked;
     for (size_t i = 0; i < prompts.size(); ++i) {
       Request r = long_request(i);
-      r.use_cache = i % 3 != 0;  // without it, copies of its own are all that a request goes on from
+      r.use_cache = i % 3 != 0;  // those resume from their own copies
       asked.emplace_back(submit(*engine, writer, std::move(r)), i);
     }
     while (engine->step()) engine->check();
@@ -459,7 +459,7 @@ TEST_P(Equality, ForksOfOnePromptDrawTheirOwn) {
     }
     const uint64_t before = engine->scheduler().stats().forked;
     while (engine->step()) engine->check();
-    EXPECT_GE(engine->scheduler().stats().forked, before + 3);  // two found no slot and entered later
+    EXPECT_GE(engine->scheduler().stats().forked, before + 3);  // two had no slot and entered later
     for (size_t n = 0; n < ids.size(); ++n)
       EXPECT_EQ(difference(writer.written[ids[n]], solo[n]), "") << "case " << i << ", seed " << n;
   }

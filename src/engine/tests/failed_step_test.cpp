@@ -1,8 +1,6 @@
-// failed_step_test.cpp -- a step whose numbers are none leaves nothing behind: no block, checkpoint or file
-// that a later request finds, no cell or state that spoils another's sums, no token.
+// failed_step_test.cpp -- a step with NaN leaves no block, checkpoint, file, token or corrupt cell.
 //
-// The model is healthy but for the embedding of one token, which is no number. A prompt that contains it is
-// sound up to there.
+// The embedding of one token is NaN; a prompt with it is valid up to there.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +10,7 @@
 #include <regex>
 #include <string>
 
-#include "base/files/temp_folder_test.h"
+#include "base/temp_folder_test.h"
 #include "engine/engine.h"
 #include "engine/tests/engine_devices_test.h"
 #include "model/test_models_test.h"
@@ -25,26 +23,27 @@ using namespace testing_models;
 constexpr int32_t kBad = 7;
 constexpr int32_t kBadAt = 300;  // in a prompt
 constexpr int32_t kChunk = 64;
-constexpr int32_t kSound = kBadAt / kChunk * kChunk;  // tokens of the chunks before the one that fails
+constexpr int32_t kSound = kBadAt / kChunk * kChunk;  // tokens of the chunks before
 
-// Products round their activations where weights are quantized; F32 weights leave them alone.
+// Quantized weights round activations, F32 weights do not.
 std::vector<std::byte> damaged_model(Activations activations) {
   const RandomShape shape = tiny_moe();
   const bool exact = activations == Activations::f32;
-  return edited(bytes_of(shape, exact ? "F32" : "Q8_0"), [&](GgufWriter&, std::vector<OwnTensor>& t) {
-    OwnTensor& table = find(t, "token_embd.weight");
-    ASSERT_EQ(table.type, exact ? GgmlType::F32 : GgmlType::Q8_0);
-    const size_t row_bytes = table.data.size() / static_cast<size_t>(shape.vocabulary);
-    std::byte* row = table.data.data() + kBad * row_bytes;
-    // One number of the row that is none: an element, or the scale of 32 of them.
-    const float none = NAN;
-    const uint16_t half_none = 0x7e00;
-    if (exact) {
-      std::memcpy(row, &none, sizeof none);
-    } else {
-      std::memcpy(row, &half_none, sizeof half_none);
-    }
-  });
+  return edited(
+      bytes_of(shape, exact ? "F32" : "Q8_0"), [&](GgufWriter&, std::vector<OwnTensor>& t) {
+        OwnTensor& table = find(t, "token_embd.weight");
+        ASSERT_EQ(table.type, exact ? GgmlType::F32 : GgmlType::Q8_0);
+        const size_t row_bytes = table.data.size() / static_cast<size_t>(shape.vocabulary);
+        std::byte* row = table.data.data() + kBad * row_bytes;
+        // NaN in one element, or in the scale of 32.
+        const float none = NAN;
+        const uint16_t half_none = 0x7e00;
+        if (exact) {
+          std::memcpy(row, &none, sizeof none);
+        } else {
+          std::memcpy(row, &half_none, sizeof half_none);
+        }
+      });
 }
 
 std::vector<int32_t> healthy(int32_t length, int32_t salt = 0) {
@@ -86,7 +85,7 @@ struct Machine : Sink {
     Request r;
     r.prompt = std::move(prompt);
     r.sampling.temperature = 0;
-    r.sampling.logit_bias = {{kBad, -100.0f}};  // answers stay sound
+    r.sampling.logit_bias = {{kBad, -100.0f}};  // answers stay valid
     r.max_tokens = max_tokens;
     return submit(std::move(r));
   }
@@ -110,7 +109,6 @@ struct Machine : Sink {
     EXPECT_EQ(answer.end.reason, FinishReason::error);
     EXPECT_NE(answer.end.error.find("not numbers"), std::string::npos) << answer.end.error;
   }
-  // Blocks that prefixes are found in.
   int32_t published() const { return engine->scheduler().blocks().published(); }
 
   std::vector<std::byte> bytes;
@@ -145,14 +143,16 @@ class FailedStep : public ::testing::TestWithParam<Case> {
     return o;
   }
 };
-INSTANTIATE_TEST_SUITE_P(
-    Devices, FailedStep,
-    ::testing::Values(Case{"ref", "ref", Activations::f32}, Case{"cpu_f32", "cpu", Activations::f32},
-                      Case{"cpu_i16", "cpu", Activations::i16}, Case{"cpu_i8", "cpu", Activations::i8},
-                      Case{"cpu_late", "cpu_late", Activations::i8}, Case{"cuda", "cuda", Activations::f32}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Devices, FailedStep,
+                         ::testing::Values(Case{"ref", "ref", Activations::f32},
+                                           Case{"cpu_f32", "cpu", Activations::f32},
+                                           Case{"cpu_i16", "cpu", Activations::i16},
+                                           Case{"cpu_i8", "cpu", Activations::i8},
+                                           Case{"cpu_late", "cpu_late", Activations::i8},
+                                           Case{"cuda", "cuda", Activations::f32}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
-// The step that meets the bad token is the last one of its prompt, though nobody wanted its logits.
+// The failing step is the last of its prompt, although its logits are not requested.
 TEST_P(FailedStep, NothingOfItIsFoundInMemory) {
   Machine m(options());
   const Answer first = m.ask(broken(600));
@@ -163,7 +163,7 @@ TEST_P(FailedStep, NothingOfItIsFoundInMemory) {
   const Answer again = m.ask(broken(600));
   m.expect_failed(again);
   EXPECT_EQ(again.started_with, kSound);
-  // A prompt that fails in the step whose logits are wanted.
+  // Here the failing step's logits are requested.
   m.expect_failed(m.ask(broken(kBadAt + 1, 3)));
   EXPECT_EQ(m.ask(broken(kBadAt + 10, 3)).started_with, kBadAt - 1);  // two before its end
 }
@@ -177,25 +177,25 @@ TEST_P(FailedStep, NothingOfItIsFoundOnDisk) {
     m.expect_failed(m.ask(broken(600)));
   }
   Machine after(o);
-  EXPECT_EQ(after.engine->disk()->stats().files, 1u);  // of 256 tokens, the fewest that are worth one
+  EXPECT_EQ(after.engine->disk()->stats().files, 1u);  // of 256 tokens, the minimum
   const Answer again = after.ask(broken(600));
   after.expect_failed(again);
   EXPECT_EQ(again.started_with, kSound);
 }
 
-// Memory that held it is given to others, who see all of a block's cells with a weight of zero.
+// The next holders of its memory read all cells of a block with weight 0.
 TEST_P(FailedStep, OthersAnswerAsIfItHadNotBeen) {
   EngineOptions o = options();
   Answer right;
   { right = Machine(o).ask(healthy(333, 5), 40); }
-  o.context_tokens = 512;  // 16 blocks, of which the failed ones have most
+  o.context_tokens = 512;  // 16 blocks, most held by failing requests
   o.prefix_cache = false;
   Machine m(o);
   for (int32_t salt = 0; salt < 3; ++salt) m.expect_failed(m.ask(broken(470, salt)));
   EXPECT_EQ(m.ask(healthy(333, 5), 40).tokens, right.tokens);
 }
 
-// A prompt that goes through the layers in pieces while another decodes; ended, and cancelled on the way.
+// An interleaved prompt, run to its end or cancelled.
 TEST_P(FailedStep, PiecesAreJudgedToo) {
   EngineOptions o = options();
   o.max_sequences = 3;
@@ -225,7 +225,6 @@ TEST_P(FailedStep, PiecesAreJudgedToo) {
   }
 }
 
-// Cancelled while the failing step runs: its end is no error, and nothing of it is kept all the same.
 TEST_P(FailedStep, ACancelledOneLeavesNothingEither) {
   EngineOptions o = options();
   o.max_sequences = 2;
@@ -276,7 +275,6 @@ TEST_P(FailedStep, ScoresOfItAreNotReported) {
   EXPECT_EQ(last, kSound - 1);
 }
 
-// A launch that the card refuses ends the engine, and everybody learns which card refused what.
 TEST_P(FailedStep, ARefusedLaunchNamesCardAndWork) {
   if (std::string(GetParam().device) != "cuda") GTEST_SKIP() << "nothing is launched";
   EngineOptions o = options();
@@ -290,8 +288,6 @@ TEST_P(FailedStep, ARefusedLaunchNamesCardAndWork) {
   ASSERT_FALSE(m.engine->health().ok());
   EXPECT_EQ(m.engine->health().error().message, answer.end.error);
 }
-
-// ---- other reasons why no token can come, in their own words ----
 
 class NothingAllowed : public TokenMask {
  public:
@@ -317,8 +313,9 @@ TEST_P(FailedStep, AnEmptyMaskIsNotTakenForDamage) {
     m.run();
     EXPECT_EQ(m.answers[id].tokens.size(), 2u);
     EXPECT_EQ(m.answers[id].end.reason, FinishReason::error);
-    EXPECT_EQ(m.answers[id].end.error, "the form of the answer (its token mask) allows no token here");
-    EXPECT_EQ(m.published(), 3);  // the prompt is sound
+    EXPECT_EQ(m.answers[id].end.error,
+              "the form of the answer (its token mask) allows no token here");
+    EXPECT_EQ(m.published(), 3);  // the prompt is valid
   }
 }
 

@@ -1,22 +1,15 @@
-// golden_test.cpp -- whole models through the whole engine against float64 reference outputs.
+// golden_test.cpp -- whole models through the engine against float64 reference outputs.
 //
-// A golden case is a prompt as token ids with: the sum of -log p over its next-token predictions, the eight
-// largest logits at some positions, the greedy continuation with the top-two margin of each step, and for
-// mixtures of experts the choice of every layer at those positions.
+// A case has the sum of -log p over a prompt and the eight largest logits at some positions. It
+// also has the greedy continuation with top-two margins and, for mixtures, the experts chosen.
 //
-// Near ties: where greedy first differs from the golden, the golden's margin there must be below the limit
-// that the arithmetic of the path explains; the comparison of that case's continuation ends there. Every near
-// tie is printed.
+// Where a continuation first differs, the golden's margin must be a near tie; the comparison ends
+// there.
 //
-// The mixture of experts has random weights and gaps between chosen and refused experts down to 4e-5.
-// Rounding activations changes choices there (the reference does as often when its inputs are rounded like
-// that), and one other expert makes another text. So where a continuation parts from the golden and its
-// margin is no near tie, the choice is looked for that made it part: the first one, by position and layer,
-// that the path made otherwise than the reference with the same tokens, at or before the step. It must be a
-// near tie itself (MovedChoice), or the path is wrong. What instruction set runs makes no difference to this
-// rule; sums in another order (attention of one row with vectors of another width, fused products in the
-// delta rule) only decide which near ties fall to the other side. The 8-bit path is held to the sum over all
-// cases and to the share of equal choices besides.
+// The mixture has random weights and gaps between experts down to 4e-5, so rounding changes experts
+// and text. If the margin is not a near tie, the first choice that differs from the reference must
+// be one (MovedChoice). Instruction sets only decide the side of a near tie. The 8-bit path must
+// also meet limits on the total sum and on the share of equal choices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,8 +36,8 @@ struct Path {
   double logit_limit;         // absolute
   double margin_limit;        // near ties
   double nll_limit;           // relative
-  double choice_limit = 0;    // near ties between experts (MovedChoice::gap); 0: no other choice is accepted
-  bool choices_move = false;  // at the positions that goldens name
+  double choice_limit = 0;    // near ties between experts (MovedChoice::gap); 0: no other choice
+  bool choices_move = false;  // at the golden's positions
 };
 
 const char* const kDemo = "/models/braid-demo-q8_0.gguf";
@@ -58,18 +51,21 @@ const Path kPaths[] = {
     {"DemoCpuExact", kDemo, kDemoGoldens, "cpu", Activations::f32, KvFormat::f32, 2e-3, 2e-3, 1e-4},
     {"MoeCpuExact", kMoe, kMoeGoldens, "cpu", Activations::f32, KvFormat::f32, 2e-3, 2e-3, 1e-4},
     {"DemoCpuWide", kDemo, kDemoGoldens, "cpu", Activations::i16, KvFormat::f16, 2e-2, 2e-2, 1e-3},
-    {"MoeCpuWide", kMoe, kMoeGoldens, "cpu", Activations::i16, KvFormat::f16, 2e-1, 2e-2, 1e-3, 1e-3},
+    {"MoeCpuWide", kMoe, kMoeGoldens, "cpu", Activations::i16, KvFormat::f16, 2e-1, 2e-2, 1e-3,
+     1e-3},
     {"DemoCpuFast", kDemo, kDemoGoldens, "cpu", Activations::i8, KvFormat::f16, 1.0, 0.05, 1e-2},
-    // Activations travel as f16. Choices are not looked at (they are in the GPU's memory).
-    {"DemoCuda", kDemo, kDemoGoldens, "cuda", Activations::f32, KvFormat::f16, 0.1, 0.05, 2e-3, 0, true},
-    {"MoeCuda", kMoe, kMoeGoldens, "cuda", Activations::f32, KvFormat::f16, 5.0, 0.05, 1e-1, 0, true},
-    {"MoeCpuFast", kMoe, kMoeGoldens, "cpu", Activations::i8, KvFormat::f16, 15.0, 0.05, 1e-1, 0.5, true},
+    // Activations are f16. Choices are in GPU memory and not compared.
+    {"DemoCuda", kDemo, kDemoGoldens, "cuda", Activations::f32, KvFormat::f16, 0.1, 0.05, 2e-3, 0,
+     true},
+    {"MoeCuda", kMoe, kMoeGoldens, "cuda", Activations::f32, KvFormat::f16, 5.0, 0.05, 1e-1, 0,
+     true},
+    {"MoeCpuFast", kMoe, kMoeGoldens, "cpu", Activations::i8, KvFormat::f16, 15.0, 0.05, 1e-1, 0.5,
+     true},
 };
 constexpr double kEqualChoices = 0.75;     // least share where choices move
 constexpr size_t kMostOfReference = 1000;  // tokens of a prompt
 constexpr double kSumLimit = 1e-2;         // of nll over all cases, relative
 
-// The experts of one row in one layer, heaviest first.
 struct Choice {
   std::vector<int32_t> ids;
   std::vector<float> weights;
@@ -91,14 +87,12 @@ void record(Choices& choices, int32_t layer, Tensor ids, Tensor weights, const B
   }
 }
 
-// Where a path first chose other experts than the reference.
+// The first choice that differs from the reference.
 //
-// gap: log weights stand relative to an expert that both chose, so differences of router logits are compared.
-// Say the reference chose a and refused b, and the path the other way round. Then l(a) >= l(b) there and
-// l'(b)
-// >= l'(a) here, and if no difference of logits is off by more than d between the two, |l(a) - l'(b)| <= d:
-// the largest of these is the least error that explains the choice. `drift` is how far log weights of equal
-// choices are apart up to there: the error that there is.
+// Log weights are relative to an expert that both chose. Say the reference chose a and refused b,
+// and the path the opposite: l(a) >= l(b), l'(b) >= l'(a). If differences of logits are off by at
+// most d, |l(a) - l'(b)| <= d. `gap` is the largest of these, the least error that explains the
+// choice. `drift` is the actual error of equal choices so far.
 struct MovedChoice {
   int32_t position = -1;
   int32_t layer = -1;
@@ -125,8 +119,8 @@ MovedChoice first_moved(const Choices& reference, const Choices& path, int32_t p
         moved.layer = layer;
         for (const int32_t b : got.ids)
           if (!want.has(b))
-            moved.gap =
-                std::max(moved.gap, std::abs((want.log_weight(a) - base) - (got.log_weight(b) - got_base)));
+            moved.gap = std::max(
+                moved.gap, std::abs((want.log_weight(a) - base) - (got.log_weight(b) - got_base)));
       }
       if (moved.position >= 0) return moved;
     }
@@ -134,7 +128,6 @@ MovedChoice first_moved(const Choices& reference, const Choices& path, int32_t p
   return moved;
 }
 
-// What one case produced.
 class CaseRun : public Sink, public Observer {
  public:
   explicit CaseRun(const nlohmann::json& golden) : golden_(golden) {}
@@ -184,15 +177,14 @@ class CaseRun : public Sink, public Observer {
 };
 
 struct Totals {
-  int cases = 0, positions = 0, greedy = 0, near_ties = 0, diverged = 0, experts = 0, experts_moved = 0;
+  int cases = 0, positions = 0, greedy = 0, near_ties = 0, diverged = 0, experts = 0,
+      experts_moved = 0;
   double logit_error = 0, nll_error = 0, nll_sum = 0, golden_nll_sum = 0;
 };
 
-// The reference, made when somebody asks.
 class Reference : public Observer, public Sink {
  public:
   explicit Reference(const GgufFile& file) : file_(file) {}
-  // Its choices for a text.
   const Choices& of(std::vector<int32_t> tokens) {
     if (!engine_) {
       EngineOptions options;
@@ -225,24 +217,25 @@ class Reference : public Observer, public Sink {
   Choices choices_;
 };
 
-// The choice after which the path says something else than the golden at `step`.
-void explain(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index, size_t step,
-             Reference& reference) {
+void explain(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index,
+             size_t step, Reference& reference) {
   auto tokens = golden["ids"].get<std::vector<int32_t>>();
-  tokens.insert(tokens.end(), run.greedy.begin(), run.greedy.begin() + static_cast<std::ptrdiff_t>(step));
+  tokens.insert(tokens.end(), run.greedy.begin(),
+                run.greedy.begin() + static_cast<std::ptrdiff_t>(step));
   const auto positions = static_cast<int32_t>(tokens.size());
   const MovedChoice moved = first_moved(reference.of(std::move(tokens)), run.choices, positions);
   std::printf(
-      "[report]   parted: case %zu, step %zu, margin %.4f; first other choice at position %d (of %d), layer "
+      "[report]   parted: case %zu, step %zu, margin %.4f; first other choice at position %d (of "
+      "%d), layer "
       "%d: gap %.2e, drift of equal choices before it %.2e\n",
-      index, step, golden["greedy_margin"][step].get<double>(), moved.position, positions, moved.layer,
-      moved.gap, moved.drift);
-  EXPECT_GE(moved.position, 0) << "case " << index << ", step " << step << " parts without another choice";
+      index, step, golden["greedy_margin"][step].get<double>(), moved.position, positions,
+      moved.layer, moved.gap, moved.drift);
+  EXPECT_GE(moved.position, 0) << "case " << index << ", step " << step
+                               << " parts without another choice";
   EXPECT_LT(moved.gap, path.choice_limit) << "case " << index << ", step " << step;
 }
 
-// The sum over a prompt. Where a router's scores nearly tie, another expert makes another sum: then the first
-// other choice must be such a tie.
+// A different sum is allowed if the first different choice of experts is a near tie.
 void compare_nll(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index,
                  Totals& totals, Reference& reference) {
   constexpr double kMoved = 10;  // times the limit
@@ -256,18 +249,21 @@ void compare_nll(const Path& path, const nlohmann::json& golden, const CaseRun& 
     const MovedChoice moved =
         first_moved(reference.of(tokens), run.choices, static_cast<int32_t>(tokens.size()));
     std::printf(
-        "[report]   nll of case %zu off by %.2e; first other choice at position %d, layer %d: gap %.2e\n",
+        "[report]   nll of case %zu off by %.2e; first other choice at position %d, layer %d: gap "
+        "%.2e\n",
         index, error, moved.position, moved.layer, moved.gap);
-    EXPECT_GE(moved.position, 0) << "case " << index << ": no other choice explains " << run.nll_sum;
+    EXPECT_GE(moved.position, 0) << "case " << index << ": no other choice explains "
+                                 << run.nll_sum;
     EXPECT_LT(moved.gap, path.choice_limit) << "case " << index;
     EXPECT_LT(error, kMoved * path.nll_limit) << "case " << index;
     return;
   }
-  EXPECT_LT(error, path.nll_limit) << "case " << index << ": " << run.nll_sum << " instead of " << nll;
+  EXPECT_LT(error, path.nll_limit)
+      << "case " << index << ": " << run.nll_sum << " instead of " << nll;
 }
 
-void compare_greedy(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index,
-                    Totals& totals, Reference& reference) {
+void compare_greedy(const Path& path, const nlohmann::json& golden, const CaseRun& run,
+                    size_t index, Totals& totals, Reference& reference) {
   const auto wanted = golden["greedy"].get<std::vector<int32_t>>();
   ASSERT_EQ(run.greedy.size(), wanted.size());
   for (size_t i = 0; i < wanted.size(); ++i) {
@@ -281,19 +277,19 @@ void compare_greedy(const Path& path, const nlohmann::json& golden, const CaseRu
       if (path.choice_limit > 0) explain(path, golden, run, index, i, reference);
       return;
     }
-    EXPECT_LT(margin, path.margin_limit)
-        << "case " << index << ", step " << i << ": " << run.greedy[i] << " instead of " << wanted[i];
+    EXPECT_LT(margin, path.margin_limit) << "case " << index << ", step " << i << ": "
+                                         << run.greedy[i] << " instead of " << wanted[i];
     if (margin < path.margin_limit) {
       ++totals.near_ties;
-      std::printf("[report]   near tie: case %zu, step %zu, margin %.4f: %d instead of %d\n", index, i,
-                  margin, run.greedy[i], wanted[i]);
+      std::printf("[report]   near tie: case %zu, step %zu, margin %.4f: %d instead of %d\n", index,
+                  i, margin, run.greedy[i], wanted[i]);
     }
     return;
   }
 }
 
-void compare_experts(const Path& path, const nlohmann::json& golden, const CaseRun& run, size_t index,
-                     Totals& totals) {
+void compare_experts(const Path& path, const nlohmann::json& golden, const CaseRun& run,
+                     size_t index, Totals& totals) {
   if (!golden.contains("experts")) return;
   // Positions are listed in the order of `logits`, ascending.
   std::vector<int32_t> positions;
@@ -309,7 +305,8 @@ void compare_experts(const Path& path, const nlohmann::json& golden, const CaseR
         ++(got == wanted ? totals.experts : totals.experts_moved);
         continue;
       }
-      EXPECT_EQ(got, wanted) << "case " << index << ", layer " << layer << ", position " << positions[i];
+      EXPECT_EQ(got, wanted) << "case " << index << ", layer " << layer << ", position "
+                             << positions[i];
       ++totals.experts;
     }
   }
@@ -339,14 +336,16 @@ TEST_P(Golden, Agrees) {
   Totals totals;
   for (size_t index = 0; index < cases.size(); ++index) {
     const nlohmann::json& golden = cases[index];
-    // The reference is slow; the CPU runs the longest one within the same limits.
+    // The reference is slow, so only the CPU runs the longest prompt.
     if (std::string(path.device) == "ref" && golden["ids"].size() > kMostOfReference) continue;
     CaseRun run(golden);
     Request request;
     request.prompt = golden["ids"].get<std::vector<int32_t>>();
     request.sampling.temperature = 0;
     request.max_tokens = static_cast<int32_t>(golden["greedy"].size());
-    request.score = [&](int32_t position, std::span<const float> logits) { run.score(position, logits); };
+    request.score = [&](int32_t position, std::span<const float> logits) {
+      run.score(position, logits);
+    };
     if (!gpu) (*engine)->observe(&run);
     const auto id = (*engine)->submit(std::move(request), run);
     ASSERT_TRUE(id.ok()) << id.error().message;

@@ -1,8 +1,4 @@
-// gpu_engine_test.cpp -- what only a GPU has to prove: the same bytes alone and among 64 when it is told to
-// be deterministic, near ties when it is not; faults that end requests and nothing else; memory that was
-// predicted, and comes back.
-//
-// Everything is skipped, and says why, where there is no GPU.
+// gpu_engine_test.cpp -- GPU only: equal bytes if deterministic, else near ties; faults; memory.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -25,14 +21,13 @@ namespace {
 using testing_demo::kRoot;
 
 constexpr int32_t kAnswer = 40;  // tokens
-constexpr int32_t kBest = 64;    // logits of each row that are compared
+constexpr int32_t kBest = 64;    // compared logits of each row
 
-// All that a client can see of an answer.
 struct Answer {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;                               // of the tokens
   std::vector<std::vector<std::pair<int32_t, float>>> best;  // of each step
-  std::vector<std::vector<float>> scored;                    // rows of logits of the prompt
+  std::vector<std::vector<float>> scored;                    // logits rows of the prompt
   Finished end;
 };
 
@@ -87,10 +82,11 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
     r.sampling.temperature = 0;
     return r;
   }
-  // Whole rows of logits at the end of the prompt too.
   static void score_end(Request& r, std::vector<std::vector<float>>& rows) {
     r.score_from = std::max<int32_t>(0, static_cast<int32_t>(r.prompt.size()) - 12);
-    r.score = [&rows](int32_t, std::span<const float> row) { rows.emplace_back(row.begin(), row.end()); };
+    r.score = [&rows](int32_t, std::span<const float> row) {
+      rows.emplace_back(row.begin(), row.end());
+    };
   }
   Request stranger(std::mt19937_64& random, int32_t most_prompt, int32_t most_answer) const {
     Request r;
@@ -123,8 +119,7 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
   std::unique_ptr<GgufFile> file;
 };
 
-// 64 sequences decode, prompts of others ride along and leave, in pieces that the load decides: every number
-// that a client of one of them can see is the one it gets alone.
+// 64 sequences decode while other prompts come and go.
 TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
   EngineOptions options;
   options.deterministic = true;
@@ -142,7 +137,8 @@ TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
     std::mt19937_64 random(static_cast<uint64_t>(ubatch));
     std::map<RequestId, size_t> asked;
     std::vector<std::vector<std::vector<float>>> rows(prompts.size());
-    for (int n = 0; n < 50; ++n) EXPECT_TRUE(engine->submit(stranger(random, 40, 200), reader).ok());
+    for (int n = 0; n < 50; ++n)
+      EXPECT_TRUE(engine->submit(stranger(random, 40, 200), reader).ok());
     for (size_t i = 0; i < prompts.size(); ++i) {
       Request r = request(i);
       score_end(r, rows[i]);
@@ -165,9 +161,8 @@ TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
   std::printf("[report] %s: %zu rows of logits equal to the last bit\n", GetParam().name, compared);
 }
 
-// Without it other kernels serve other numbers of rows, which round differently: greedy answers are equal up
-// to the first near tie. On the mixture with random weights a rounding moves the choice of experts, and
-// another expert is another function: there the answers are only counted.
+// Other row counts use other kernels, so greedy answers agree up to near ties. The mixture's
+// experts may change, so its answers are only counted.
 TEST_P(GpuEngine, OtherwiseAnswersAgreeUpToNearTies) {
   const bool mixture = std::string(GetParam().name) == "Moe";
   EngineOptions options;
@@ -195,7 +190,7 @@ TEST_P(GpuEngine, OtherwiseAnswersAgreeUpToNearTies) {
     for (size_t n = 0; n < got.tokens.size(); ++n) {
       const double error = std::abs(got.logprobs[n] - right[i].logprobs[n]);
       if (got.tokens[n] != right[i].tokens[n]) {
-        // What the other run took is a near tie here: the margin between the two is what rounding explains.
+        // The other run's token must be a near tie here.
         double margin = INFINITY;
         for (const auto& [token, logprob] : got.best[n])
           if (token == right[i].tokens[n]) margin = got.logprobs[n] - logprob;
@@ -206,8 +201,9 @@ TEST_P(GpuEngine, OtherwiseAnswersAgreeUpToNearTies) {
       worst = std::max(worst, error);
     }
   }
-  std::printf("[report] %s: %d tokens equal, log probabilities within %.2e, %d near ties, %d apart\n",
-              GetParam().name, equal, worst, ties, apart);
+  std::printf(
+      "[report] %s: %d tokens equal, log probabilities within %.2e, %d near ties, %d apart\n",
+      GetParam().name, equal, worst, ties, apart);
   if (mixture) return;
   EXPECT_EQ(apart, 0);
   EXPECT_LT(worst, testing_devices::kNearTie);
@@ -218,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuEngine, ::testing::ValuesIn(kSubjects),
 
 class GpuFaults : public GpuEngine {
  protected:
-  // Three requests and a fourth that waits; the device fails in step 6. Returns what is wrong, in words.
+  // Three requests and a waiting one; the device fails in step 6. Returns the errors found.
   std::string run(TestHooks::Fault fault) {
     std::string wrong;
     const auto expect = [&](bool holds, const std::string& what) {
@@ -243,7 +239,6 @@ class GpuFaults : public GpuEngine {
     options.hooks.fault_step = 6;
     auto engine = start(options);
     const auto ids = ask(*engine, broken);
-    // Somebody else on the same GPU, in the middle of his answers.
     const auto others = ask(*sound, other);
     for (int n = 0; n < 3; ++n) sound->step();
     engine->run_until_idle();
@@ -253,14 +248,15 @@ class GpuFaults : public GpuEngine {
       const auto& want = good.answers[right[i]].tokens;
       expect(got.end.reason == FinishReason::error, "a request ended without an error");
       const bool refused = fault == TestHooks::Fault::passing;
-      // With the name of the card and, where it is known, of the work.
+      // The error names the card and, if known, the work.
       expect(got.end.error.find("the GPU (NVIDIA ") == 0, "the error says: " + got.end.error);
       expect(got.end.error.find(refused ? ") refused a fault on purpose: " : ") failed in ") !=
                  std::string::npos,
              "the error says: " + got.end.error);
       expect(got.tokens.size() <= 6, "tokens after the fault");
       expect(i == 3 || !got.tokens.empty(), "no token before the fault");
-      expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()), "wrong tokens before the fault");
+      expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()),
+             "wrong tokens before the fault");
     }
     expect(!engine->submit(request(0), broken).ok(), "a request was taken after the fault");
     expect(!engine->step(), "it goes on");
@@ -273,16 +269,19 @@ class GpuFaults : public GpuEngine {
         expect(got.tokens == want, "another engine's answer changed");
       } else {
         expect(got.end.reason == FinishReason::error, "another engine did not notice");
-        expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()), "wrong tokens elsewhere");
+        expect(std::equal(got.tokens.begin(), got.tokens.end(), want.begin()),
+               "wrong tokens elsewhere");
       }
     }
     return wrong;
   }
 };
 
-TEST_P(GpuFaults, AFailedLaunchEndsItsEnginesRequestsOnly) { EXPECT_EQ(run(TestHooks::Fault::passing), ""); }
+TEST_P(GpuFaults, AFailedLaunchEndsItsEnginesRequestsOnly) {
+  EXPECT_EQ(run(TestHooks::Fault::passing), "");
+}
 
-// The process cannot use the GPU after this, so another one does it.
+// The process cannot use the GPU afterwards, so a child process runs the test.
 TEST_P(GpuFaults, AFailedKernelEndsEverybodysRequestsWithAnError) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_EXIT(
@@ -325,12 +324,12 @@ TEST_P(GpuMemory, LoadingAndFreeingTwentyTimesLeavesNothing) {
 }
 
 TEST_P(GpuMemory, WhatIsPredictedIsTaken) {
-  { start({}); }  // kernels are loaded
+  { start({}); }  // loads kernels
   const auto device = make_cuda_device({});
   ASSERT_TRUE(device.ok());
   const uint64_t before = (*device)->free_bytes();
   EngineOptions options;
-  options.max_sequences = 256;  // gigabytes: the driver gives out pieces of 2 MiB
+  options.max_sequences = 256;  // gigabytes: the driver allocates 2 MiB pieces
   options.context_tokens = 4096;
   auto engine = start(options);
   Reader reader;
@@ -339,9 +338,10 @@ TEST_P(GpuMemory, WhatIsPredictedIsTaken) {
   const auto taken = static_cast<double>(before - (*device)->free_bytes());
   const auto predicted = static_cast<double>(engine->memory().predicted_bytes());
   const auto counted = static_cast<double>(engine->memory().actual_bytes());
-  std::printf("[report] %s: %.1f MiB predicted, %.1f counted, %.1f taken from the driver (%+.2f %%)\n",
-              GetParam().name, predicted / 0x1p20, counted / 0x1p20, taken / 0x1p20,
-              100 * (taken / predicted - 1));
+  std::printf(
+      "[report] %s: %.1f MiB predicted, %.1f counted, %.1f taken from the driver (%+.2f %%)\n",
+      GetParam().name, predicted / 0x1p20, counted / 0x1p20, taken / 0x1p20,
+      100 * (taken / predicted - 1));
   EXPECT_NEAR(counted / predicted, 1.0, 0.02);
   EXPECT_NEAR(taken / predicted, 1.0, 0.02);
 }
@@ -349,7 +349,6 @@ TEST_P(GpuMemory, WhatIsPredictedIsTaken) {
 INSTANTIATE_TEST_SUITE_P(Models, GpuMemory, ::testing::ValuesIn(kSubjects),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// What the process has in memory now.
 size_t resident_bytes() {
   std::ifstream in("/proc/self/statm");
   size_t size_pages = 0, resident_pages = 0;
@@ -357,7 +356,7 @@ size_t resident_bytes() {
   return resident_pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// Beyond the size from which several threads take it, and no multiple of anything.
+// Large enough for several threads, with odd sizes.
 TEST(GpuHostMemory, LargeOddSizesAreZerosAreCopiedBothWaysAndComeBack) {
   const std::string why = testing_devices::why_not_on("cuda");
   if (!why.empty()) GTEST_SKIP() << why;
@@ -379,12 +378,14 @@ TEST(GpuHostMemory, LargeOddSizesAreZerosAreCopiedBothWaysAndComeBack) {
     ASSERT_EQ(taken->size_bytes(), kBytes);
     auto* bytes = static_cast<uint8_t*>(taken->data());
     EXPECT_TRUE(std::all_of(bytes, bytes + kBytes, [](uint8_t byte) { return byte == 0; }));
-    const auto value = [&](size_t i) { return static_cast<uint8_t>((i * 2654435761u >> 16) + i / 4093); };
+    const auto value = [&](size_t i) {
+      return static_cast<uint8_t>((i * 2654435761u >> 16) + i / 4093);
+    };
     for (size_t i = 0; i < kBytes; ++i) bytes[i] = value(i);
     device.to_device(there->data(), bytes, kBytes);
     device.synchronize();
     std::fill(bytes, bytes + kBytes, uint8_t{0});
-    // In two copies that meet at an odd place.
+    // Two copies that meet at an odd offset.
     constexpr size_t kFirst = (size_t{123} << 20) + 77;
     auto* from = static_cast<uint8_t*>(there->data());
     device.to_host(bytes, from, kFirst);

@@ -1,7 +1,5 @@
-// kv_formats_engine_test.cpp -- each format of sealed KV blocks gives a request the same bytes however it is
-// cut, shared, drafted for, resumed or restarted. equality_test.cpp does more of that with a few formats.
-//
-// BRAID_TEST_FORMATS=all asks that of every format instead of one of each family.
+// kv_formats_engine_test.cpp -- each format of sealed KV blocks gives the same bytes in all runs.
+// BRAID_TEST_FORMATS=all tests every format instead of one per family.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -30,7 +28,7 @@ const GgufFile& demo_file() {
   return file;
 }
 
-// Long enough that most of a prompt is sealed: two questions, one behind the other.
+// Two consecutive questions, so that most of a prompt is sealed.
 const std::vector<std::vector<int32_t>>& long_prompts() {
   static const auto ids = [] {
     const Tokenizer tokenizer = std::move(Tokenizer::create(*read_vocabulary(demo_file()))).value();
@@ -70,7 +68,6 @@ std::unique_ptr<Engine> engine_of(const EngineOptions& options) {
   return std::move(engine).value();
 }
 
-// The answers to all prompts, at once; one is greedy, the others are drawn.
 std::vector<Cell> answers(Engine& engine) {
   Collector sink;
   std::vector<RequestId> ids;
@@ -97,19 +94,23 @@ struct Format {
   const KvCodec* codec;
   const char* device;
 };
-void PrintTo(const Format& format, std::ostream* out) { *out << format.codec->name << " " << format.device; }
+void PrintTo(const Format& format, std::ostream* out) {
+  *out << format.codec->name << " " << format.device;
+}
 void PrintTo(const Cell& cell, std::ostream* out) {
-  for (size_t i = 0; i < cell.tokens.size(); ++i) *out << cell.tokens[i] << " (" << cell.logprobs[i] << ") ";
+  for (size_t i = 0; i < cell.tokens.size(); ++i)
+    *out << cell.tokens[i] << " (" << cell.logprobs[i] << ") ";
 }
 
-// Drafts are verified many rows at a time, for which a GPU has another form of attention: equal up to rounding
-// (1e-4 on an H200, where a last bit may be the next code; 3e-5 if nothing is sealed).
+// A GPU verifies drafts with another kernel: equal up to rounding (sealed 1e-4, as a last bit may
+// change a code; else 3e-5).
 void expect_near(const std::vector<Cell>& got, const std::vector<Cell>& wanted) {
   ASSERT_EQ(got.size(), wanted.size());
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i].tokens, wanted[i].tokens) << "with drafts, answer " << i;
     for (size_t t = 0; t < got[i].tokens.size(); ++t)
-      EXPECT_NEAR(got[i].logprobs[t], wanted[i].logprobs[t], 2e-3f) << "answer " << i << ", token " << t;
+      EXPECT_NEAR(got[i].logprobs[t], wanted[i].logprobs[t], 2e-3f)
+          << "answer " << i << ", token " << t;
   }
 }
 
@@ -131,17 +132,21 @@ std::vector<Format> tested_formats() {
   std::vector<Format> formats;
   for (const KvCodec* codec : codecs) formats.push_back({codec, "cpu"});
   for (const KvCodec* codec : codecs)
-    if (codec->name.substr(0, 5) != "kvarn") formats.push_back({codec, "cuda"});  // these a GPU refuses
+    if (codec->name.substr(0, 5) != "kvarn") formats.push_back({codec, "cuda"});  // a GPU refuses
   return formats;
 }
-INSTANTIATE_TEST_SUITE_P(All, KvFormats, ::testing::ValuesIn(tested_formats()), [](const auto& info) {
-  const std::string name(info.param.codec->name);
-  return std::string(info.param.device) == "cpu" ? name : name + "_" + info.param.device;
-});
+INSTANTIATE_TEST_SUITE_P(All, KvFormats, ::testing::ValuesIn(tested_formats()),
+                         [](const auto& info) {
+                           const std::string name(info.param.codec->name);
+                           return std::string(info.param.device) == "cpu"
+                                      ? name
+                                      : name + "_" + info.param.device;
+                         });
 
 TEST_P(KvFormats, GiveARequestTheSameBytesHoweverItRuns) {
   const auto [codec, device] = GetParam();
-  const fs::path folder = fs::temp_directory_path() / fmt::format("braid-kv-{}-{}", codec->name, ::getpid());
+  const fs::path folder =
+      fs::temp_directory_path() / fmt::format("braid-kv-{}-{}", codec->name, ::getpid());
   EngineOptions options = sealed(codec, codec, device);
   options.prefix_cache = false;
   const std::vector<Cell> alone = answers(*engine_of(options));
@@ -178,7 +183,7 @@ TEST_P(KvFormats, GiveARequestTheSameBytesHoweverItRuns) {
   fs::remove_all(folder);
 }
 
-// Numbers between other sentences, before the exact tail. (prompts of 463 and 997 tokens by turns)
+// The number is before the exact tail. Prompts have 463 or 997 tokens.
 TEST_P(KvFormats, FindANumberInALongText) {
   const auto [codec, device] = GetParam();
   const bool all = std::getenv("BRAID_TEST_FORMATS") != nullptr;
@@ -198,7 +203,8 @@ TEST_P(KvFormats, FindANumberInALongText) {
     ASSERT_TRUE(id.ok());
     while (engine->step()) {
     }
-    found += tokenizer.decode(sink.answers[*id].tokens).find(prompt.substr(at, 3)) != std::string::npos;
+    found +=
+        tokenizer.decode(sink.answers[*id].tokens).find(prompt.substr(at, 3)) != std::string::npos;
   }
   std::printf("[report] %.*s: %d of %d numbers found\n", static_cast<int>(codec->name.size()),
               codec->name.data(), found, questions);
@@ -206,7 +212,7 @@ TEST_P(KvFormats, FindANumberInALongText) {
   EXPECT_GE(found, bits < 4 ? questions * 30 / 32 : questions);
 }
 
-// A unit of f16 rows is exact: what sealing costs in quality is what its codec loses, and nothing else.
+// Sealing in f16 is lossless, so quality losses come only from codecs.
 TEST(KvFormats, SealedF16IsF16) {
   for (const char* device : {"cpu", "cuda"}) {
     if (!testing_devices::why_not_on(device).empty()) continue;
@@ -237,7 +243,7 @@ TEST(KvFormats, WhatDoesNotFitIsRefusedWithTheReason) {
   EXPECT_NE(why(options).find("not within a context"), std::string::npos) << why(options);
 }
 
-// The widest format in which all contexts fit; none below 8 bits, rather a shorter context.
+// At least 8 bits; otherwise the context is shortened.
 TEST(KvFormats, AutoTakesTheWidestThatFits) {
   EngineOptions options = sealed(nullptr, nullptr);
   options.kv_auto = true;
@@ -256,7 +262,8 @@ TEST(KvFormats, AutoTakesTheWidestThatFits) {
     if (row.use == MemoryUse::kv_blocks) f16_bytes = row.predicted_bytes;
   std::vector<std::string_view> taken;
   for (uint64_t percent = 100; percent > 20; percent -= 2)
-    if (const auto type = plan_of(f16_bytes * percent / 100).k_type; taken.empty() || taken.back() != type)
+    if (const auto type = plan_of(f16_bytes * percent / 100).k_type;
+        taken.empty() || taken.back() != type)
       taken.push_back(type);
   EXPECT_EQ(taken, (std::vector<std::string_view>{"f16", "q8_0"}));
   options.context_tokens = 0;

@@ -1,7 +1,4 @@
-// machine_test.h -- engines with small random models, for tests that compare answers.
-//
-// The devices' results do not depend on how rows are grouped (the GPU is told to be deterministic), so tokens
-// are compared exactly. Greedy logits of random models have margins far above rounding.
+// machine_test.h -- engines with small random models, for exact comparisons (see engine_test.cpp).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -57,7 +54,6 @@ inline EngineOptions on(const char* device) {
   return options;
 }
 
-// An engine with the file it reads from.
 struct Machine {
   explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"),
                    KvFormat kv = KvFormat::f32)

@@ -1,7 +1,5 @@
-// mtp_test.cpp -- the model's own head drafts: answers stay what they are, and so do the drafts, whatever
-// became of a sequence's memory on the way.
-//
-// Heads with random weights are nearly always wrong, so what is accepted is tested with the demo model.
+// mtp_test.cpp -- drafts of the model's own head depend only on the sequence and change no answer.
+// Random heads are nearly always wrong, so acceptance is tested with the demo model.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -29,7 +27,7 @@ EngineOptions drafting(const char* device) {
   return options;
 }
 
-// What was drafted, by request and position of the first draft.
+// By request and position of the first draft.
 using Drafted = std::map<int32_t, std::vector<int32_t>>;
 class Recorder : public Drafter {
  public:
@@ -62,8 +60,8 @@ struct Expected {
   Drafted drafted;
 };
 
-// Answers of some requests, each alone, and what was drafted for them.
-std::vector<Expected> alone(const RandomShape& shape, const char* device, const std::vector<Request>& asked) {
+std::vector<Expected> alone(const RandomShape& shape, const char* device,
+                            const std::vector<Request>& asked) {
   EngineOptions options = drafting(device);
   options.prefix_cache = false;
   DraftingMachine m(shape, options);
@@ -81,9 +79,9 @@ std::vector<Expected> alone(const RandomShape& shape, const char* device, const 
   return all;
 }
 
-// Where memory is short chains may be missing, and steps then stand elsewhere.
-void expect_same(const DraftingMachine& m, RequestId id, const Expected& expected, const std::string& what,
-                 bool all = true) {
+// With little memory chains may be missing, and steps differ.
+void expect_same(const DraftingMachine& m, RequestId id, const Expected& expected,
+                 const std::string& what, bool all = true) {
   EXPECT_EQ(m.sink.answers.at(id).tokens, expected.tokens) << what;
   const auto drafted = m.recorder.of.find(id);
   ASSERT_NE(drafted, m.recorder.of.end()) << what;
@@ -115,7 +113,7 @@ class MtpOn : public testing_devices::OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Devices, MtpOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Prompts in pieces, between others' steps too, blocks in any order, memory that nobody may read poisoned.
+// Interleaved prompts, random block order, poisoned unused memory.
 TEST_P(MtpOn, TogetherItDraftsAsAlone) {
   for (const RandomShape& shape : {tiny_dense(), tiny_moe(), tiny_attention(), tiny_laguna()}) {
     const std::vector<Request> asked = requests(8, 30);
@@ -144,7 +142,6 @@ TEST_P(MtpOn, TogetherItDraftsAsAlone) {
   }
 }
 
-// Trees of any size, greedy and drawn, alone and together.
 TEST_P(MtpOn, TreesChangeNothing) {
   for (const RandomShape& shape : {tiny_dense(), tiny_laguna()}) {
     const std::vector<Request> asked = requests(6, 30);
@@ -172,7 +169,7 @@ TEST_P(MtpOn, TreesChangeNothing) {
   }
 }
 
-// What a slot remembers of rows that may be folded goes by how deep paths are.
+// Pending rows of a slot depend on the depth of paths.
 TEST(Mtp, ATreesSlotIsSmallerThanThatOfAChainOfAsMany) {
   EngineOptions tree = drafting("ref"), chain = tree;
   tree.max_drafts = chain.max_drafts = 22;
@@ -198,9 +195,10 @@ TEST_P(MtpOn, APrefixIsGoneOnFromWithTheSameDrafts) {
       m.ask(prefix);
       const RequestId id = m.submit(whole);
       m.run();
-      // Also without recurrent layers: the hidden row is state.
+      // The hidden row is state even without recurrent layers.
       EXPECT_EQ(m.sink.answers[id].end.usage.cached_tokens, position);
-      expect_same(m, id, expected[0], std::string(shape.architecture) + " from " + std::to_string(position));
+      expect_same(m, id, expected[0],
+                  std::string(shape.architecture) + " from " + std::to_string(position));
     }
   }
 }
@@ -227,13 +225,13 @@ TEST_P(MtpOn, PreemptedAndSwappedItDraftsOn) {
   options.context_tokens = 256;
   options.preemption = Preemption::swap;
   options.swap_memory_bytes = 8 << 20;
-  options.gap_limit = 0;  // the clock shall not choose who makes room
+  options.gap_limit = 0;  // preemptions must not depend on time
   options.hooks.poison_unused = true;
   {
     Machine probe(bytes_of(shape, "F32", true), options);
-    options.kv_memory_bytes =
-        static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(KvFormat::f32, KvFormat::f32)) *
-        kBlockTokens * 9;
+    options.kv_memory_bytes = static_cast<uint64_t>(probe.engine->config().kv_bytes_per_token(
+                                  KvFormat::f32, KvFormat::f32)) *
+                              kBlockTokens * 9;
   }
   DraftingMachine m(shape, options);
   std::vector<RequestId> ids;
@@ -260,7 +258,7 @@ TEST_P(MtpOn, AfterARestartItDraftsFromTheDisk) {
     m.run();
     EXPECT_GT(m.sink.answers[id].end.usage.cached_tokens, 250);
     expect_same(m, id, expected[0], std::string(shape.architecture));
-    // One that does not draft finds what it needs of them.
+    // A later engine without drafter finds the model's cells.
     EngineOptions plain = options;
     plain.spec_type = SpecType::none;
     Machine other(bytes_of(shape, "F32", true), plain);
@@ -271,7 +269,6 @@ TEST_P(MtpOn, AfterARestartItDraftsFromTheDisk) {
   fs::remove_all(folder);
 }
 
-// Who waits for probable guesses only drafts less, and says the same.
 TEST_P(MtpOn, ImprobableGuessesEndAChain) {
   const std::vector<Request> asked = requests(3, 30);
   const std::vector<Expected> expected = alone(tiny_dense(), GetParam(), asked);
@@ -294,11 +291,11 @@ TEST_P(MtpOn, ImprobableGuessesEndAChain) {
   EXPECT_LT(after, before);
 }
 
-// The head guesses among the first tokens and those that texts had, and follows the texts.
+// The head guesses the first ids and recently seen tokens.
 TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
   constexpr int32_t kFirst = 100;
   for (const RandomShape& shape :
-       {tiny_dense(), tiny_moe()}) {  // with an output matrix of its own, and without
+       {tiny_dense(), tiny_moe()}) {  // with and without an own output matrix
     std::vector<Request> asked;
     for (const bool first_alone : {true, false}) {
       for (const float temperature : {0.0f, 0.8f}) {
@@ -319,12 +316,14 @@ TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
       for (size_t i = 0; i < asked.size(); ++i) {
         const RequestId id = m.submit(asked[i]);
         m.run();
-        EXPECT_EQ(m.sink.answers[id].tokens, expected[i].tokens) << shape.architecture << ", request " << i;
+        EXPECT_EQ(m.sink.answers[id].tokens, expected[i].tokens)
+            << shape.architecture << ", request " << i;
         came.insert(asked[i].prompt.begin(), asked[i].prompt.end());
         came.insert(expected[i].tokens.begin(), expected[i].tokens.end());
         for (const auto& [position, guesses] : m.recorder.of[id]) {
           for (const int32_t guess : guesses)
-            EXPECT_TRUE(guess < kFirst || came.contains(guess)) << shape.architecture << ", " << guess;
+            EXPECT_TRUE(guess < kFirst || came.contains(guess))
+                << shape.architecture << ", " << guess;
           largest = std::max(largest, *std::max_element(guesses.begin(), guesses.end()));
         }
       }
@@ -333,9 +332,9 @@ TEST_P(MtpOn, GuessesAreAmongTheTokensThatCameLast) {
   }
 }
 
-// The demo model says what it says alone, in fewer steps; first guesses are those of the goldens.
 TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
-  if (GetParam() == std::string("ref")) GTEST_SKIP() << "takes minutes; model/draft_test.cpp has its goldens";
+  if (GetParam() == std::string("ref"))
+    GTEST_SKIP() << "takes minutes; model/draft_test.cpp has its goldens";
   const nlohmann::json& cases = demo_goldens();
   auto file = GgufFile::open(kDemoModel);
   ASSERT_TRUE(file.ok());
@@ -367,9 +366,11 @@ TEST_P(MtpOn, TheDemoModelNeedsFewerSteps) {
   (*engine)->check();
   int golden_guesses = 0;
   for (size_t i = 0; i < ids.size(); ++i) {
-    EXPECT_EQ(with.answers[ids[i].first].tokens, alone.answers[ids[i].second].tokens) << "case " << i;
+    EXPECT_EQ(with.answers[ids[i].first].tokens, alone.answers[ids[i].second].tokens)
+        << "case " << i;
     const auto& golden = *asked[i];
-    const auto chain = recorder.of[ids[i].first].find(static_cast<int32_t>(golden["ids"].size()) + 1);
+    const auto chain =
+        recorder.of[ids[i].first].find(static_cast<int32_t>(golden["ids"].size()) + 1);
     if (chain == recorder.of[ids[i].first].end()) continue;
     for (size_t j = 0; j < chain->second.size(); ++j)
       golden_guesses += chain->second[j] == golden["mtp_chain"][j]["ids"][0];
@@ -392,10 +393,10 @@ TEST(Mtp, AFileWithoutAHeadIsRefused) {
   const GgufFile file = parsed(bytes);
   const auto engine = Engine::create(file, drafting("ref"));
   ASSERT_FALSE(engine.ok());
-  EXPECT_NE(engine.error().message.find("no head that drafts"), std::string::npos) << engine.error().message;
+  EXPECT_NE(engine.error().message.find("no head that drafts"), std::string::npos)
+      << engine.error().message;
 }
 
-// Without drafting nothing of the head is loaded, kept or run.
 TEST(Mtp, WhoDoesNotDraftPaysNothing) {
   const auto bare = bytes_of(tiny_dense()), with_head = bytes_of(tiny_dense(), "F32", true);
   EngineOptions plain = drafting("ref");
@@ -407,8 +408,7 @@ TEST(Mtp, WhoDoesNotDraftPaysNothing) {
   EXPECT_EQ(c.engine->config().kv_layers().size(), b.engine->config().kv_layers().size() + 1);
 }
 
-// Steps that do not catch up leave zeros in the head's cells, whoever had them before: drafts behind them are
-// the sequence's own all the same, and its answer stays what it is.
+// Steps without catching up leave zeros in the head's cells.
 TEST(Mtp, StepsMayLeaveOutToCatchUp) {
   EngineOptions options = drafting("cpu");
   options.prefix_cache = false;

@@ -1,7 +1,4 @@
-// speculation_test.cpp -- whatever is guessed ahead, the answers are the same.
-//
-// Machines as in engine_test.cpp: tokens are compared exactly, also drawn ones, as a token's noise depends on
-// its position and not on what was tried.
+// speculation_test.cpp -- drafts change no answer, greedy or sampled (see engine_test.cpp).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,10 +16,11 @@ namespace {
 using namespace testing_machines;
 
 class SpeculationOn : public testing_devices::OnDevice {};
-INSTANTIATE_TEST_SUITE_P(Devices, SpeculationOn, ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
+INSTANTIATE_TEST_SUITE_P(Devices, SpeculationOn,
+                         ::testing::Values("ref", "cpu", "cpu_late", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
-// Knows the true continuation and wraps it in wrong branches; sometimes wrong itself.
+// Surrounds the true continuation with wrong branches; sometimes wrong itself.
 class TreeDrafter : public Drafter {
  public:
   explicit TreeDrafter(std::vector<int32_t> truth, int32_t prompt_tokens)
@@ -32,12 +30,13 @@ class TreeDrafter : public Drafter {
     for (StepItem& item : plan.items) {
       if (!item.wants_next) continue;
       const auto next =
-          static_cast<size_t>(item.sequence->computed_tokens + item.certain - prompt_);  // index into truth_
+          static_cast<size_t>(item.sequence->computed_tokens + item.certain - prompt_);
       const auto at = [&](size_t i) { return i < truth_.size() ? truth_[i] : 0; };
       const int32_t wrong = (at(next) + 1) % 320;
       //   wrong, true0, (true0 ->) wrong, true1, (true1 ->) true2 or wrong
-      const Drafts tree = {{wrong, -1},       {at(next), -1},    {wrong, 1},
-                           {at(next + 1), 1}, {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
+      const Drafts tree = {{wrong, -1},       {at(next), -1},
+                           {wrong, 1},        {at(next + 1), 1},
+                           {at(next + 1), 0}, {round_ % 3 == 0 ? wrong : at(next + 2), 3}};
       ++round_;
       const auto count = std::min<size_t>(tree.size(), static_cast<size_t>(std::max(budget, 0)));
       item.drafts.assign(tree.begin(), tree.begin() + static_cast<std::ptrdiff_t>(count));
@@ -56,9 +55,8 @@ class TreeDrafter : public Drafter {
   int round_ = 0;
 };
 
-// On a GPU the rows of a tree and a row alone run different kernels, so a draw next to a tie of two tokens
-// may fall on the other side; what follows is another text. Before that, nothing may differ, and there both
-// must have drawn from the same distribution, up to rounding. Returns the number of equal tokens.
+// On a GPU a tree's rows use other kernels, so texts may part at a tie, with equal distributions up
+// to rounding. Returns the number of equal tokens.
 size_t expect_same_draws(const Answer& plain, const Answer& drafted, float rounding) {
   EXPECT_EQ(plain.tokens.size(), drafted.tokens.size());
   const size_t most = std::min(plain.tokens.size(), drafted.tokens.size());
@@ -73,8 +71,9 @@ size_t expect_same_draws(const Answer& plain, const Answer& drafted, float round
     ++compared;
     largest = std::max(largest, std::abs(logprob - expected[id]));
   }
-  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n", same,
-              drafted.tokens[same], plain.tokens[same], compared, static_cast<double>(largest));
+  std::printf("[report] token %zu: %d instead of %d, log probabilities of %d tokens within %.2e\n",
+              same, drafted.tokens[same], plain.tokens[same], compared,
+              static_cast<double>(largest));
   EXPECT_GE(compared, 6);
   EXPECT_LE(largest, rounding);
   return same;
@@ -89,7 +88,7 @@ TEST_P(SpeculationOn, ChangesNothingButTheNumberOfSteps) {
       r.sampling.seed = 5;
       r.top_logprobs = 8;
       EngineOptions options = on(GetParam());
-      // What rounds most shows most. Only CPUs look at it.
+      // The coarsest rounding shows differences best. Only CPUs use the option.
       options.activations = temperature > 0 ? Activations::i8 : Activations::f32;
       Machine plain(bytes_of(shape), options);
       const auto truth = plain.ask(r);
@@ -107,10 +106,8 @@ TEST_P(SpeculationOn, ChangesNothingButTheNumberOfSteps) {
   }
 }
 
-// Proposes what a function makes of a sequence, given the answer that the model will write.
 class Guesser : public Drafter {
  public:
-  // truth: what follows, as far as it is known.
   using Guess = std::function<Drafts(std::span<const int32_t> truth, std::mt19937& random)>;
   Guesser(Guess guess, std::map<RequestId, std::vector<int32_t>> answers)
       : guess_(std::move(guess)), answers_(std::move(answers)) {}
@@ -122,7 +119,8 @@ class Guesser : public Drafter {
       const std::span<const int32_t> answer = answers_.at(s.id);
       const auto next = static_cast<size_t>(s.computed_tokens + item.certain - s.prompt_tokens());
       item.drafts = guess_(answer.subspan(std::min(next, answer.size())), random_);
-      if (std::ssize(item.drafts) > budget) item.drafts.resize(static_cast<size_t>(std::max(budget, 0)));
+      if (std::ssize(item.drafts) > budget)
+        item.drafts.resize(static_cast<size_t>(std::max(budget, 0)));
       budget -= static_cast<int32_t>(item.drafts.size());
     }
   }
@@ -146,7 +144,7 @@ Drafts random_chain(std::span<const int32_t>, std::mt19937& random) {
     drafts.push_back({static_cast<int32_t>(random() % 320), i - 1});
   return drafts;
 }
-// Parents anywhere; half of the nodes say what their place would have to say.
+// Random parents; half of the nodes are right.
 Drafts random_tree(std::span<const int32_t> truth, std::mt19937& random) {
   Drafts drafts;
   std::vector<size_t> depths;
@@ -159,7 +157,7 @@ Drafts random_tree(std::span<const int32_t> truth, std::mt19937& random) {
   return drafts;
 }
 
-// A form of answers: which tokens may come depends on how many there are.
+// Allowed tokens depend on the length of the answer.
 class Thirds : public TokenMask {
  public:
   void allowed(std::span<uint64_t> bits) override {
@@ -176,7 +174,7 @@ class Thirds : public TokenMask {
   int32_t tokens_ = 0;
 };
 
-// The same, but most of its places are not ready when they are asked for first.
+// Most places are not ready at the first call.
 class SlowThirds : public Thirds {
  public:
   bool ready(int64_t&) override { return ++asked_ > tokens_ % 3; }
@@ -238,7 +236,8 @@ TEST_P(SpeculationOn, ASeedsTextIsTheSameUnderEverySamplingSettingAndEveryGuess)
         m.engine->set_drafter(&guesser);
         m.run();
         for (uint64_t seed = 0; seed < kSequences; ++seed) {
-          const size_t same = expect_same_draws(plain[seed], m.sink.answers[ids[seed]], exact ? 0 : 0.02f);
+          const size_t same =
+              expect_same_draws(plain[seed], m.sink.answers[ids[seed]], exact ? 0 : 0.02f);
           EXPECT_TRUE(same == plain[seed].tokens.size() || !exact)
               << shape.name << " " << masked << ", guess " << which << ", seed " << seed;
         }
@@ -252,7 +251,7 @@ TEST_P(SpeculationOn, ASeedsTextIsTheSameUnderEverySamplingSettingAndEveryGuess)
   }
 }
 
-// Answers of four sequences, greedy and drawn, whose prompts and answers say things twice.
+// Four sequences, greedy and sampled, with repetitions.
 TEST_P(SpeculationOn, NgramsSaveStepsAndChangeNothing) {
   const bool exact = std::string(GetParam()) != "cuda";
   const auto bytes = bytes_of(tiny_dense());
@@ -271,7 +270,7 @@ TEST_P(SpeculationOn, NgramsSaveStepsAndChangeNothing) {
   drafting.spec_type = SpecType::ngram;
   drafting.max_drafts = 5;
   drafting.spec_always = true;
-  EngineOptions budgeted = drafting;  // by the clock: more steps or fewer, the same text
+  EngineOptions budgeted = drafting;  // by time: other steps, same text
   budgeted.spec_always = false;
   Machine with(bytes, drafting), by_clock(bytes, budgeted), without(bytes, plain);
   for (int round = 0; round < 2; ++round) {
@@ -294,7 +293,7 @@ TEST_P(SpeculationOn, NgramsSaveStepsAndChangeNothing) {
   EXPECT_LT(stats.steps, without.engine->stats().steps);
   EXPECT_LE(stats.accepted, stats.drafted);
 
-  // Everybody counts the same: all together, by depth, and what clients were told.
+  // Totals, counts by depth and client events agree.
   uint64_t drafted = 0, accepted = 0;
   for (const auto& [id, answer] : with.sink.answers) {
     drafted += static_cast<uint64_t>(answer.drafted);
@@ -312,7 +311,6 @@ TEST_P(SpeculationOn, NgramsSaveStepsAndChangeNothing) {
   EXPECT_GT(stats.drafts.plain_ms, 0) << "those of the prompts";
 }
 
-// Accepts the first of all drafts, or none.
 class Always : public Oracle {
  public:
   explicit Always(bool accepts) : accepts_(accepts) {}
@@ -338,7 +336,8 @@ TEST(Speculation, AnOracleDecidesWhatIsAccepted) {
     Guesser guesser(
         [](std::span<const int32_t>, std::mt19937& random) {
           Drafts chain;
-          for (int32_t i = 0; i < 4; ++i) chain.push_back({static_cast<int32_t>(random() % 320), i - 1});
+          for (int32_t i = 0; i < 4; ++i)
+            chain.push_back({static_cast<int32_t>(random() % 320), i - 1});
           return chain;
         },
         {{1, {}}});
@@ -377,10 +376,10 @@ TEST(Speculation, DraftersMakeAsManyDraftsAsTheyLike) {
   EXPECT_NE(m.engine->drafter(), nullptr);
 }
 
-// The head if there is one, and n-grams where few sequences decode or there is no head; nobody where the clock shall
-// not choose the rows.
+// With `deterministic`, time must not choose the rows.
 TEST(Speculation, AutomaticTakesWhatThereIs) {
-  for (const auto& [head, sequences] : {std::pair(false, 1), {false, 16}, {true, 1}, {true, 8}, {true, 9}}) {
+  for (const auto& [head, sequences] :
+       {std::pair(false, 1), {false, 16}, {true, 1}, {true, 8}, {true, 9}}) {
     EngineOptions options = on("ref");
     options.max_sequences = sequences;
     EngineOptions automatic = options, none = options;
@@ -400,7 +399,7 @@ TEST(Speculation, AutomaticTakesWhatThereIs) {
   }
 }
 
-// The prompt of a request may hold the beginning of an answer: with the same seed it ends alike.
+// A prompt may end with the beginning of an answer.
 TEST(Speculation, AnAnswerThatIsContinuedGoesOnAsItWould) {
   Machine m(bytes_of(tiny_dense()));
   Request r = greedy(prompt(21), 40);

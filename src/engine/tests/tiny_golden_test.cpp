@@ -1,10 +1,10 @@
-// tiny_golden_test.cpp -- a small model of each architecture through the whole engine against float64 outputs
-// of its published code (tests/goldens/tiny/README.md).
+// tiny_golden_test.cpp -- a small model of each architecture against float64 outputs of its
+// published code (tests/goldens/tiny/README.md).
 //
-// A golden case has, for a prompt: the sum of -log p over its next-token predictions, the eight best logits
-// at every position, all logits and the residual stream after layer 0 at the last one, and 32 greedy tokens.
-// Exact paths are held to each of them. Where activations are rounded, choices between experts move and
-// single logits with them: there medians, nats per token and best tokens with a long margin are compared.
+// A case has the sum of -log p, the eight best logits at every position, and 32 greedy tokens. It
+// also has all logits and the residual stream after layer 0 at the last position. Exact paths must
+// match all of these. Rounded activations may change experts, so other paths are compared by
+// medians, nats per token and clear best tokens.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,9 +45,9 @@ constexpr double kWeightLimit = 1e-5;
 // Of the others.
 constexpr double kMedianLimit = 0.2;  // of differences between best logits
 constexpr double kNatsLimit = 0.04;   // per token, over all cases
-constexpr double kLongMargin = 3.0;   // best tokens with such a margin are the same ...
-constexpr double kEqualShare = 0.95;  // ... but for this share, if there are experts
-// Both: where greedy parts from the golden, the margin there is no more than this.
+constexpr double kLongMargin = 3.0;   // best tokens with this margin are equal ...
+constexpr double kEqualShare = 0.95;  // ... for this share, if there are experts
+// Both: largest margin where greedy texts part.
 constexpr double kNearTie = 2e-3;
 
 struct Model {
@@ -55,19 +55,20 @@ struct Model {
   std::string golden;
 };
 
-// All files of the folder. The one with fused projections has the answers of one without.
+// The model with fused projections shares the goldens of one without.
 std::vector<Model> models() {
   std::vector<Model> list;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     if (entry.path().extension() != ".gguf") continue;
     const std::string stem = entry.path().stem().string();
-    list.push_back({stem + ".gguf", (stem == "qwen3next-legacy-f32" ? "qwen3next-f32" : stem) + ".json"});
+    list.push_back(
+        {stem + ".gguf", (stem == "qwen3next-legacy-f32" ? "qwen3next-f32" : stem) + ".json"});
   }
-  std::sort(list.begin(), list.end(), [](const Model& a, const Model& b) { return a.file < b.file; });
+  std::sort(list.begin(), list.end(),
+            [](const Model& a, const Model& b) { return a.file < b.file; });
   return list;
 }
 
-// What one case produced.
 class CaseRun : public Sink, public Observer {
  public:
   explicit CaseRun(const Json& golden)
@@ -87,10 +88,12 @@ class CaseRun : public Sink, public Observer {
     }
     const Json& ids = golden_["top"][position];
     for (size_t i = 0; i < ids.size(); ++i)
-      errors.push_back(
-          std::abs(logits[ids[i].get<int32_t>()] - golden_["top_logits"][position][i].get<double>()));
-    const auto best = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-    if (golden_["margin"][position].get<double>() >= kLongMargin) ++(best == ids[0] ? equal : other);
+      errors.push_back(std::abs(logits[ids[i].get<int32_t>()] -
+                                golden_["top_logits"][position][i].get<double>()));
+    const auto best =
+        static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (golden_["margin"][position].get<double>() >= kLongMargin)
+      ++(best == ids[0] ? equal : other);
     if (position == last_)
       for (size_t i = 0; i < logits.size(); ++i)
         errors.push_back(std::abs(logits[i] - golden_["logits_last"][i].get<double>()));
@@ -99,7 +102,8 @@ class CaseRun : public Sink, public Observer {
   void layer_output(int32_t layer, Tensor residual, const Batch& batch) override {
     if (layer != 0) return;
     for (int32_t t = 0; t < batch.tokens; ++t)
-      if (batch.position[t] == last_) hidden.assign(residual.f32(t), residual.f32(t) + residual.cols);
+      if (batch.position[t] == last_)
+        hidden.assign(residual.f32(t), residual.f32(t) + residual.cols);
   }
   void experts(int32_t layer, Tensor ids, Tensor weights, const Batch& batch) override {
     for (int32_t t = 0; t < batch.tokens; ++t) {
@@ -131,16 +135,19 @@ void expect_exact(const Json& golden, const CaseRun& run, const std::string& nam
       << name << ": " << run.nll_sum << " instead of " << nll;
   const auto hidden = golden["hidden_after_layer_0_last"].get<std::vector<double>>();
   ASSERT_EQ(run.hidden.size(), hidden.size()) << name;
-  for (size_t i = 0; i < hidden.size(); ++i) EXPECT_NEAR(run.hidden[i], hidden[i], kHiddenLimit) << name;
+  for (size_t i = 0; i < hidden.size(); ++i)
+    EXPECT_NEAR(run.hidden[i], hidden[i], kHiddenLimit) << name;
   if (!golden.contains("experts_last")) return;
   for (const auto& [layer, ids] : golden["experts_last"].items()) {
-    EXPECT_EQ(run.chosen.at(std::stoi(layer)), ids.get<std::vector<int32_t>>()) << name << " layer " << layer;
-    // The golden's are from before the routed scale.
+    EXPECT_EQ(run.chosen.at(std::stoi(layer)), ids.get<std::vector<int32_t>>())
+        << name << " layer " << layer;
+    // Goldens precede the routed scale.
     const std::vector<float>& weights = run.chosen_weights.at(std::stoi(layer));
     double sum = 0;
     for (const float w : weights) sum += w;
     for (size_t i = 0; i < weights.size(); ++i)
-      EXPECT_NEAR(weights[i] / sum, golden["expert_weights_last"][layer][i].get<double>(), kWeightLimit)
+      EXPECT_NEAR(weights[i] / sum, golden["expert_weights_last"][layer][i].get<double>(),
+                  kWeightLimit)
           << name;
   }
 }
@@ -148,7 +155,8 @@ void expect_exact(const Json& golden, const CaseRun& run, const std::string& nam
 void expect_same_greedy(const Json& golden, const CaseRun& run, const std::string& name) {
   const auto wanted = golden["greedy"].get<std::vector<int32_t>>();
   ASSERT_EQ(run.greedy.size(), wanted.size()) << name;
-  const auto parted = std::mismatch(wanted.begin(), wanted.end(), run.greedy.begin()).first - wanted.begin();
+  const auto parted =
+      std::mismatch(wanted.begin(), wanted.end(), run.greedy.begin()).first - wanted.begin();
   if (parted == std::ssize(wanted)) return;
   EXPECT_LT(golden["greedy_margin"][static_cast<size_t>(parted)].get<double>(), kNearTie)
       << name << " step " << parted;
@@ -184,7 +192,9 @@ void run_model(const Path& path, const Model& model) {
     request.prompt = golden["ids"].get<std::vector<int32_t>>();
     request.sampling.temperature = 0;
     request.max_tokens = static_cast<int32_t>(golden["greedy"].size());
-    request.score = [&](int32_t position, std::span<const float> logits) { run.score(position, logits); };
+    request.score = [&](int32_t position, std::span<const float> logits) {
+      run.score(position, logits);
+    };
     if (!gpu) (*engine)->observe(&run);
     ASSERT_TRUE((*engine)->submit(std::move(request), run).ok());
     (*engine)->run_until_idle();
@@ -206,22 +216,24 @@ void run_model(const Path& path, const Model& model) {
   const double median = totals.errors[totals.errors.size() / 2];
   const double nats = (totals.nll - totals.golden_nll) / totals.tokens;
   std::printf(
-      "[report] tiny %s %s: logits median %.2e, largest %.2e, %+.2e nats per token, %d of %d best tokens\n",
+      "[report] tiny %s %s: logits median %.2e, largest %.2e, %+.2e nats per token, %d of %d best "
+      "tokens\n",
       path.name, model.file.c_str(), median, totals.errors.back(), nats, totals.equal,
       totals.equal + totals.other);
   if (path.exact) return;
   EXPECT_LT(median, kMedianLimit) << model.file;
   EXPECT_LT(std::abs(nats), kNatsLimit) << model.file;
-  EXPECT_GE(totals.equal, (has_experts ? kEqualShare : 1.0) * (totals.equal + totals.other)) << model.file;
+  EXPECT_GE(totals.equal, (has_experts ? kEqualShare : 1.0) * (totals.equal + totals.other))
+      << model.file;
 }
 
 class TinyGolden : public ::testing::TestWithParam<Path> {};
 
 TEST_P(TinyGolden, Agrees) {
   const std::vector<Model> list = models();
-  // One of each architecture and dialect is in the repository.
-  for (const char* needed : {"qwen3-tied", "qwen3-untied", "qwen3moe", "qwen3next-q8_0", "qwen3next-legacy",
-                             "qwen3next-d128", "laguna-head", "laguna-element", "qwen35-vl"})
+  for (const char* needed :
+       {"qwen3-tied", "qwen3-untied", "qwen3moe", "qwen3next-q8_0", "qwen3next-legacy",
+        "qwen3next-d128", "laguna-head", "laguna-element", "qwen35-vl"})
     EXPECT_TRUE(std::any_of(list.begin(), list.end(), [&](const Model& m) {
       return m.file.starts_with(needed);
     })) << needed;

@@ -42,7 +42,8 @@ size_t Dflash::place(ContextLane& lane, std::byte* base, int32_t tokens, DType a
   return placer.offset();
 }
 
-size_t Dflash::place(BlockScratch& scratch, std::byte* base, int32_t rows, DType activations) const {
+size_t Dflash::place(BlockScratch& scratch, std::byte* base, int32_t rows,
+                     DType activations) const {
   const AttentionConfig& a = config_.layers[0].attention;
   Placer placer(base);
   scratch.residual = placer.take(rows, config_.width);
@@ -76,8 +77,8 @@ size_t Dflash::activation_bytes(const Sizes& sizes, DType activations) const {
 
 void Dflash::add_needs(Device::WorkspaceNeeds& needs, const Sizes& sizes) const {
   const AttentionConfig& a = config_.layers[0].attention;
-  needs.max_width =
-      std::max({needs.max_width, config_.features(), config_.ffn_width, a.query_width(), config_.width});
+  needs.max_width = std::max(
+      {needs.max_width, config_.features(), config_.ffn_width, a.query_width(), config_.width});
   needs.max_tokens = std::max(needs.max_tokens, sizes.block_rows);
   needs.max_heads = std::max(needs.max_heads, a.heads);
   needs.head_dim = std::max(needs.head_dim, a.head_dim);
@@ -89,7 +90,8 @@ Status Dflash::load(Device& device, const ModelWeights& target, const Sizes& siz
   embedding_ = weights_.own_embedding ? &weights_.own_embedding : &target.embedding;
   head_ = weights_.own_head ? &weights_.own_head : &target.head();
   const DType activations = device.activation_type();
-  BRAID_ASSIGN(activations_, device.allocate(activation_bytes(sizes, activations), "drafter activations"));
+  BRAID_ASSIGN(activations_,
+               device.allocate(activation_bytes(sizes, activations), "drafter activations"));
   auto* base = static_cast<std::byte*>(activations_.data());
   base += place(whole_, base, sizes.step.tokens, activations);
   base += place(interleaved_, base, sizes.step.interleaved_tokens, activations);
@@ -134,12 +136,13 @@ void Dflash::step_output(const Batch& batch, const SequenceMemory& memory, bool 
     const std::array<LinearPart, 2> in = {{{&w.k, nullptr, k}, {&w.v, nullptr, v}}};
     ops_->linear(in, context);
     AttentionParams params = config_.layers[i].attention.params();
-    params.heads = 0;  // nobody asks yet
-    ops_->qk_norm_rope_store({}, {}, k, v, rope, w.norms, params, kv[i], batch.of_group(kv[i].group));
+    params.heads = 0;  // stores without attending
+    ops_->qk_norm_rope_store({}, {}, k, v, rope, w.norms, params, kv[i],
+                             batch.of_group(kv[i].group));
   }
 }
 
-// Rows of the block see each other, unless they are causal: then the keys' op may attend as well.
+// Rows of a non-causal block see each other, which needs a separate op after all keys are stored.
 void Dflash::attend(const DflashLayer& layer, const KvLayer& kv, const Batch& batch,
                     const int32_t* last_position) {
   if (layer.causal) return;
@@ -161,7 +164,7 @@ void Dflash::run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* l
   mlp_block(*ops_, x, h, {w.ffn_norm, config_.eps}, w.mlp, block_.mlp);
 }
 
-// The same with convolutions: x += conv(f(conv(norm(x)))) for either sublayer f, with taps from norm(x).
+// With convolutions: x += conv(f(conv(norm(x)))) for each sublayer f, with taps from norm(x).
 void Dflash::run_mixed_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
                              const KvLayer& kv) {
   const DflashLayer& layer = config_.layers[i];
@@ -209,7 +212,8 @@ void Dflash::run_mixed_layer(size_t i, Tensor x, const Batch& blocks, const int3
   convolve(x, given, c.ffn_base, 1, Tail::add);
 }
 
-void Dflash::forward(const Batch& blocks, const int32_t* last_position, const SequenceMemory& memory) {
+void Dflash::forward(const Batch& blocks, const int32_t* last_position,
+                     const SequenceMemory& memory) {
   const Tensor x = block_.residual.top(blocks.tokens);
   ops_->embed(x, *embedding_, blocks);
   ops_->rope_table(block_.rope.top(blocks.tokens), config_.rope, blocks);

@@ -1,15 +1,13 @@
-// dflash_config_gguf.cpp -- metadata of a drafter's GGUF file, in the dialects there are.
-//
-// The keys of the drafter itself are ARCH.dflash.KEY in older files and dflash.KEY in newer ones, whose
-// architecture is "dflash". Older ones count tapped layers from 0 and mean what follows the layer; newer ones
-// name the layer whose input is taken, which is one more.
+// dflash_config_gguf.cpp -- metadata of a drafter's GGUF file, in all known dialects.
+// Older files use ARCH.dflash.KEY and tap outputs of layers, from 0. Newer files, of architecture
+// "dflash", use dflash.KEY and name the layer whose input is tapped, one more.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "gguf/gguf_text.h"
-#include "model/architectures/config_reader.h"
+#include "model/config_reader.h"
 #include "model/dflash/dflash_config.h"
 #include "ops/ops.h"
 
@@ -19,23 +17,25 @@ namespace {
 constexpr std::string_view kNewArchitecture = "dflash";
 constexpr std::string_view kOldArchitectures[] = {"qwen35-dflash-draft", "dflash-draft", "dspark"};
 
-// As a file of its dialect spells it.
+// The key in the spelling of the file's dialect.
 std::string own_key(const MetadataKeys& keys, std::string_view key) {
   const std::string nested = fmt::format("dflash.{}", key);
   return keys.file().has(keys.full(nested)) ? nested : std::string(key);
 }
 
-Result<int32_t> own_number(const MetadataKeys& keys, std::string_view key, uint32_t low, uint32_t high) {
+Result<int32_t> own_number(const MetadataKeys& keys, std::string_view key, uint32_t low,
+                           uint32_t high) {
   BRAID_ASSIGN(const uint32_t value, keys.u32(own_key(keys, key), low, high));
   return static_cast<int32_t>(value);
 }
 
-Result<int32_t> own_number_or_0(const MetadataKeys& keys, std::string_view key, uint32_t low, uint32_t high) {
+Result<int32_t> own_number_or_0(const MetadataKeys& keys, std::string_view key, uint32_t low,
+                                uint32_t high) {
   if (!keys.file().has(keys.full(own_key(keys, key)))) return 0;
   return own_number(keys, key, low, high);
 }
 
-// What DFlash2 and DSpark add. Whether they are there, tensors say.
+// Keys of DFlash2 and DSpark; the tensors decide whether they apply.
 Status read_extras(const MetadataKeys& keys, DflashConfig& config) {
   BRAID_ASSIGN(config.conv_taps, own_number_or_0(keys, "conv_kernel_size", 1, kMostConvTaps));
   BRAID_ASSIGN(config.conv_group, own_number_or_0(keys, "conv_group_size", 1, kMaxWidth));
@@ -48,11 +48,14 @@ Status read_extras(const MetadataKeys& keys, DflashConfig& config) {
   if (const std::string type = keys.full(own_key(keys, kType)); keys.file().has(type)) {
     BRAID_ASSIGN(const std::string_view name, keys.file().get_string(type));
     if (name != "vanilla")
-      return keys.unsupported(own_key(keys, kType),
-                              fmt::format("is {}; braid computes vanilla Markov heads", quoted(name)));
+      return keys.unsupported(
+          own_key(keys, kType),
+          fmt::format("is {}; braid computes vanilla Markov heads", quoted(name)));
   }
-  BRAID_ASSIGN(config.from_anchor, keys.file().find_bool(keys.full(own_key(keys, "sample_from_anchor"))));
-  BRAID_ASSIGN(config.has_confidence, keys.file().find_bool(keys.full(own_key(keys, "has_confidence_head"))));
+  BRAID_ASSIGN(config.from_anchor,
+               keys.file().find_bool(keys.full(own_key(keys, "sample_from_anchor"))));
+  BRAID_ASSIGN(config.has_confidence,
+               keys.file().find_bool(keys.full(own_key(keys, "has_confidence_head"))));
   return {};
 }
 
@@ -66,7 +69,7 @@ Status read_taps(const MetadataKeys& keys, DflashConfig& config) {
   for (const int32_t tap : config.taps)
     if (tap < 0 || tap > static_cast<int32_t>(kMaxLayers))
       return keys.corrupt(key, fmt::format("{} is no layer", tap));
-  // No drafter takes the embedding, the input of layer 0: a file that says 0 counts from 0.
+  // No drafter taps the embedding, the input of layer 0, so a list with 0 counts outputs.
   const bool from_zero = std::find(config.taps.begin(), config.taps.end(), 0) != config.taps.end();
   if (counts_inputs && !from_zero)
     for (int32_t& tap : config.taps) --tap;
@@ -78,14 +81,16 @@ Status read_layers(const MetadataKeys& keys, DflashConfig& config) {
   BRAID_ASSIGN(const uint32_t heads, keys.u32("attention.head_count", 1, kMaxHeads));
   BRAID_ASSIGN(const uint32_t kv_heads, keys.u32("attention.head_count_kv", 1, heads));
   BRAID_ASSIGN(const uint32_t head_dim, keys.u32("attention.key_length", 2, kMaxHeadDim));
-  BRAID_ASSIGN(const uint32_t value_dim, keys.u32_or("attention.value_length", head_dim, 2, kMaxHeadDim));
+  BRAID_ASSIGN(const uint32_t value_dim,
+               keys.u32_or("attention.value_length", head_dim, 2, kMaxHeadDim));
   if (heads % kv_heads != 0)
     return keys.corrupt("attention.head_count_kv",
                         fmt::format("{} does not divide the {} heads", kv_heads, heads));
   if (value_dim != head_dim)
     return keys.unsupported("attention.value_length",
                             fmt::format("{} differs from key_length {}", value_dim, head_dim));
-  if (head_dim % 2 != 0) return keys.corrupt("attention.key_length", fmt::format("{} is odd", head_dim));
+  if (head_dim % 2 != 0)
+    return keys.corrupt("attention.key_length", fmt::format("{} is odd", head_dim));
   if (uint64_t{heads} * head_dim > kMaxWidth)
     return keys.corrupt("attention.head_count", "makes heads too wide");
   AttentionConfig attention;
@@ -98,17 +103,17 @@ Status read_layers(const MetadataKeys& keys, DflashConfig& config) {
   return {};
 }
 
-// Which layers have a window, and which see only what is before them.
 Status read_kinds(const MetadataKeys& keys, DflashConfig& config) {
   constexpr std::string_view kPattern = "attention.sliding_window_pattern";
   BRAID_ASSIGN(const uint32_t window, keys.u32_or("attention.sliding_window", 0, 0, kMaxContext));
   std::vector<bool> slides(config.layers.size(), window > 0);
-  if (const GgufValue* pattern = keys.file().find(keys.full(kPattern)); pattern != nullptr && window > 0) {
+  if (const GgufValue* pattern = keys.file().find(keys.full(kPattern));
+      pattern != nullptr && window > 0) {
     if (!pattern->is_array() || pattern->elem_type != GgufValueType::BOOL)
       return keys.corrupt(kPattern, "is not an array of bools");
     if (pattern->count < slides.size())
-      return keys.corrupt(kPattern,
-                          fmt::format("has {} entries for {} layers", pattern->count, slides.size()));
+      return keys.corrupt(
+          kPattern, fmt::format("has {} entries for {} layers", pattern->count, slides.size()));
     for (size_t i = 0; i < slides.size(); ++i) slides[i] = pattern->bytes[i] != std::byte{0};
   }
   BRAID_ASSIGN(const auto causal, keys.file().find_bool(keys.full("attention.causal")));
@@ -124,8 +129,8 @@ Status read_kinds(const MetadataKeys& keys, DflashConfig& config) {
 Result<DflashConfig> read_dflash_gguf(const GgufFile& file) {
   BRAID_ASSIGN(const std::string_view architecture, file.get_string("general.architecture"));
   const bool is_new = architecture == kNewArchitecture;
-  if (!is_new && std::find(std::begin(kOldArchitectures), std::end(kOldArchitectures), architecture) ==
-                     std::end(kOldArchitectures))
+  if (!is_new && std::find(std::begin(kOldArchitectures), std::end(kOldArchitectures),
+                           architecture) == std::end(kOldArchitectures))
     return Error{ErrorKind::unsupported,
                  fmt::format("{}: architecture {} is no DFlash drafter of a model that braid runs",
                              file.name(), quoted(architecture))};

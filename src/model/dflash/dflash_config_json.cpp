@@ -5,10 +5,10 @@
 #include <cmath>
 #include <optional>
 
-#include "base/json/json.h"
+#include "base/json.h"
 #include "gguf/gguf_text.h"
-#include "model/architectures/metadata_keys.h"
 #include "model/dflash/dflash_config.h"
+#include "model/metadata_keys.h"
 #include "ops/ops.h"
 
 namespace braid {
@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The values of one object; errors name the file and the key. null is as good as absent.
+// Values of one object; errors name the file and the key. null counts as absent.
 class Object {
  public:
   Object(const Json& json, std::string file, std::string prefix)
@@ -26,11 +26,14 @@ class Object {
     const auto at = json_.find(key);
     return at == json_.end() || at->is_null() ? nullptr : &*at;
   }
-  Error wrong(const std::string& key, const std::string& why, ErrorKind kind = ErrorKind::corrupt) const {
+  Error wrong(const std::string& key, const std::string& why,
+              ErrorKind kind = ErrorKind::corrupt) const {
     return {kind, fmt::format("{}: key {}{}: {}", file_, prefix_, key, why)};
   }
-  Result<int64_t> integer(const std::string& key, const Json& value, int64_t low, int64_t high) const {
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
+  Result<int64_t> integer(const std::string& key, const Json& value, int64_t low,
+                          int64_t high) const {
+    if (!value.is_number_integer() ||
+        (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
       return wrong(key, "is no whole number");
     const auto number = value.get<int64_t>();
     if (number < low || number > high)
@@ -39,7 +42,8 @@ class Object {
   }
   Result<int64_t> integer(const char* key, int64_t low, int64_t high) const {
     const Json* value = find(key);
-    return value == nullptr ? Result<int64_t>(wrong(key, "is missing")) : integer(key, *value, low, high);
+    return value == nullptr ? Result<int64_t>(wrong(key, "is missing"))
+                            : integer(key, *value, low, high);
   }
   Result<int64_t> integer_or(const char* key, int64_t fallback, int64_t low, int64_t high) const {
     return find(key) == nullptr ? Result<int64_t>(fallback) : integer(key, low, high);
@@ -47,7 +51,8 @@ class Object {
   Result<double> number(const char* key) const {
     const Json* value = find(key);
     if (value == nullptr) return wrong(key, "is missing");
-    if (!value->is_number() || !std::isfinite(value->get<double>())) return wrong(key, "is no number");
+    if (!value->is_number() || !std::isfinite(value->get<double>()))
+      return wrong(key, "is no number");
     return value->get<double>();
   }
   Result<std::optional<bool>> truth(const char* key) const {
@@ -56,7 +61,6 @@ class Object {
     if (!value->is_boolean()) return wrong(key, "is neither true nor false");
     return std::optional(value->get<bool>());
   }
-  // An object; without the key, an empty one.
   Result<Object> object(const char* key) const {
     static const Json kEmpty = Json::object();
     const Json* value = find(key);
@@ -70,7 +74,7 @@ class Object {
   std::string prefix_;
 };
 
-// What belongs to the drafter stands in an object of its own or beside the sizes of its layers.
+// Keys of the drafter are in their own object or beside the sizes of its layers.
 const Object& place_of(const char* key, const Object& top, const Object& dflash) {
   return dflash.find(key) != nullptr ? dflash : top;
 }
@@ -79,7 +83,8 @@ Status read_taps(const Object& place, DflashConfig& config) {
   const Json* list = place.find("target_layer_ids");
   if (list == nullptr) return {};
   if (!list->is_array() || list->empty() || list->size() > DflashConfig::kMaxTaps)
-    return place.wrong("target_layer_ids", fmt::format("is no list of 1 to {}", DflashConfig::kMaxTaps));
+    return place.wrong("target_layer_ids",
+                       fmt::format("is no list of 1 to {}", DflashConfig::kMaxTaps));
   for (const Json& id : *list) {
     BRAID_ASSIGN(const int64_t tap, place.integer("target_layer_ids", id, 0, kMaxLayers));
     config.taps.push_back(static_cast<int32_t>(tap));
@@ -87,7 +92,6 @@ Status read_taps(const Object& place, DflashConfig& config) {
   return {};
 }
 
-// What DFlash2 and DSpark add. Whether they are there, tensors say.
 Status read_extras(const Object& top, const Object& dflash, DflashConfig& config) {
   const struct {
     const char* key;
@@ -106,8 +110,10 @@ Status read_extras(const Object& top, const Object& dflash, DflashConfig& config
   }
   const Object& type = place_of("markov_head_type", top, dflash);
   if (const Json* name = type.find("markov_head_type"); name != nullptr && *name != "vanilla")
-    return type.wrong("markov_head_type", "braid computes vanilla Markov heads", ErrorKind::unsupported);
-  BRAID_ASSIGN(config.from_anchor, place_of("sample_from_anchor", top, dflash).truth("sample_from_anchor"));
+    return type.wrong("markov_head_type", "braid computes vanilla Markov heads",
+                      ErrorKind::unsupported);
+  BRAID_ASSIGN(config.from_anchor,
+               place_of("sample_from_anchor", top, dflash).truth("sample_from_anchor"));
   BRAID_ASSIGN(config.has_confidence,
                place_of("enable_confidence_head", top, dflash).truth("enable_confidence_head"));
   return {};
@@ -131,10 +137,10 @@ Status read_rope(const Object& top, DflashConfig& config, int32_t head_dim) {
   return {};
 }
 
-// Which layers have a window, and which see only what is before them.
 Status read_kinds(const Object& top, const Object& dflash, DflashConfig& config) {
   BRAID_ASSIGN(const int64_t top_window, top.integer_or("sliding_window", 0, 1, kMaxContext));
-  BRAID_ASSIGN(const int64_t window, dflash.integer_or("swa_window_size", top_window, 1, kMaxContext));
+  BRAID_ASSIGN(const int64_t window,
+               dflash.integer_or("swa_window_size", top_window, 1, kMaxContext));
   std::vector<bool> slides(config.layers.size(), false);
   if (const Json* types = top.find("layer_types"); types != nullptr) {
     if (!types->is_array() || types->size() != slides.size())
@@ -142,7 +148,8 @@ Status read_kinds(const Object& top, const Object& dflash, DflashConfig& config)
     for (size_t i = 0; i < slides.size(); ++i) {
       const Json& type = (*types)[i];
       if (type != "sliding_attention" && type != "full_attention")
-        return top.wrong("layer_types", "names a kind that braid does not compute", ErrorKind::unsupported);
+        return top.wrong("layer_types", "names a kind that braid does not compute",
+                         ErrorKind::unsupported);
       slides[i] = type == "sliding_attention";
     }
   } else {
@@ -170,7 +177,8 @@ Status read_layers(const Object& top, DflashConfig& config) {
   BRAID_ASSIGN(const int64_t kv_heads, top.integer("num_key_value_heads", 1, heads));
   BRAID_ASSIGN(const int64_t head_dim, top.integer("head_dim", 2, kMaxHeadDim));
   if (heads % kv_heads != 0)
-    return top.wrong("num_key_value_heads", fmt::format("{} does not divide the {} heads", kv_heads, heads));
+    return top.wrong("num_key_value_heads",
+                     fmt::format("{} does not divide the {} heads", kv_heads, heads));
   if (heads * head_dim > kMaxWidth) return top.wrong("head_dim", "makes heads too wide");
   AttentionConfig attention;
   attention.heads = static_cast<int32_t>(heads);
@@ -181,7 +189,7 @@ Status read_layers(const Object& top, DflashConfig& config) {
   return read_rope(top, config, attention.head_dim);
 }
 
-// The last is DSpark's for trunks of this kind.
+// The last is DSpark's name for Qwen trunks.
 bool is_known(const Json& kinds) {
   constexpr const char* kKnown[] = {"DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel",
                                     "Qwen3DSparkModel"};
@@ -193,12 +201,15 @@ bool is_known(const Json& kinds) {
 
 Result<DflashConfig> read_dflash_json(std::string_view text, const std::string& name) {
   const auto parsed = parse_json(text);
-  if (!parsed.ok()) return Error{ErrorKind::corrupt, fmt::format("{}: {}", name, parsed.error().message)};
+  if (!parsed.ok())
+    return Error{ErrorKind::corrupt, fmt::format("{}: {}", name, parsed.error().message)};
   const Json& json = *parsed;
-  if (!json.is_object()) return Error{ErrorKind::corrupt, fmt::format("{}: is no JSON object", name)};
+  if (!json.is_object())
+    return Error{ErrorKind::corrupt, fmt::format("{}: is no JSON object", name)};
   const Object top(json, name, "");
   if (const Json* kinds = top.find("architectures"); kinds != nullptr && !is_known(*kinds))
-    return top.wrong("architectures", "names none of DFlashDraftModel, DFlash2DraftModel, DSparkDraftModel",
+    return top.wrong("architectures",
+                     "names none of DFlashDraftModel, DFlash2DraftModel, DSparkDraftModel",
                      ErrorKind::unsupported);
   if (top.find("dflash_config") == nullptr && top.find("mask_token_id") == nullptr)
     return top.wrong("dflash_config", "is missing");
@@ -207,7 +218,8 @@ Result<DflashConfig> read_dflash_json(std::string_view text, const std::string& 
     if (const Json* value = dflash.find(key); value != nullptr && *value != 1.0)
       return dflash.wrong(key, "is not 1", ErrorKind::unsupported);
   if (dflash.find("final_logit_softcapping") != nullptr)
-    return dflash.wrong("final_logit_softcapping", "braid does not cap logits", ErrorKind::unsupported);
+    return dflash.wrong("final_logit_softcapping", "braid does not cap logits",
+                        ErrorKind::unsupported);
   if (const Json* act = top.find("hidden_act"); act != nullptr && *act != "silu")
     return top.wrong("hidden_act", "is not silu", ErrorKind::unsupported);
 
@@ -218,7 +230,8 @@ Result<DflashConfig> read_dflash_json(std::string_view text, const std::string& 
   BRAID_ASSIGN(const int64_t target_layers, top.integer_or("num_target_layers", 0, 1, kMaxLayers));
   config.target_layers = static_cast<int32_t>(target_layers);
   BRAID_ASSIGN(const double eps, top.number("rms_norm_eps"));
-  if (!(eps >= 0 && eps < 1)) return top.wrong("rms_norm_eps", fmt::format("{} is not a small number", eps));
+  if (!(eps >= 0 && eps < 1))
+    return top.wrong("rms_norm_eps", fmt::format("{} is not a small number", eps));
   config.eps = static_cast<float>(eps);
   const auto own = [&](const char* key, int64_t low, int64_t high) {
     return place_of(key, top, dflash).integer(key, low, high);

@@ -1,10 +1,10 @@
-// dflash_extras.cpp -- the weights that DFlash2 and DSpark have and DFlash has not; see dflash_weights.h.
+// dflash_extras.cpp -- the weights that only DFlash2 and DSpark have; see dflash_weights.h.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "model/dflash/dflash_weights.h"
 
 namespace braid {
@@ -12,14 +12,16 @@ namespace {
 
 using Spellings = std::vector<std::string>;
 
-constexpr int32_t kMarkovCandidates = 16;  // more change next to nothing
+constexpr int32_t kMarkovCandidates = 16;  // more have almost no effect
 
-const Spellings kSelectorGate = {"candidate_selector.hidden_projection.weight", "selector_hidden.weight",
-                                 "selector.hidden_proj.weight"};
-const Spellings kSelectorBefore = {"candidate_selector.predecessor_codebook", "selector_predecessor.weight",
-                                   "selector.pred_codebook", "selector.pred_codebook.weight"};
-const Spellings kSelectorAfter = {"candidate_selector.successor_codebook", "selector_successor.weight",
-                                  "selector.succ_codebook", "selector.succ_codebook.weight"};
+const Spellings kSelectorGate = {"candidate_selector.hidden_projection.weight",
+                                 "selector_hidden.weight", "selector.hidden_proj.weight"};
+const Spellings kSelectorBefore = {"candidate_selector.predecessor_codebook",
+                                   "selector_predecessor.weight", "selector.pred_codebook",
+                                   "selector.pred_codebook.weight"};
+const Spellings kSelectorAfter = {"candidate_selector.successor_codebook",
+                                  "selector_successor.weight", "selector.succ_codebook",
+                                  "selector.succ_codebook.weight"};
 const Spellings kMarkovBefore = {"markov_head.markov_w1.weight", "markov_w1.weight"};
 const Spellings kMarkovAfter = {"markov_head.markov_w2.weight", "markov_w2.weight"};
 const Spellings kConfidence = {"confidence_head.proj.weight", "conf_proj.weight"};
@@ -42,16 +44,17 @@ void decode_all(const DflashTensor& tensor, float* out) {
   const auto row = static_cast<int64_t>(tensor.ne[0]);
   const size_t row_bytes = tensor.ne[0] / block_elems(tensor.type) * block_bytes(tensor.type);
   for (uint64_t r = 0; r < tensor.ne[1] * tensor.ne[2]; ++r)
-    decode_row(tensor.type, tensor.data.data() + r * row_bytes, out + static_cast<int64_t>(r) * row, row);
+    decode_row(tensor.type, tensor.data.data() + r * row_bytes, out + static_cast<int64_t>(r) * row,
+               row);
 }
 
 }  // namespace
 
-// What a key says and tensors show; the key may be missing.
+// Compares a key, which may be missing, with the tensors.
 Status DflashWeights::expect_number(const char* key, int32_t& value, uint64_t tensors) {
   if (value != 0 && static_cast<uint64_t>(value) != tensors)
-    return Error{ErrorKind::corrupt,
-                 fmt::format("{}: key {}: is {}, tensors show {}", file_->name(), key, value, tensors)};
+    return Error{ErrorKind::corrupt, fmt::format("{}: key {}: is {}, tensors show {}",
+                                                 file_->name(), key, value, tensors)};
   value = static_cast<int32_t>(tensors);
   return {};
 }
@@ -74,25 +77,29 @@ Status DflashWeights::describe_convolutions() {
     return {};
   }
   if (base->ne[1] == 0 || base->ne[1] > kMostConvTaps)
-    return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} has {} taps; braid takes 1 to {}",
-                                                 file_->name(), base->name, base->ne[1], kMostConvTaps)};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: tensor {} has {} taps; braid takes 1 to {}", file_->name(),
+                             base->name, base->ne[1], kMostConvTaps)};
   BRAID_TRY(expect_number("conv_kernel_size", config_->conv_taps, base->ne[1]));
   if (config_->conv_group == 0)
-    return Error{ErrorKind::corrupt, fmt::format("{}: key conv_group_size: is missing", file_->name())};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: key conv_group_size: is missing", file_->name())};
   if (config_->width % config_->conv_group != 0)
-    return Error{ErrorKind::corrupt, fmt::format("{}: key conv_group_size: {} does not divide the width {}",
-                                                 file_->name(), config_->conv_group, config_->width)};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: key conv_group_size: {} does not divide the width {}",
+                             file_->name(), config_->conv_group, config_->width)};
   convolutions = std::vector<Convolutions>(layers.size());
   for (size_t i = 0; i < layers.size(); ++i) {
     Convolutions& c = convolutions[i];
-    BRAID_TRY(describe_convolution(c.attention_mix, c.attention_base, static_cast<int>(i), "attention"));
+    BRAID_TRY(
+        describe_convolution(c.attention_mix, c.attention_base, static_cast<int>(i), "attention"));
     BRAID_TRY(describe_convolution(c.ffn_mix, c.ffn_base, static_cast<int>(i), "mlp"));
   }
   return {};
 }
 
-// Embedding and head of its own. A head may know fewer tokens: a list has their ids, or, since both are
-// around, how far each id is from its place in the list (then some are equal, which ids are not).
+// A head with fewer tokens lists their ids, or in some files the distance of each id from its
+// index; only lists of distances have duplicates.
 Status DflashWeights::describe_head(int64_t vocabulary) {
   BRAID_ASSIGN(const auto has_table, file_->find(kEmbedding));
   BRAID_ASSIGN(const auto has_head, file_->find(kHead));
@@ -100,15 +107,17 @@ Status DflashWeights::describe_head(int64_t vocabulary) {
   if (has_table) {
     BRAID_TRY(matrix(own_embedding, kEmbedding, vocabulary, config_->width));
     if (!own_embedding.scales.empty())
-      return Error{ErrorKind::unsupported, fmt::format("{}: tensor {}: braid does not scale embeddings",
-                                                       file_->name(), own_embedding.name)};
+      return Error{ErrorKind::unsupported,
+                   fmt::format("{}: tensor {}: braid does not scale embeddings", file_->name(),
+                               own_embedding.name)};
     own_embedding.is_table = true;
     own_embedding.is_product = false;
   }
   int64_t known = vocabulary;
   if (tokens) {
     const auto wrong = [&](const std::string& why) {
-      return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} {}", file_->name(), tokens->name, why)};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("{}: tensor {} {}", file_->name(), tokens->name, why)};
     };
     if (!has_head) return wrong("lists the tokens of a head that the file does not have");
     known = static_cast<int64_t>(tokens->ne[0]);
@@ -122,7 +131,8 @@ Status DflashWeights::describe_head(int64_t vocabulary) {
     };
     const bool are_distances = has_twins(ids);
     for (size_t i = 0; i < ids.size(); ++i) {
-      if (ids[i] < 0 || ids[i] >= vocabulary) return wrong(fmt::format("holds {}, no token", ids[i]));
+      if (ids[i] < 0 || ids[i] >= vocabulary)
+        return wrong(fmt::format("holds {}, no token", ids[i]));
       if (are_distances) ids[i] += static_cast<int64_t>(i);
       if (ids[i] >= vocabulary) return wrong(fmt::format("holds {}, no token", ids[i]));
     }
@@ -133,12 +143,13 @@ Status DflashWeights::describe_head(int64_t vocabulary) {
   return {};
 }
 
-// Tables of rows that are multiplied in pairs. The first tensor decides: a selector's gate, or what a Markov
-// head looks up.
+// Tables of rows multiplied in pairs. A selector's gate or a Markov table decides the kind.
 Status DflashWeights::describe_pairs(int64_t vocabulary) {
   BRAID_ASSIGN(const auto selector, file_->find(kSelectorGate));
   BRAID_ASSIGN(const auto markov, file_->find(kMarkovBefore));
-  config_->pairs = selector ? DflashPairs::selector : markov ? DflashPairs::markov : DflashPairs::none;
+  config_->pairs = selector ? DflashPairs::selector
+                   : markov ? DflashPairs::markov
+                            : DflashPairs::none;
   if (config_->pairs == DflashPairs::none) {
     config_->candidates = config_->pair_rank = 0;
     if (!config_->from_anchor) config_->from_anchor = false;
@@ -152,14 +163,16 @@ Status DflashWeights::describe_pairs(int64_t vocabulary) {
   BRAID_TRY(expect_number(selector ? "selector_rank" : "markov_rank", config_->pair_rank, rank));
   const auto known = token_of_.empty() ? vocabulary : static_cast<int64_t>(token_of_.size());
   if (selector && config_->candidates == 0)
-    return Error{ErrorKind::corrupt, fmt::format("{}: key selector_top_k: is missing", file_->name())};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: key selector_top_k: is missing", file_->name())};
   if (markov && !selector) config_->candidates = kMarkovCandidates;
   config_->candidates = static_cast<int32_t>(std::min<int64_t>(config_->candidates, known));
   if (!config_->from_anchor) config_->from_anchor = !selector;
   float before = 1, after = 1;
+  BRAID_TRY(table(predecessor, before, selector ? kSelectorBefore : kMarkovBefore, vocabulary,
+                  config_->pair_rank));
   BRAID_TRY(
-      table(predecessor, before, selector ? kSelectorBefore : kMarkovBefore, vocabulary, config_->pair_rank));
-  BRAID_TRY(table(successor, after, selector ? kSelectorAfter : kMarkovAfter, known, config_->pair_rank));
+      table(successor, after, selector ? kSelectorAfter : kMarkovAfter, known, config_->pair_rank));
   pair_scale = before * after;
   if (selector) return matrix(gate, kSelectorGate, config_->pair_rank, config_->width);
   return describe_confidence(after);
@@ -170,9 +183,10 @@ Status DflashWeights::describe_confidence(float successor_scale) {
   BRAID_ASSIGN(const auto tensor, file_->find(kConfidence));
   if (!tensor) {
     if (!config_->has_confidence.value_or(false)) return {};
-    return Error{ErrorKind::corrupt,
-                 fmt::format("{}: tensor {} is missing, of a confidence head that the file says it has",
-                             file_->name(), kConfidence[0])};
+    return Error{
+        ErrorKind::corrupt,
+        fmt::format("{}: tensor {} is missing, of a confidence head that the file says it has",
+                    file_->name(), kConfidence[0])};
   }
   const auto width = static_cast<uint64_t>(config_->width);
   const auto rank = static_cast<uint64_t>(config_->pair_rank);
@@ -181,7 +195,7 @@ Status DflashWeights::describe_confidence(float successor_scale) {
   std::vector<float> values(static_cast<size_t>(columns));
   decode_all(row, values.data());
   float* pairs = add_vector(pair_confidence, config_->pair_rank);
-  if (columns > width)  // pair_scale has the successors' scale, too
+  if (columns > width)  // pair_scale includes the successors' scale
     std::transform(values.begin() + config_->width, values.end(), pairs,
                    [&](float x) { return x / successor_scale; });
   values.resize(static_cast<size_t>(width));

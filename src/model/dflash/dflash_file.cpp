@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostConfigBytes = 1 << 20;
 
-// What every program's files may hold beside the tensors of a drafter.
+// Tensors that any program may add.
 bool is_metadata(std::string_view name) { return name == "rope_freqs.weight"; }
 
 }  // namespace
@@ -33,8 +33,8 @@ Result<DflashFile> DflashFile::open(const std::string& path) {
     return Error{ErrorKind::corrupt, fmt::format("{}: has {} bytes, which no configuration needs",
                                                  config_path, config.bytes().size())};
   BRAID_ASSIGN(SafetensorsFile file, SafetensorsFile::open(tensors.string()));
-  return of_safetensors(std::move(file),
-                        {reinterpret_cast<const char*>(config.bytes().data()), config.bytes().size()});
+  return of_safetensors(std::move(file), {reinterpret_cast<const char*>(config.bytes().data()),
+                                          config.bytes().size()});
 }
 
 Result<DflashFile> DflashFile::of_gguf(GgufFile file) {
@@ -48,7 +48,8 @@ Result<DflashFile> DflashFile::of_gguf(GgufFile file) {
 Result<DflashFile> DflashFile::of_safetensors(SafetensorsFile file, std::string_view config) {
   DflashFile result;
   result.name_ = file.name();
-  BRAID_ASSIGN(result.config_, read_dflash_json(config, fmt::format("config.json of {}", file.name())));
+  BRAID_ASSIGN(result.config_,
+               read_dflash_json(config, fmt::format("config.json of {}", file.name())));
   result.safetensors_ = std::move(file);
   return result;
 }
@@ -68,12 +69,14 @@ Result<std::optional<DflashTensor>> DflashFile::find(std::span<const std::string
     const bool is_float =
         type && (*type == GgmlType::F32 || *type == GgmlType::F16 || *type == GgmlType::BF16);
     if (!is_float && type != GgmlType::I64)
-      return Error{ErrorKind::unsupported,
-                   fmt::format("{}: tensor {} has the type {}; braid takes F32, F16 and BF16 of safetensors",
-                               name_, name, safetensors_dtype_name(t->dtype))};
+      return Error{
+          ErrorKind::unsupported,
+          fmt::format("{}: tensor {} has the type {}; braid takes F32, F16 and BF16 of safetensors",
+                      name_, name, safetensors_dtype_name(t->dtype))};
     if (t->shape.empty() || t->shape.size() > 3 || t->elems() == 0)
-      return Error{ErrorKind::corrupt,
-                   fmt::format("{}: tensor {} has none or more than three dimensions", name_, name)};
+      return Error{
+          ErrorKind::corrupt,
+          fmt::format("{}: tensor {} has none or more than three dimensions", name_, name)};
     DflashTensor tensor{name, *type, {1, 1, 1, 1}, t->data};
     for (size_t i = 0; i < t->shape.size(); ++i) tensor.ne[i] = t->shape[t->shape.size() - 1 - i];
     return std::optional(std::move(tensor));
@@ -82,7 +85,9 @@ Result<std::optional<DflashTensor>> DflashFile::find(std::span<const std::string
 }
 
 std::string DflashFile::left_over() const {
-  const auto is_left = [&](std::string_view name) { return !found_.contains(name) && !is_metadata(name); };
+  const auto is_left = [&](std::string_view name) {
+    return !found_.contains(name) && !is_metadata(name);
+  };
   if (gguf_) {
     for (const GgufTensor& t : gguf_->tensors())
       if (is_left(t.name)) return braid::quoted(t.name);

@@ -1,7 +1,5 @@
 // dflash_file.h -- a drafter's file: its configuration, and its tensors by any of their names.
-//
-// A drafter is published as a folder with config.json and model.safetensors, or as one GGUF file, whose
-// tensors are called differently by each program that wrote such files.
+// A folder with config.json and model.safetensors, or a GGUF file, whose names vary by program.
 #pragma once
 
 #include <array>
@@ -29,21 +27,19 @@ struct DflashTensor {
 
 class DflashFile {
  public:
-  // A GGUF file, a .safetensors file beside its config.json, or the folder of both. Errors: not_found, io,
+  // A GGUF file, a .safetensors file beside its config.json, or the folder. Errors: not_found, io,
   // corrupt, unsupported.
   static Result<DflashFile> open(const std::string& path);
-  // Of bytes that outlive the result.
+  // The bytes must outlive the result.
   static Result<DflashFile> of_gguf(GgufFile file);
   static Result<DflashFile> of_safetensors(SafetensorsFile file, std::string_view config);
 
   const std::string& name() const { return name_; }
   const DflashConfig& config() const { return config_; }
-  // The tensor that has one of these names; empty if none does. Errors: corrupt (more than three dimensions),
-  // unsupported (a type that neither products nor lists of tokens have).
+  // By any of `names`; empty if absent. Errors: corrupt (over 3 dimensions), unsupported (type).
   Result<std::optional<DflashTensor>> find(std::span<const std::string> names);
-  // What nobody has found: a drafter of another kind has more tensors. Empty if there is none.
+  // A tensor that was never found, a sign of another kind of drafter. Empty if all were.
   std::string left_over() const;
-  // Bytes of the file.
   uint64_t file_bytes() const;
 
  private:

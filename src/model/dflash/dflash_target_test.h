@@ -1,4 +1,4 @@
-// dflash_target_test.h -- the drafters of tests/goldens/dflash, and the model that they go with.
+// dflash_target_test.h -- the drafters of tests/goldens/dflash and their target model.
 #pragma once
 
 #include <string>

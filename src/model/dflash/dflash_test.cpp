@@ -1,6 +1,4 @@
-// dflash_test.cpp -- what a drafter's file must hold, and what is said when it does not.
-//
-// Running it is tested in engine/.
+// dflash_test.cpp -- required contents of a drafter's file, and error messages.
 #include "model/dflash/dflash.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "model/random/random_model.h"
+#include "model/random_model.h"
 #include "model/test_models_test.h"
 
 namespace braid {
@@ -40,7 +38,6 @@ std::string error_of(const Result<std::unique_ptr<Dflash>>& result) {
   return result.ok() ? "" : result.error().message;
 }
 
-// With config.json changed.
 std::string error_with(const std::function<void(Json&)>& edit) {
   Json json = Json::parse(demo_json());
   edit(json);
@@ -80,14 +77,20 @@ TEST(DflashFile, AnotherModelsDrafterIsRefusedInOneSentence) {
     return drafter.error().message;
   };
   EXPECT_SAYS(with([](ModelConfig& c) { c.width = 1024; }), "its width is 512, the model's 1024");
-  EXPECT_SAYS(with([](ModelConfig& c) { c.vocabulary = 248320; }), "8192 tokens, the model's 248320");
-  EXPECT_SAYS(with([](ModelConfig& c) { c.layers.resize(9); }), "made for 8 layers, the model has 9");
+  EXPECT_SAYS(with([](ModelConfig& c) { c.vocabulary = 248320; }),
+              "8192 tokens, the model's 248320");
+  EXPECT_SAYS(with([](ModelConfig& c) { c.layers.resize(9); }),
+              "made for 8 layers, the model has 9");
   EXPECT_SAYS(error_with([](Json& j) {
                 j["dflash_config"]["target_layer_ids"] = {1, 4, 8};
               }),
               "listens to layer 8, the model has 8");
-  EXPECT_SAYS(error_with([](Json& j) { j["dflash_config"]["target_layer_ids"] = {1, 4}; }), "1536 columns");
-  EXPECT_SAYS(error_with([](Json& j) { j["dflash_config"]["mask_token_id"] = 8192; }), "mask token 8192");
+  EXPECT_SAYS(error_with([](Json& j) {
+                j["dflash_config"]["target_layer_ids"] = {1, 4};
+              }),
+              "1536 columns");
+  EXPECT_SAYS(error_with([](Json& j) { j["dflash_config"]["mask_token_id"] = 8192; }),
+              "mask token 8192");
 }
 
 TEST(DflashFile, KeysOfConfigJsonAreNamed) {
@@ -98,10 +101,11 @@ TEST(DflashFile, KeysOfConfigJsonAreNamed) {
     return error_with([&](Json& j) { j["dflash_config"][key] = std::move(value); });
   };
   EXPECT_EQ(error_with([](Json&) {}), "");
-  for (const char* key :
-       {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-        "head_dim", "rms_norm_eps", "rope_theta", "dflash_config", "block_size"}) {
-    EXPECT_SAYS(error_with([&](Json& j) { j.erase(key); }), std::string("key ") + key + ": is missing");
+  for (const char* key : {"hidden_size", "intermediate_size", "num_hidden_layers",
+                          "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+                          "rope_theta", "dflash_config", "block_size"}) {
+    EXPECT_SAYS(error_with([&](Json& j) { j.erase(key); }),
+                std::string("key ") + key + ": is missing");
     EXPECT_SAYS(with(key, "many"), key);
     EXPECT_SAYS(with(key, -5), key);
   }
@@ -114,13 +118,15 @@ TEST(DflashFile, KeysOfConfigJsonAreNamed) {
   EXPECT_SAYS(with("architectures", {"LlamaForCausalLM"}), "DFlashDraftModel");
   EXPECT_SAYS(with("rope_scaling", {{"rope_type", "yarn"}}), "rope_scaling.rope_type");
   EXPECT_SAYS(with("layer_types", {"full_attention"}), "layer_types: is no list of 2");
-  EXPECT_SAYS(with("layer_types", {"full_attention", "sliding_attention"}), "sliding_window: is missing");
+  EXPECT_SAYS(with("layer_types", {"full_attention", "sliding_attention"}),
+              "sliding_window: is missing");
   EXPECT_SAYS(with("is_causal", 1), "is_causal");
   EXPECT_SAYS(nested("target_layer_ids", Json::array()), "target_layer_ids");
   EXPECT_SAYS(nested("target_layer_ids", {1, 4, "6"}), "target_layer_ids");
   EXPECT_SAYS(nested("mask_token_id", -1), "mask_token_id");
   EXPECT_SAYS(nested("output_multiplier", 2.0), "output_multiplier");
-  EXPECT_SAYS(nested("selector_top_k", 33), "dflash_config.selector_top_k: 33 is not between 1 and 32");
+  EXPECT_SAYS(nested("selector_top_k", 33),
+              "dflash_config.selector_top_k: 33 is not between 1 and 32");
   EXPECT_SAYS(nested("conv_kernel_size", 0), "conv_kernel_size: 0 is not between 1 and 8");
   EXPECT_SAYS(nested("markov_rank", "many"), "markov_rank");
   EXPECT_SAYS(with("markov_head_type", "rnn"), "braid computes vanilla Markov heads");
@@ -153,13 +159,13 @@ TEST(DflashFile, WindowsAndCausalityFollowTheConfig) {
               j["is_causal"] = false;
             }),
             (List{{2048, false}, {0, false}}));
-  EXPECT_EQ(layers([&](Json& j) { j["dflash_config"]["causal"] = true; }), (List{{0, true}, {0, true}}));
+  EXPECT_EQ(layers([&](Json& j) { j["dflash_config"]["causal"] = true; }),
+            (List{{0, true}, {0, true}}));
   EXPECT_EQ(layers([&](Json& j) {
               j["dflash_config"]["use_swa"] = true;
               j["dflash_config"]["swa_window_size"] = 64;
             }),
             (List{{64, true}, {64, true}}));
-  // A window that no layer uses.
   EXPECT_EQ(layers([](Json& j) {
               j["sliding_window"] = 4096;
               j["use_sliding_window"] = false;
@@ -167,7 +173,6 @@ TEST(DflashFile, WindowsAndCausalityFollowTheConfig) {
             (List{{0, false}, {0, false}}));
 }
 
-// What a dialect of GGUF calls keys and tensors.
 struct Dialect {
   const char* architecture;
   const char* own;  // prefix of the drafter's own keys
@@ -209,11 +214,13 @@ std::string gguf_name(const Dialect& d, std::string name) {
   if (name == "hidden_norm.weight") return std::string(d.context_norm) + ".weight";
   if (name == "norm.weight") return "output_norm.weight";
   for (const auto& [from, to] : renames)
-    if (const size_t at = name.find(from); at != std::string::npos) name.replace(at, from.size(), to);
+    if (const size_t at = name.find(from); at != std::string::npos)
+      name.replace(at, from.size(), to);
   return name;
 }
 
-std::vector<std::byte> as_gguf(const Dialect& d, const std::function<void(GgufWriter&)>& edit = nullptr,
+std::vector<std::byte> as_gguf(const Dialect& d,
+                               const std::function<void(GgufWriter&)>& edit = nullptr,
                                const std::string& without = "") {
   GgufWriter w;
   const std::string p = std::string(d.architecture) + ".";
@@ -228,7 +235,8 @@ std::vector<std::byte> as_gguf(const Dialect& d, const std::function<void(GgufWr
   w.set_u32(d.own + std::string("block_size"), 16);
   const bool is_new = std::string(d.architecture) == "dflash";
   w.set_u32(is_new ? "tokenizer.ggml.mask_token_id" : d.own + std::string("mask_token_id"), 8185);
-  if (!d.taps.empty()) w.set_i32s(d.own + std::string(is_new ? "target_layers" : "target_layer_ids"), d.taps);
+  if (!d.taps.empty())
+    w.set_i32s(d.own + std::string(is_new ? "target_layers" : "target_layer_ids"), d.taps);
   auto tensors = SafetensorsFile::open(kDemo + "/model.safetensors");
   for (const SafetensorsTensor& t : tensors->tensors()) {
     const std::string name = gguf_name(d, t.name);
@@ -278,9 +286,9 @@ TEST(DflashFile, TapsOfGgufAreCountedAsTheFileDoes) {
     EXPECT_TRUE(drafter.ok()) << error_of(drafter);
     return (*drafter)->config().taps;
   };
-  d.taps = {0, 4, 6};  // no layer's input: counted from 0
+  d.taps = {0, 4, 6};  // 0 is not a layer's input: counts outputs
   EXPECT_EQ(taps(), (std::vector<int32_t>{0, 4, 6}));
-  d.taps = {1, 5, 8};  // the last: what the last layer leaves
+  d.taps = {1, 5, 8};  // 8: output of the last layer
   EXPECT_EQ(taps(), (std::vector<int32_t>{0, 4, 7}));
   d.taps = {};  // evenly from 1 to 8 - 3
   EXPECT_EQ(taps(), (std::vector<int32_t>{1, 3, 5}));
@@ -305,7 +313,8 @@ TEST(DflashFile, EveryTensorIsNeededAndOthersAreAnotherKind) {
         w.add_tensor("output_norm.weight", GgmlType::BF16, 2, {256, 2, 1, 1}, one);
       },
       "output_norm.weight");
-  EXPECT_SAYS(error_of(opened(shape)), "output_norm.weight has shape {256, 2, 1, 1}; expected {512, 1}");
+  EXPECT_SAYS(error_of(opened(shape)),
+              "output_norm.weight has shape {256, 2, 1, 1}; expected {512, 1}");
 }
 
 TEST(DflashFile, KeysOfGgufAreNamed) {
@@ -319,8 +328,10 @@ TEST(DflashFile, KeysOfGgufAreNamed) {
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.block_size", 1); }), "dflash.block_size");
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.block_count", 4000000000u); }),
               "dflash.block_count");
-  EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.attention.head_count_kv", 3); }), "head_count_kv");
-  EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.embedding_length", 256); }), "width is 256");
+  EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.attention.head_count_kv", 3); }),
+              "head_count_kv");
+  EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.embedding_length", 256); }),
+              "width is 256");
   EXPECT_SAYS(with([](GgufWriter& w) {
                 w.set_i32s("dflash.target_layers", std::array<int32_t, 3>{2, 5, -7});
               }),
@@ -334,7 +345,6 @@ TEST(DflashFile, KeysOfGgufAreNamed) {
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_f32("dflash.logit_scale", 0.5f); }), "logit_scale");
 }
 
-// A drafter of a kind for a small model, with random weights.
 RandomShape small_target() {
   RandomShape s = tiny_dense();
   s.layers = 12;
@@ -356,7 +366,6 @@ std::vector<std::byte> random_bytes(std::string_view kind) {
   return random_drafter(small_target(), kind, options).value().to_bytes();
 }
 
-// The same with one tensor left out or changed, and keys set.
 struct Edit {
   std::string tensor = {}, renamed = {};
   std::array<uint64_t, 4> ne = {};
@@ -410,7 +419,6 @@ TEST(DflashKinds, AreToldByTheirTensors) {
     EXPECT_EQ((*drafter)->has_confidence(), k.confidence) << k.kind;
     EXPECT_EQ(c.taps, (std::vector<int32_t>{1, 3, 5, 7, 9})) << k.kind;
   }
-  // Of the published sizes; 16 bits a weight.
   RandomOptions options;
   options.mix = "BF16";
   for (const auto& [kind, parameters] : {std::pair{"dflash", 1.730e9}, {"dflash2", 1.924e9}}) {
@@ -428,11 +436,11 @@ TEST(DflashKinds, EveryTensorIsNeeded) {
     EXPECT_EQ(error_of_edited(kind, {}), "");
     for (const GgufTensor& t : file.tensors()) {
       const std::string name(t.name);
-      // Without these it would be a drafter of another kind, which has no use for the others.
-      const bool decides =
-          name == "selector_hidden.weight" || name == "markov_w1.weight" || name == "blk.0.attn_conv_base";
+      const bool decides = name == "selector_hidden.weight" || name == "markov_w1.weight" ||
+                           name == "blk.0.attn_conv_base";
       if (name == "conf_proj.bias") continue;
-      EXPECT_SAYS(error_of_edited(kind, {.tensor = name}), decides ? "another kind" : " is missing") << name;
+      EXPECT_SAYS(error_of_edited(kind, {.tensor = name}), decides ? "another kind" : " is missing")
+          << name;
     }
   }
 }
@@ -441,34 +449,45 @@ TEST(DflashKinds, WhatDoesNotFitIsNamed) {
   const auto u32 = [](const char* key, uint32_t value) {
     return Edit{.keys = [=](GgufWriter& w) { w.set_u32(key, value); }};
   };
-  const auto removed = [](const char* key) { return Edit{.keys = [=](GgufWriter& w) { w.remove(key); }}; };
+  const auto removed = [](const char* key) {
+    return Edit{.keys = [=](GgufWriter& w) { w.remove(key); }};
+  };
   EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_kernel_size", 3)),
               "key conv_kernel_size: is 3, tensors show 2");
-  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_kernel_size", 9)), "dflash.conv_kernel_size");
-  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_group_size", 5)), "does not divide the width 32");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_kernel_size", 9)),
+              "dflash.conv_kernel_size");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_group_size", 5)),
+              "does not divide the width 32");
   EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.conv_group_size", 8)),
               "attn_conv_proj.weight has shape");
-  EXPECT_SAYS(error_of_edited("dflash2", removed("dflash.conv_group_size")), "conv_group_size: is missing");
+  EXPECT_SAYS(error_of_edited("dflash2", removed("dflash.conv_group_size")),
+              "conv_group_size: is missing");
   EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.selector_rank", 128)), "tensors show 256");
-  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.selector_top_k", 33)), "dflash.selector_top_k");
-  EXPECT_SAYS(error_of_edited("dflash2", removed("dflash.selector_top_k")), "selector_top_k: is missing");
-  EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "selector_hidden.weight", .ne = {32, 600, 1, 1}}),
-              "a rank of 600 is not between 1 and 512");
-  EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "selector_successor.weight", .ne = {256, 299, 1, 1}}),
-              "selector_successor.weight has shape {256, 299, 1, 1}; expected {256, 300}");
+  EXPECT_SAYS(error_of_edited("dflash2", u32("dflash.selector_top_k", 33)),
+              "dflash.selector_top_k");
+  EXPECT_SAYS(error_of_edited("dflash2", removed("dflash.selector_top_k")),
+              "selector_top_k: is missing");
+  EXPECT_SAYS(
+      error_of_edited("dflash2", {.tensor = "selector_hidden.weight", .ne = {32, 600, 1, 1}}),
+      "a rank of 600 is not between 1 and 512");
+  EXPECT_SAYS(
+      error_of_edited("dflash2", {.tensor = "selector_successor.weight", .ne = {256, 299, 1, 1}}),
+      "selector_successor.weight has shape {256, 299, 1, 1}; expected {256, 300}");
   EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "blk.0.attn_conv_base", .ne = {32, 9, 2, 1}}),
               "has 9 taps");
   EXPECT_SAYS(error_of_edited("dflash2", {.tensor = "blk.1.ffn_conv_base", .ne = {32, 2, 1, 1}}),
               "expected {32, 2, 2}");
   EXPECT_SAYS(
-      error_of_edited("dspark",
-                      {.keys = [](GgufWriter& w) { w.set_string("dflash.markov_head_type", "gated"); }}),
+      error_of_edited(
+          "dspark",
+          {.keys = [](GgufWriter& w) { w.set_string("dflash.markov_head_type", "gated"); }}),
       "is \"gated\"; braid computes vanilla Markov heads");
   EXPECT_SAYS(error_of_edited("dspark", {.tensor = "conf_proj.weight", .ne = {100, 1, 1, 1}}),
               "expected {288, 1}");
   EXPECT_SAYS(error_of_edited("dspark", {.tensor = "conf_proj.weight"}), "the file says it has");
   EXPECT_SAYS(
-      error_of_edited("dspark", {.keys = [](GgufWriter& w) { w.set_u32("dflash.sample_from_anchor", 1); }}),
+      error_of_edited("dspark",
+                      {.keys = [](GgufWriter& w) { w.set_u32("dflash.sample_from_anchor", 1); }}),
       "sample_from_anchor");
 }
 

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 
 namespace braid {
 namespace {
@@ -16,7 +16,8 @@ void decode(const DflashTensor& tensor, float* out) {
   const auto row = static_cast<int64_t>(tensor.ne[0]);
   const size_t row_bytes = tensor.ne[0] / block_elems(tensor.type) * block_bytes(tensor.type);
   for (uint64_t r = 0; r < tensor.ne[1]; ++r)
-    decode_row(tensor.type, tensor.data.data() + r * row_bytes, out + static_cast<int64_t>(r) * row, row);
+    decode_row(tensor.type, tensor.data.data() + r * row_bytes, out + static_cast<int64_t>(r) * row,
+               row);
 }
 
 }  // namespace
@@ -37,15 +38,17 @@ std::vector<std::string> DflashWeights::spelled(const Names& names, int layer) {
 
 Result<DflashTensor> DflashWeights::checked(const std::vector<std::string>& names,
                                             std::array<uint64_t, 3> ne) {
-  const std::string expected =
-      ne[2] == 1 ? fmt::format("{{{}, {}}}", ne[0], ne[1]) : fmt::format("{{{}}}", fmt::join(ne, ", "));
+  const std::string expected = ne[2] == 1 ? fmt::format("{{{}, {}}}", ne[0], ne[1])
+                                          : fmt::format("{{{}}}", fmt::join(ne, ", "));
   BRAID_ASSIGN(auto tensor, file_->find(names));
   if (!tensor)
-    return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} is missing (expected, with shape {})",
-                                                 file_->name(), names[0], expected)};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: tensor {} is missing (expected, with shape {})", file_->name(),
+                             names[0], expected)};
   if (tensor->ne != std::array<uint64_t, 4>{ne[0], ne[1], ne[2], 1})
-    return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} has shape {{{}}}; expected {}", file_->name(),
-                                                 tensor->name, fmt::join(tensor->ne, ", "), expected)};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: tensor {} has shape {{{}}}; expected {}", file_->name(),
+                             tensor->name, fmt::join(tensor->ne, ", "), expected)};
   if (tensor->type == GgmlType::I64)
     return Error{ErrorKind::unsupported,
                  fmt::format("{}: tensor {} holds whole numbers", file_->name(), tensor->name)};
@@ -53,7 +56,8 @@ Result<DflashTensor> DflashWeights::checked(const std::vector<std::string>& name
   return *std::move(tensor);
 }
 
-Status DflashWeights::matrix(Weight& w, const std::vector<std::string>& names, int64_t n, int64_t k) {
+Status DflashWeights::matrix(Weight& w, const std::vector<std::string>& names, int64_t n,
+                             int64_t k) {
   BRAID_ASSIGN(const DflashTensor tensor,
                checked(names, {static_cast<uint64_t>(k), static_cast<uint64_t>(n), 1}));
   w.name = tensor.name;
@@ -74,9 +78,9 @@ Status DflashWeights::matrix(Weight& w, const std::vector<std::string>& names, i
   return {};
 }
 
-// Rows that are looked up; their scale is left to what is made of them.
-Status DflashWeights::table(Weight& w, float& scale, const std::vector<std::string>& names, int64_t n,
-                            int64_t k) {
+// Rows for look-ups. The scale is returned, to be applied to results.
+Status DflashWeights::table(Weight& w, float& scale, const std::vector<std::string>& names,
+                            int64_t n, int64_t k) {
   BRAID_TRY(matrix(w, names, n, k));
   scale = w.scales.empty() ? 1.0f : w.scales[0];
   w.scales = {};
@@ -92,7 +96,8 @@ float* DflashWeights::add_vector(const float*& user, int64_t count) {
   return vectors_.data() + offset;
 }
 
-Status DflashWeights::vector(const float*& user, const std::vector<std::string>& names, int64_t count) {
+Status DflashWeights::vector(const float*& user, const std::vector<std::string>& names,
+                             int64_t count) {
   BRAID_ASSIGN(const DflashTensor tensor, checked(names, {static_cast<uint64_t>(count), 1, 1}));
   decode(tensor, add_vector(user, count));
   return {};
@@ -105,35 +110,43 @@ Status DflashWeights::layer(LayerWeights& w, const DflashLayer& c, int index) {
     return spelled({safetensors, std::move(gguf)}, index);
   };
   const AttentionConfig& a = c.attention;
-  BRAID_TRY(
-      vector(w.mixer_norm, names("layers.{}.input_layernorm.weight", {"blk.{}.attn_norm.weight"}), width));
-  BRAID_TRY(matrix(w.attention.q, names("layers.{}.self_attn.q_proj.weight", {"blk.{}.attn_q.weight"}),
+  BRAID_TRY(vector(w.mixer_norm,
+                   names("layers.{}.input_layernorm.weight", {"blk.{}.attn_norm.weight"}), width));
+  BRAID_TRY(matrix(w.attention.q,
+                   names("layers.{}.self_attn.q_proj.weight", {"blk.{}.attn_q.weight"}),
                    a.query_width(), width));
-  BRAID_TRY(matrix(w.attention.k, names("layers.{}.self_attn.k_proj.weight", {"blk.{}.attn_k.weight"}),
+  BRAID_TRY(matrix(w.attention.k,
+                   names("layers.{}.self_attn.k_proj.weight", {"blk.{}.attn_k.weight"}),
                    a.kv_width(), width));
-  BRAID_TRY(matrix(w.attention.v, names("layers.{}.self_attn.v_proj.weight", {"blk.{}.attn_v.weight"}),
+  BRAID_TRY(matrix(w.attention.v,
+                   names("layers.{}.self_attn.v_proj.weight", {"blk.{}.attn_v.weight"}),
                    a.kv_width(), width));
   BRAID_TRY(matrix(w.attention.output,
                    names("layers.{}.self_attn.o_proj.weight", {"blk.{}.attn_output.weight"}), width,
                    a.query_width()));
   BRAID_TRY(vector(w.attention.norms.q_norm,
-                   names("layers.{}.self_attn.q_norm.weight", {"blk.{}.attn_q_norm.weight"}), a.head_dim));
+                   names("layers.{}.self_attn.q_norm.weight", {"blk.{}.attn_q_norm.weight"}),
+                   a.head_dim));
   BRAID_TRY(vector(w.attention.norms.k_norm,
-                   names("layers.{}.self_attn.k_norm.weight", {"blk.{}.attn_k_norm.weight"}), a.head_dim));
+                   names("layers.{}.self_attn.k_norm.weight", {"blk.{}.attn_k_norm.weight"}),
+                   a.head_dim));
   w.attention.norms.eps = config_->eps;
   BRAID_TRY(vector(w.ffn_norm,
                    names("layers.{}.post_attention_layernorm.weight",
                          {"blk.{}.ffn_norm.weight", "blk.{}.post_attention_norm.weight"}),
                    width));
-  BRAID_TRY(
-      matrix(w.mlp.gate, names("layers.{}.mlp.gate_proj.weight", {"blk.{}.ffn_gate.weight"}), ffn, width));
-  BRAID_TRY(matrix(w.mlp.up, names("layers.{}.mlp.up_proj.weight", {"blk.{}.ffn_up.weight"}), ffn, width));
-  return matrix(w.mlp.down, names("layers.{}.mlp.down_proj.weight", {"blk.{}.ffn_down.weight"}), width, ffn);
+  BRAID_TRY(matrix(w.mlp.gate, names("layers.{}.mlp.gate_proj.weight", {"blk.{}.ffn_gate.weight"}),
+                   ffn, width));
+  BRAID_TRY(matrix(w.mlp.up, names("layers.{}.mlp.up_proj.weight", {"blk.{}.ffn_up.weight"}), ffn,
+                   width));
+  return matrix(w.mlp.down, names("layers.{}.mlp.down_proj.weight", {"blk.{}.ffn_down.weight"}),
+                width, ffn);
 }
 
 Result<uint64_t> DflashWeights::fc_columns(DflashFile& file) {
   BRAID_ASSIGN(const auto tensor, file.find(kFc));
-  if (!tensor) return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} is missing", file.name(), kFc[0])};
+  if (!tensor)
+    return Error{ErrorKind::corrupt, fmt::format("{}: tensor {} is missing", file.name(), kFc[0])};
   return tensor->ne[0];
 }
 
@@ -141,12 +154,13 @@ Status DflashWeights::describe(DflashFile& file, DflashConfig& config, int64_t v
   file_ = &file;
   config_ = &config;
   BRAID_TRY(matrix(fc, kFc, config.width, config.features()));
-  BRAID_TRY(
-      vector(context_norm,
-             spelled({"hidden_norm.weight",
-                      {"enc.output_norm.weight", "dflash_hidden_norm.weight", "dflash.hidden_norm.weight"}}),
-             config.width));
-  BRAID_TRY(vector(output_norm, spelled({"norm.weight", {"output_norm.weight", "final_norm.weight"}}),
+  BRAID_TRY(vector(context_norm,
+                   spelled({"hidden_norm.weight",
+                            {"enc.output_norm.weight", "dflash_hidden_norm.weight",
+                             "dflash.hidden_norm.weight"}}),
+                   config.width));
+  BRAID_TRY(vector(output_norm,
+                   spelled({"norm.weight", {"output_norm.weight", "final_norm.weight"}}),
                    config.width));
   layers = std::vector<LayerWeights>(config.layers.size());
   for (size_t i = 0; i < layers.size(); ++i)
@@ -157,9 +171,10 @@ Status DflashWeights::describe(DflashFile& file, DflashConfig& config, int64_t v
   if (const std::string left = file.left_over(); !left.empty())
     return Error{
         ErrorKind::unsupported,
-        fmt::format("{}: tensor {} belongs to another kind of drafter; braid computes DFlash, DFlash2 "
-                    "and DSpark with a vanilla Markov head",
-                    file.name(), left)};
+        fmt::format(
+            "{}: tensor {} belongs to another kind of drafter; braid computes DFlash, DFlash2 "
+            "and DSpark with a vanilla Markov head",
+            file.name(), left)};
   file_ = nullptr;
   config_ = nullptr;
   return {};

@@ -1,4 +1,4 @@
-// copy.cpp -- ops that move bytes and change none: rows, cells, slots, blocks.
+// copy.cpp -- ops that only move bytes: rows, cells, slots, blocks.
 
 #include <algorithm>
 #include <cstring>
@@ -24,21 +24,21 @@ void CpuOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count)
   });
 }
 
-// One after the other: a later move may read what an earlier one would have overwritten only in the order
-// given.
+// Moves run in the given order: a move may overwrite a cell that an earlier move has read.
 void CpuOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) {
   const size_t k_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.k_format, kv.shape.head_dim));
   const size_t v_bytes = static_cast<size_t>(kv_row_bytes(kv.shape.v_format, kv.shape.head_dim));
   for (const CellMove& move : moves) {
-    BRAID_CHECK(move.from > move.to && move.to >= 0 && move.from / kBlockTokens < batch.blocks_per_sequence);
+    BRAID_CHECK(move.from > move.to && move.to >= 0 &&
+                move.from / kBlockTokens < batch.blocks_per_sequence);
     const int32_t* blocks = batch.blocks_of(move.sequence);
     const int32_t from = blocks[move.from / kBlockTokens], to = blocks[move.to / kBlockTokens];
     BRAID_CHECK(from >= 0 && from < kv.blocks && to >= 0 && to < kv.blocks);
     for (int32_t h = 0; h < kv.shape.kv_heads; h++) {
-      std::memcpy(kv.k_row(to, h, move.to % kBlockTokens), kv.k_row(from, h, move.from % kBlockTokens),
-                  k_bytes);
-      std::memcpy(kv.v_row(to, h, move.to % kBlockTokens), kv.v_row(from, h, move.from % kBlockTokens),
-                  v_bytes);
+      std::memcpy(kv.k_row(to, h, move.to % kBlockTokens),
+                  kv.k_row(from, h, move.from % kBlockTokens), k_bytes);
+      std::memcpy(kv.v_row(to, h, move.to % kBlockTokens),
+                  kv.v_row(from, h, move.from % kBlockTokens), v_bytes);
     }
   }
 }
@@ -52,7 +52,8 @@ void CpuOps::hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Bat
       if (before < 0 && held < 0) {
         std::memset(y.f32(t), 0, row_bytes);
       } else {
-        std::memcpy(y.f32(t), before >= 0 ? x.f32(before) : ring.row(batch.slot[batch.sequence[t]], held),
+        std::memcpy(y.f32(t),
+                    before >= 0 ? x.f32(before) : ring.row(batch.slot[batch.sequence[t]], held),
                     row_bytes);
       }
     }
@@ -63,13 +64,14 @@ void CpuOps::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
   BRAID_CHECK(x.cols == ring.width && x.rows >= batch.tokens);
   for (int32_t t = 0; t < batch.tokens; t++) {
     const int32_t s = batch.sequence[t];
-    if (batch.cell[t] + ring.cells < batch.cell_end(s)) continue;  // a later row has its place
+    if (batch.cell[t] + ring.cells < batch.cell_end(s)) continue;  // a later row uses its place
     std::memcpy(ring.row(batch.slot[s], batch.cell[t]), x.f32(t),
                 static_cast<size_t>(x.cols) * sizeof(float));
   }
 }
 
-void CpuOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) {
+void CpuOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                         const Batch& batch) {
   for (const CellMove& move : moves) {
     BRAID_CHECK(move.from > move.to && move.to >= 0);
     const int32_t slot = batch.slot[move.sequence];

@@ -11,9 +11,9 @@
 #include <fmt/format.h>
 #include <hwy/targets.h>
 
-#include "ops/cpu/attention/attention.h"
-#include "ops/cpu/delta/delta.h"
-#include "ops/cpu/kv/kv_unit.h"
+#include "ops/cpu/attention.h"
+#include "ops/cpu/delta.h"
+#include "ops/cpu/kv_unit.h"
 #include "ops/cpu/moe.h"
 
 namespace braid {
@@ -23,8 +23,7 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 void unmap(void* data, size_t size_bytes) { munmap(data, size_bytes); }
 
-// Pages of zeros that take memory when they are touched; large ones begin at a 2 MiB boundary and ask for
-// huge pages.
+// Zero pages, which take memory when touched. Large ranges are 2 MiB-aligned, for huge pages.
 void* map_zeros(size_t size_bytes) {
   const size_t extra = size_bytes >= kHugePageBytes ? kHugePageBytes : 0;
   if (size_bytes > SIZE_MAX - extra) return nullptr;
@@ -33,17 +32,18 @@ void* map_zeros(size_t size_bytes) {
   if (mapped == MAP_FAILED) return nullptr;
   if (extra == 0) return mapped;
   std::byte* begin = static_cast<std::byte*>(mapped);
-  const size_t skip = (kHugePageBytes - reinterpret_cast<uintptr_t>(begin) % kHugePageBytes) % kHugePageBytes;
+  const size_t skip =
+      (kHugePageBytes - reinterpret_cast<uintptr_t>(begin) % kHugePageBytes) % kHugePageBytes;
   if (skip > 0) munmap(begin, skip);
   if (extra > skip) munmap(begin + skip + size_bytes, extra - skip);
-  madvise(begin + skip, size_bytes, MADV_HUGEPAGE);  // without it the pages are small: slower, not wrong
+  madvise(begin + skip, size_bytes, MADV_HUGEPAGE);  // may fail: small pages are only slower
   return begin + skip;
 }
 
 }  // namespace
 
 Result<std::unique_ptr<CpuDevice>> CpuDevice::make(const DeviceOptions& options) {
-  // BRAID_CPU=avx2 holds all kernels to that path; the products read the same variable.
+  // BRAID_CPU=avx2 restricts all kernels to AVX2; the products read the same variable.
   const char* path = std::getenv("BRAID_CPU");
   if (path != nullptr && std::strcmp(path, "avx2") == 0) hwy::DisableTargets(HWY_AVX2 - 1);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
@@ -64,7 +64,8 @@ Result<Buffer> CpuDevice::allocate(size_t size_bytes, const char* label) {
   const size_t rounded = std::max(kPage, (size_bytes + kPage - 1) / kPage * kPage);
   void* data = rounded < size_bytes ? nullptr : map_zeros(rounded);
   if (data == nullptr) {
-    return Error{ErrorKind::exhausted, fmt::format("no memory for {} ({} bytes)", label, size_bytes)};
+    return Error{ErrorKind::exhausted,
+                 fmt::format("no memory for {} ({} bytes)", label, size_bytes)};
   }
   return Buffer(data, rounded, unmap);
 }
@@ -77,7 +78,9 @@ void CpuDevice::copy_rows(const Weight& to, const Weight&, std::span<const int32
   products_->load_rows(to, rows);
 }
 
-size_t CpuDevice::weight_bytes(const Weight& weight) const { return products_->weight_bytes(weight); }
+size_t CpuDevice::weight_bytes(const Weight& weight) const {
+  return products_->weight_bytes(weight);
+}
 
 int32_t CpuDevice::state_tile_columns(const DeltaShape& shape) const {
   return cpu::delta_tile_columns(shape.value_dim);
@@ -93,15 +96,15 @@ Result<size_t> CpuDevice::reserve_workspaces(const WorkspaceNeeds& needs) {
   return products_bytes + ops_bytes;
 }
 
-// Places everything in `carver`'s memory; with none it only counts.
+// Places all buffers in `carver`'s memory; a carver without memory only counts.
 void CpuOps::place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNeeds& needs) const {
   const int64_t tokens = needs.max_tokens, head_dim = needs.head_dim, heads = needs.max_heads;
   const DeltaShape& delta = needs.delta;
   work.max_tokens = needs.max_tokens;
-  // How many heads share a KV head is not known here: at worst all.
+  // The heads per KV head are not known here; all heads is the upper bound.
   work.worker_floats =
-      std::max({int64_t{1024}, int64_t{needs.experts}, cpu::attention_scratch_floats(heads, head_dim),
-                cpu::delta_scratch_floats(delta)});
+      std::max({int64_t{1024}, int64_t{needs.experts},
+                cpu::attention_scratch_floats(heads, head_dim), cpu::delta_scratch_floats(delta)});
   if (needs.k_codec != nullptr)
     work.worker_floats = std::max(work.worker_floats, cpu::unit_scratch_floats(needs.head_dim));
   work.partial_floats = cpu::attention_partial_floats(heads, head_dim, needs.max_context, tokens);
@@ -131,15 +134,17 @@ Result<size_t> CpuOps::reserve(const Device::WorkspaceNeeds& needs) {
   work_.memory = std::move(memory);
   cpu::Carver carver(work_.memory.data());
   place(work_, carver, needs);
-  work_.histories.resize(static_cast<size_t>(needs.max_tokens * std::max(1, needs.delta.conv_width)));
+  work_.histories.resize(
+      static_cast<size_t>(needs.max_tokens * std::max(1, needs.delta.conv_width)));
   work_.few_rows.resize(static_cast<size_t>(needs.max_tokens));
   work_.few_segments.resize(static_cast<size_t>(needs.max_tokens));
   work_.frequencies.resize(static_cast<size_t>(std::max<int64_t>(needs.head_dim, 2) / 2));
   return work_.memory.size_bytes();
 }
 
-// Products and experts are linear.h's and moe.h's.
-void CpuOps::embed(Tensor y, const Weight& table, const Batch& batch) { products_.embed(y, table, batch); }
+void CpuOps::embed(Tensor y, const Weight& table, const Batch& batch) {
+  products_.embed(y, table, batch);
+}
 void CpuOps::linear(std::span<const LinearPart> parts, Tensor x) { products_.linear(parts, x); }
 void CpuOps::logits(Tensor logits, const Weight& w, Tensor x) { products_.logits(logits, w, x); }
 void CpuOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {

@@ -1,4 +1,4 @@
-// cpu_device.h -- this machine's CPU as a device: threads, memory, weights (linear.h) and ops (cpu_ops.h).
+// cpu_device.h -- the CPU as a device: threads, memory, weights (linear.h) and ops (cpu_ops.h).
 #pragma once
 
 #include <cstring>
@@ -14,7 +14,6 @@ namespace braid {
 
 class CpuDevice final : public Device {
  public:
-  // Errors: unsupported (no path for this processor).
   static Result<std::unique_ptr<CpuDevice>> make(const DeviceOptions& options);
 
   std::string description() const override;
@@ -31,7 +30,9 @@ class CpuDevice final : public Device {
   void to_device(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
-  void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
+  void to_host(void* dst, const void* src, size_t size_bytes) override {
+    std::memcpy(dst, src, size_bytes);
+  }
   void synchronize() override {}
   Ops& ops() override { return ops_; }
 

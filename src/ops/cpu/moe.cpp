@@ -1,10 +1,9 @@
 // moe.cpp -- routing, and the products of experts.
 //
-// moe_ffn sorts (row, expert) pairs by expert into slots: the rows of an expert stand together, experts
-// ascend. Region 1 quantizes x once per row and fills hidden[slot] = silu(gate x) * up x, rows addressed
-// through the slots' list; the shared expert's rows follow after the slots. Region 2 quantizes hidden and
-// adds the down products: one worker owns a row group of y for all experts, so that a row's sum runs in
-// expert order whatever the batch.
+// moe_ffn sorts (row, expert) pairs by expert, ascending, into slots; slots of the shared expert
+// come last. Region 1 quantizes x once per row and fills hidden[slot] = silu(gate x) * up x. Region
+// 2 quantizes hidden and adds the down products. One worker owns a row group of y for all experts,
+// so a row's sum always runs in expert order.
 
 #include "ops/cpu/moe.h"
 
@@ -18,15 +17,14 @@
 namespace braid::cpu {
 namespace {
 
-constexpr int64_t kStaticRows = 8;  // rows of a step up to which work is shared out statically
+constexpr int64_t kStaticRows = 8;  // up to this many rows of a step, work is shared statically
 
-// What the choice goes by; never below what marks a chosen expert, even if it is no number.
+// Sort key: NaN becomes the lowest number, which is still above the mark of a chosen expert.
 float order_of(float value) {
   constexpr float kLowest = std::numeric_limits<float>::lowest();
   return value > kLowest ? value : kLowest;
 }
 
-// The ids of the largest values in `order`, which are taken out of it.
 void choose(int32_t* ids, float* order, const RouteParams& params) {
   for (int32_t j = 0; j < params.used; j++) {
     ids[j] = static_cast<int32_t>(std::max_element(order, order + params.experts) - order);
@@ -36,22 +34,24 @@ void choose(int32_t* ids, float* order, const RouteParams& params) {
 
 double route_score(float logit) { return 1.0 / (1.0 + std::exp(-double{logit})); }
 
-// `order` [experts]: scratch.
-void route_row(int32_t* ids, float* weights, const float* logits, float* order, const RouteParams& params) {
+void route_row(int32_t* ids, float* weights, const float* logits, float* order,
+               const RouteParams& params) {
   const bool sigmoid = params.score == RouteParams::Score::sigmoid;
   for (int32_t e = 0; e < params.experts; e++) {
     const double bias = params.bias != nullptr ? double{params.bias[e]} : 0.0;
     order[e] = order_of(sigmoid ? static_cast<float>(route_score(logits[e]) + bias) : logits[e]);
   }
   choose(ids, order, params);
-  // The softmax over all experts, renormalised over the chosen ones, is the softmax over the chosen ones.
+  // Softmax over all experts, renormalized over the chosen ones, is softmax over the chosen ones.
   const auto score = [&](int32_t j) {
-    return sigmoid ? route_score(logits[ids[j]]) : std::exp(double{logits[ids[j]]} - double{logits[ids[0]]});
+    return sigmoid ? route_score(logits[ids[j]])
+                   : std::exp(double{logits[ids[j]]} - double{logits[ids[0]]});
   };
   double sum = 0;
   for (int32_t j = 0; j < params.used; j++) sum += score(j);
   if (sigmoid) sum = std::max(sum, double{kLeastRouteSum});
-  for (int32_t j = 0; j < params.used; j++) weights[j] = static_cast<float>(params.scale * score(j) / sum);
+  for (int32_t j = 0; j < params.used; j++)
+    weights[j] = static_cast<float>(params.scale * score(j) / sum);
 }
 
 float sigmoid_dot(const float* a, const float* b, int64_t n) {
@@ -67,8 +67,8 @@ const int32_t* ids_row(const Tensor& ids, int64_t row) {
 
 }  // namespace
 
-void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights, Tensor logits,
-               const RouteParams& params) {
+void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights,
+               Tensor logits, const RouteParams& params) {
   BRAID_CHECK(params.used >= 1 && params.used <= params.experts && logits.cols == params.experts);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= logits.rows && weights.rows >= logits.rows);
   BRAID_CHECK(params.bias == nullptr || params.score == RouteParams::Score::sigmoid);
@@ -91,13 +91,12 @@ void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tens
 
 namespace {
 
-// What moe_ffn's second region adds: y[token of slot] += weight of slot * (down product).
+// Region 2: y[token of slot] += weight of slot * (down product).
 struct DownSum {
   const Products::Impl& impl;
   Tensor y;
   int64_t shared_slot = 0;  // first slot of the shared expert's rows
 
-  // The products of row group g for one expert's slots, added to y.
   void add(const GemmPart& piece, const ActView& view, int worker, int64_t g) const {
     for (int64_t row = 0; row < piece.rows; row += kChunkRows) {
       const int64_t rows = std::min(kChunkRows, piece.rows - row);
@@ -121,7 +120,8 @@ struct DownSum {
         const int64_t slot = piece.first + row + m;
         const bool shared = slot >= shared_slot;
         const int64_t token = shared ? slot - shared_slot : impl.slot_token[slot];
-        const float weight = piece.scale * (shared ? impl.shared_weight[token] : impl.slot_weight[slot]);
+        const float weight =
+            piece.scale * (shared ? impl.shared_weight[token] : impl.slot_weight[slot]);
         float* to = y.f32(token) + g * kGroupRows;
         const float* from = mine.out + m * kGroupRows;
         for (int64_t i = 0; i < columns; i++) to[i] = std::fma(weight, from[i], to[i]);
@@ -130,7 +130,6 @@ struct DownSum {
   }
 };
 
-// Fills slot_token, slot_weight and expert_begin: rows sorted by expert, within an expert by row.
 void sort_slots(Products::Impl& impl, const Tensor& ids, const Tensor& weights, int64_t tokens,
                 int64_t experts) {
   const int64_t used = ids.cols;
@@ -168,8 +167,7 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
   BRAID_CHECK(hidden_width <= impl.expert_width && w.gate->k == x.cols && w.down->n == y.cols);
   sort_slots(impl, ids, weights, tokens, experts);
 
-  // The routed experts' rows and the shared expert's have their own widths, hence their own views of
-  // `hidden`.
+  // Routed and shared experts differ in width, so each has its own view of `hidden`.
   const Tensor routed_hidden{impl.hidden, DType::f32, slots, width, width};
   Tensor shared_hidden;
   if (has_shared) {
@@ -205,7 +203,8 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
     needs |= up.needs();
     shared_down_needs = down.needs();
   }
-  const std::span<const GemmPart> up_pieces(impl.pieces, static_cast<size_t>(count + (has_shared ? 1 : 0)));
+  const std::span<const GemmPart> up_pieces(impl.pieces,
+                                            static_cast<size_t>(count + (has_shared ? 1 : 0)));
 
   impl.counter.reset();
   impl.pool.run([&](int worker) {
@@ -227,8 +226,8 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
     }
   });
 
-  const auto down_region = [&](const Tensor& hidden, uint8_t hidden_needs, std::span<const GemmPart> list,
-                               int64_t shared_slot) {
+  const auto down_region = [&](const Tensor& hidden, uint8_t hidden_needs,
+                               std::span<const GemmPart> list, int64_t shared_slot) {
     const DownSum sum{impl, y, shared_slot};
     const int64_t groups = (y.cols + kGroupRows - 1) / kGroupRows;
     impl.counter.reset();

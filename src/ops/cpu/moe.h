@@ -1,4 +1,4 @@
-// moe.h -- which experts a row goes to. The experts' products are Products::moe_ffn (linear.h).
+// moe.h -- expert routing. The experts' products are Products::moe_ffn (linear.h).
 #pragma once
 
 #include <span>
@@ -8,8 +8,8 @@
 
 namespace braid::cpu {
 
-// Op of the same name in ops.h. order [workers]: scratch of `experts` floats each.
-void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights, Tensor logits,
-               const RouteParams& params);
+// order [workers]: scratch of `experts` floats each.
+void moe_route(ThreadPool& pool, std::span<float* const> order, Tensor ids, Tensor weights,
+               Tensor logits, const RouteParams& params);
 
 }  // namespace braid::cpu

@@ -1,7 +1,4 @@
-// norm.cpp -- residual addition and RMS norm, row by row.
-//
-// Two passes over a row: add and sum squares (16 lanes, simd-inl.h), then scale. A row of a few thousand
-// floats stays in L1 between them. Rows are independent, so threads share them.
+// norm.cpp -- residual addition and RMS norm, row by row (sums in 16 lanes, simd-inl.h).
 
 // The order of these lines matters.
 // clang-format off
@@ -22,7 +19,7 @@ namespace braid {
 namespace HWY_NAMESPACE {
 namespace {
 
-// residual [width] += x (if given), returns the sum of its squares.
+// Returns the sum of squares.
 float add_squares(float* residual, const float* x, int64_t width) {
   if (x == nullptr) return dot(residual, residual, width);
   Floats sum[kSumVectors];
@@ -44,7 +41,8 @@ float add_squares(float* residual, const float* x, int64_t width) {
   return total;
 }
 
-void norm_row(float* y, float* residual, const float* x, const float* weight, float eps, int64_t width) {
+void norm_row(float* y, float* residual, const float* x, const float* weight, float eps,
+              int64_t width) {
   const float mean = add_squares(residual, x, width) / static_cast<float>(width);
   const float inverse = 1.0f / std::sqrt(mean + eps);
   int64_t i = 0;

@@ -1,7 +1,7 @@
-// simd-inl.h -- vector helpers that the Highway kernels share. Included once per target (foreach_target.h).
+// simd-inl.h -- vector helpers of the Highway kernels. Included once per target (foreach_target.h).
 //
-// Sums over a row use 16 lanes on every target: lane l adds the elements l, l + 16, ... in order, then lanes
-// fold 8, 4, 2, 1. So a row's sum has the same bytes on AVX2, AVX-512 and NEON.
+// Sums over a row use 16 lanes on every target: lane l adds the elements l, l + 16, ... in order,
+// then lanes fold 8, 4, 2, 1. So a row's sum has the same bytes on AVX2, AVX-512 and NEON.
 
 #include <cmath>
 #include <cstddef>
@@ -35,7 +35,6 @@ HWY_INLINE Floats load(const float* p) { return hn::LoadU(FloatTag(), p); }
 HWY_INLINE void store(Floats v, float* p) { hn::StoreU(v, FloatTag(), p); }
 HWY_INLINE Floats set(float x) { return hn::Set(FloatTag(), x); }
 
-// Lane i + lane i + half, until one is left.
 template <class D, class V>
 HWY_INLINE float fold_lanes(D d, V v) {
 #if HWY_TARGET != HWY_SCALAR
@@ -73,23 +72,23 @@ HWY_INLINE float dot(const float* a, const float* b, int64_t count) {
   return total;
 }
 
-// x *= factor
 HWY_INLINE void scale(float* x, float factor, int64_t count) {
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) store(hn::Mul(load(x + i), set(factor)), x + i);
   for (; i < count; i++) x[i] *= factor;
 }
 
-// e^x for -87.3 <= x <= 88, relative error below 3e-7. Short chains matter more than few operations here.
+// e^x for -87.3 <= x <= 88, relative error below 3e-7. Favors short chains over few operations.
 HWY_INLINE Floats exp_inside(Floats x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits; 127 more, and they are an exponent.
+  // Adding 1.5 * 2^23 rounds to an integer in the low bits; adding 127 makes them an exponent.
   const Floats magic = set(12582912.0f + 127.0f);
   const Floats shifted = hn::MulAdd(x, set(1.44269504088896341f), magic);
   const Floats n = hn::Sub(shifted, magic);
   const Floats scale = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
-  Floats r = hn::NegMulAdd(n, set(0.693359375f), x);  // ln 2 in two parts: n times the first is exact
+  // ln 2 in two parts: n times the first is exact
+  Floats r = hn::NegMulAdd(n, set(0.693359375f), x);
   r = hn::NegMulAdd(n, set(-2.12194440e-4f), r);
   const Floats r2 = hn::Mul(r, r);
   const Floats low = hn::MulAdd(r, set(1.0f / 6), set(0.5f));
@@ -100,10 +99,11 @@ HWY_INLINE Floats exp_inside(Floats x) {
 }
 
 // e^x for x <= 0; 0 below -87.3 (and for -inf).
-HWY_INLINE Floats exp_negative(Floats x) { return hn::IfThenElseZero(hn::Ge(x, set(-87.3f)), exp_inside(x)); }
+HWY_INLINE Floats exp_negative(Floats x) {
+  return hn::IfThenElseZero(hn::Ge(x, set(-87.3f)), exp_inside(x));
+}
 
-// sum e^(row[i] - most), most the largest: 16 lanes by shares of 1024, the shares in double. No number where
-// one of the row is none.
+// sum e^(row[i] - most): 16 lanes over shares of 1024, the shares in double. Propagates NaN.
 HWY_INLINE double sum_exp(const float* row, int64_t count, float most) {
   constexpr int64_t kShare = 1024;
   double whole = 0;
@@ -124,21 +124,21 @@ HWY_INLINE double sum_exp(const float* row, int64_t count, float most) {
   return whole;
 }
 
-// 1 + e^-x, for x of any size: a quotient by it is off by less than 1e-38.
+// 1 + e^-x for any x; a quotient by it is off by less than 1e-38.
 HWY_INLINE Floats sigmoid_divisor(Floats x) {
   return hn::Add(set(1.0f), exp_inside(hn::Min(set(88.0f), hn::Max(hn::Neg(x), set(-87.3f)))));
 }
 HWY_INLINE Floats sigmoid(Floats x) { return hn::Div(set(1.0f), sigmoid_divisor(x)); }
 HWY_INLINE Floats silu(Floats x) { return hn::Div(x, sigmoid_divisor(x)); }
 
-// kLanes elements of a cache row from element i.
 template <KvFormat kFormat>
 HWY_INLINE Floats load_kv(const std::byte* row, int64_t i) {
   if constexpr (kFormat == KvFormat::f32) {
     return load(reinterpret_cast<const float*>(row) + i);
   } else if constexpr (kFormat == KvFormat::f16) {
     const hn::Rebind<hwy::float16_t, FloatTag> dh;
-    return hn::PromoteTo(FloatTag(), hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(row) + i));
+    return hn::PromoteTo(FloatTag(),
+                         hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(row) + i));
   } else {
     const hn::Rebind<uint16_t, FloatTag> dh;
     const hn::RebindToUnsigned<FloatTag> du;
@@ -147,7 +147,7 @@ HWY_INLINE Floats load_kv(const std::byte* row, int64_t i) {
   }
 }
 
-// Encodes kLanes values to elements i.. of a cache row, rounding to nearest even.
+// Rounds to nearest even.
 template <KvFormat kFormat>
 HWY_INLINE void store_kv(Floats v, std::byte* row, int64_t i) {
   if constexpr (kFormat == KvFormat::f32) {
@@ -162,9 +162,10 @@ HWY_INLINE void store_kv(Floats v, std::byte* row, int64_t i) {
     const auto bits = hn::BitCast(du, v);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
     const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
-    const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));  // rounding could turn a NaN into an infinity
+    // rounding could turn a NaN into an infinity
+    const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
     const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-    // The arithmetic shift makes values that fit int16 exactly, so the saturating demotion keeps every bit.
+    // The arithmetic shift makes values fit int16, so the saturating demotion keeps every bit.
     const auto high = hn::ShiftRight<16>(hn::BitCast(di, hn::IfThenElse(is_nan, quiet, rounded)));
     hn::StoreU(hn::DemoteTo(dh, high), dh, reinterpret_cast<int16_t*>(row) + i);
   }

@@ -1,7 +1,6 @@
-// simd.h -- which Highway targets our kernels are built for. Include before any Highway header.
-//
-// Product kernels need AVX2, so older x86 sets only cost compile time; the scalable vectors of SVE and RVV
-// cannot be kept in arrays, as the kernels do, so such machines run the NEON path.
+// simd.h -- the Highway targets of the kernels. Include before any Highway header.
+// Products have no vector kernels below AVX2, so older x86 sets only cost compile time. Scalable
+// vectors (SVE, RVV) cannot be kept in arrays, so such machines run the NEON path.
 #pragma once
 
 #undef HWY_DISABLED_TARGETS

@@ -1,8 +1,6 @@
 // top_k.cpp -- the largest logits of a row and its log-sum-exp, one row per worker.
-//
-// One pass keeps a short sorted list. Almost every logit fails the comparison with its last entry, so a share
-// of the row is compared at once, and only a share with a larger one is looked at one by one. The second pass
-// adds what e^x is of the distance to the largest.
+// Few logits exceed the last entry of the sorted list, so kCompared are compared at once, and
+// single ones only if one exceeds it. A second pass sums e^(x - largest).
 
 // The order of these lines matters.
 // clang-format off
@@ -26,10 +24,11 @@ namespace {
 
 constexpr int64_t kCompared = 64;  // logits compared at once
 
-// Is one of kCompared numbers above `least`? What is no number is not.
+// Whether one of kCompared numbers is above `least`; a NaN is not.
 HWY_INLINE bool any_above(const float* x, float least) {
   auto above = hn::Gt(load(x), set(least));
-  for (int64_t i = kLanes; i < kCompared; i += kLanes) above = hn::Or(above, hn::Gt(load(x + i), set(least)));
+  for (int64_t i = kLanes; i < kCompared; i += kLanes)
+    above = hn::Or(above, hn::Gt(load(x + i), set(least)));
   return !hn::AllFalse(FloatTag(), above);
 }
 
@@ -67,9 +66,11 @@ HWY_EXPORT(best_of_row);
 HWY_EXPORT(log_sum_of);
 }  // namespace
 
-void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) {
+void CpuOps::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+                   const int32_t* token_of) {
   const int64_t k = values.cols;
-  BRAID_CHECK(k > 0 && k <= kMostTopK && k <= logits.cols && ids.cols == k && ids.type == DType::i32);
+  BRAID_CHECK(k > 0 && k <= kMostTopK && k <= logits.cols && ids.cols == k &&
+              ids.type == DType::i32);
   BRAID_CHECK(values.rows >= logits.rows && ids.rows >= logits.rows && log_sum.rows >= logits.rows);
   const auto best_of = &HWY_DYNAMIC_DISPATCH(best_of_row);
   const auto log_sum_of_row = &HWY_DYNAMIC_DISPATCH(log_sum_of);

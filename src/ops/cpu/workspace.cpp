@@ -14,10 +14,10 @@ Result<Mapping> Mapping::make(size_t size_bytes) {
   constexpr size_t kHuge = size_t{2} << 20;
   Mapping m;
   if (size_bytes == 0) return m;
-  // Mapped with room to align, then trimmed, so that the kernel can use huge pages from the first byte.
+  // Trimmed to 2 MiB alignment, so that the kernel can use huge pages from the first byte.
   const size_t size = size_of(size_bytes);
-  void* p =
-      mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, size + kHuge, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) {
     return Error{ErrorKind::exhausted, fmt::format("cannot map {} MB of memory", size_bytes >> 20)};
   }
@@ -27,12 +27,13 @@ Result<Mapping> Mapping::make(size_t size_bytes) {
   if (kHuge > skip) munmap(begin + skip + size, kHuge - skip);
   m.data_ = begin + skip;
   m.size_bytes_ = size;
-  madvise(m.data_, size, MADV_HUGEPAGE);  // being refused costs speed, nothing else
+  madvise(m.data_, size, MADV_HUGEPAGE);  // may fail, which only costs speed
   return m;
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);

@@ -7,11 +7,10 @@
 
 namespace braid::cpu {
 
-// Zero-filled, 2 MiB-aligned, huge pages asked for; pages count once they are touched. Freed with the object.
+// Zero-filled, 2 MiB-aligned, huge pages if possible; takes memory when touched.
 class Mapping {
  public:
   static Result<Mapping> make(size_t size_bytes);
-  // What make() takes for so many.
   static size_t size_of(size_t size_bytes) { return (size_bytes + 4095) / 4096 * 4096; }
   Mapping() = default;
   Mapping(Mapping&& other) noexcept;
@@ -26,7 +25,7 @@ class Mapping {
   size_t size_bytes_ = 0;
 };
 
-// Cuts a mapping into 64-byte aligned pieces. Counting first with data == nullptr gives the size to map.
+// Cuts a mapping into 64-byte aligned pieces. With data == nullptr it only counts.
 class Carver {
  public:
   explicit Carver(std::byte* data) : data_(data) {}

@@ -1,8 +1,8 @@
-// copies.cu -- cells, blocks and slots that are copied as they are. Bytes moved twice the bytes copied.
+// copies.cu -- copies of cells, blocks and slots.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/device_math.h"
 
 namespace braid {
 
@@ -11,9 +11,8 @@ using namespace cuda;
 namespace cuda {
 namespace {
 
-// ---- kv_move ----
-// A thread owns the same 16 bytes of every cell of its head and takes the moves of a sequence in order, so
-// that a source which an earlier move wrote is read as it then is, without a barrier.
+// kv_move: a thread owns the same 16 bytes of every cell of its head and makes the moves of a
+// sequence in order. So a source that an earlier move wrote is read correctly without a barrier.
 
 constexpr int kMovesPerLaunch = 240;
 
@@ -28,7 +27,6 @@ struct Moves {
 __global__ void move_kernel(const __grid_constant__ Moves a) {
   const int head = blockIdx.x / 2;
   const bool key = blockIdx.x % 2 == 0;
-  // The block takes the run of moves that starts at move[blockIdx.y], if one starts there.
   const int first = blockIdx.y;
   const int sequence = a.move[first].sequence;
   if (first > 0 && a.move[first - 1].sequence == sequence) return;
@@ -37,7 +35,8 @@ __global__ void move_kernel(const __grid_constant__ Moves a) {
   std::byte* pool = key ? a.kv.k : a.kv.v;
   const int32_t* blocks = a.block_table + int64_t{sequence} * a.blocks_per_sequence;
   const auto row = [&](int cell) {
-    const int64_t index = (int64_t{blocks[cell / kBlockTokens]} * a.kv.shape.kv_heads + head) * kBlockTokens;
+    const int64_t index =
+        (int64_t{blocks[cell / kBlockTokens]} * a.kv.shape.kv_heads + head) * kBlockTokens;
     return pool + (index + cell % kBlockTokens) * row_bytes;
   };
   const int64_t piece = int64_t{16} * threadIdx.x;
@@ -64,7 +63,8 @@ void CudaOps::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const 
       args.move[i] = moves[i];
     }
     moves = moves.subspan(args.count);
-    const dim3 grid(static_cast<unsigned>(2 * kv.shape.kv_heads), static_cast<unsigned>(args.count));
+    const dim3 grid(static_cast<unsigned>(2 * kv.shape.kv_heads),
+                    static_cast<unsigned>(args.count));
     move_kernel<<<grid, static_cast<unsigned>(div_up<int64_t>(row_bytes / 16, 32) * 32), 0,
                   context_.stream>>>(args);
     context_.launched("kv_move");
@@ -83,12 +83,14 @@ void CudaOps::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
   if (dst == src) return;
   const int64_t k_bytes = kv.shape.k_block_bytes();
   const int64_t v_bytes = kv.shape.v_block_bytes();
-  context_.note(cudaMemcpyAsync(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes),
-                                cudaMemcpyDeviceToDevice, context_.stream),
-                "block_copy");
-  context_.note(cudaMemcpyAsync(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes),
-                                cudaMemcpyDeviceToDevice, context_.stream),
-                "block_copy");
+  context_.note(
+      cudaMemcpyAsync(kv.k + dst * k_bytes, kv.k + src * k_bytes, static_cast<size_t>(k_bytes),
+                      cudaMemcpyDeviceToDevice, context_.stream),
+      "block_copy");
+  context_.note(
+      cudaMemcpyAsync(kv.v + dst * v_bytes, kv.v + src * v_bytes, static_cast<size_t>(v_bytes),
+                      cudaMemcpyDeviceToDevice, context_.stream),
+      "block_copy");
 }
 
 }  // namespace braid

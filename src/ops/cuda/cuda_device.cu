@@ -1,4 +1,4 @@
-// cuda_device.cu -- memory, copies, health and recorded steps of one GPU (cuda_device.h).
+// cuda_device.cu -- see cuda_device.h.
 #include "ops/cuda/cuda_device.h"
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 
 #include "base/log_line.h"
 #include "base/threads.h"
+#include "ops/cuda/device_math.h"
 #include "ops/cuda/gemm/gemm.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 namespace {
@@ -25,14 +25,13 @@ void release_pages(void* data, size_t size_bytes) {
   give_pages_back(data, size_bytes);
 }
 
-// From here on host memory is taken from the system by several threads and then made known to the driver,
-// which by itself clears and pins page after page on one.
+// From this size on several threads touch host pages before they are pinned: the driver clears and
+// pins them one by one on one thread.
 constexpr size_t kManyHostBytes = size_t{128} << 20;
 
-// Pages of this process, pinned as one range (a copy must not cross from one range to another). With unified
-// addresses the default is what cudaHostAlloc gives: mapped, and pinned for every context. The driver counts
-// nothing against RLIMIT_MEMLOCK.
-// An empty buffer: the driver does not pin what it has not allocated.
+// Pages of this process, pinned as one range (a copy must not cross ranges). Like cudaHostAlloc,
+// they are mapped and pinned for every context, and do not count against RLIMIT_MEMLOCK. Returns an
+// empty buffer where the driver cannot pin memory that it did not allocate.
 Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDone& done) {
   using Clock = std::chrono::steady_clock;
   const auto seconds_since = [](Clock::time_point start) {
@@ -42,25 +41,27 @@ Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDon
   const int threads = std::max(1, std::min(16, usable_cores()));
   BRAID_ASSIGN(std::byte* const data, take_pages(size_bytes, threads, done));
   const double taken_s = seconds_since(start);
-  const cudaError_t error = cudaHostRegister(data, pages_bytes(size_bytes), cudaHostRegisterDefault);
+  const cudaError_t error =
+      cudaHostRegister(data, pages_bytes(size_bytes), cudaHostRegisterDefault);
   char text[200];
   if (error != cudaSuccess) {
     cudaGetLastError();
     give_pages_back(data, size_bytes);
-    std::snprintf(text, sizeof text,
-                  "the driver does not pin %zu MiB for %s (%s); it allocates them itself, which takes longer",
-                  size_bytes >> 20, label, cudaGetErrorString(error));
+    std::snprintf(
+        text, sizeof text,
+        "the driver does not pin %zu MiB for %s (%s); it allocates them itself, which takes longer",
+        size_bytes >> 20, label, cudaGetErrorString(error));
     log_warning(text);
     return Buffer();
   }
   std::snprintf(text, sizeof text,
-                "host memory for %s: %zu MiB taken by %d threads in %.2f s, pinned %.2f s later", label,
-                size_bytes >> 20, threads, taken_s, seconds_since(start) - taken_s);
+                "host memory for %s: %zu MiB taken by %d threads in %.2f s, pinned %.2f s later",
+                label, size_bytes >> 20, threads, taken_s, seconds_since(start) - taken_s);
   log_info(text);
   return Buffer(data, size_bytes, release_pages);
 }
 
-// What the code that runs on this GPU was compiled for: its compute capability, and whether it is for 9.0a.
+// Target of the compiled code that runs on this GPU: compute capability, and whether it is 9.0a.
 struct Code {
   int capability;
   bool wgmma;
@@ -93,15 +94,16 @@ Error no_gpu(cudaError_t error) {
                                         ", braid was built with CUDA " + version_text(runtime) +
                                         "; please update the driver"};
   }
-  return {ErrorKind::unsupported, std::string("no usable NVIDIA GPU: ") + cudaGetErrorString(error)};
+  return {ErrorKind::unsupported,
+          std::string("no usable NVIDIA GPU: ") + cudaGetErrorString(error)};
 }
 
 std::string capability_text(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-// BRAID_GPU=8.6 chooses the forms that a card of that compute capability gets (card.h), within its
-// multiprocessors, shared memory and L2 cache, so that one machine can test them all.
+// BRAID_GPU=8.6 selects the forms of a card of that compute capability (card.h), with its
+// multiprocessors, shared memory and L2 cache. So one machine can test them all.
 Result<cuda::Card> card_to_use(const cuda::Card& gpu) {
   const char* wanted = std::getenv("BRAID_GPU");
   if (wanted == nullptr) return gpu;
@@ -114,8 +116,8 @@ Result<cuda::Card> card_to_use(const cuda::Card& gpu) {
     std::string known;
     for (const cuda::Card& c : cuda::kCards)
       known += (known.empty() ? "" : ", ") + capability_text(c.capability);
-    return Error{ErrorKind::unsupported,
-                 "BRAID_GPU=" + std::string(wanted) + " is none of the compute capabilities " + known};
+    return Error{ErrorKind::unsupported, "BRAID_GPU=" + std::string(wanted) +
+                                             " is none of the compute capabilities " + known};
   }
   if (!cuda::can_stand_in(gpu, *card)) {
     return Error{ErrorKind::unsupported, "BRAID_GPU=" + std::string(wanted) +
@@ -125,7 +127,6 @@ Result<cuda::Card> card_to_use(const cuda::Card& gpu) {
   return cuda::limited_to(*card, gpu);
 }
 
-// A GPU that this build has no code for shows at the first launch.
 Result<Code> code_on(cudaStream_t stream) {
   Code* at = nullptr;
   Code code{};
@@ -133,7 +134,8 @@ Result<Code> code_on(cudaStream_t stream) {
   if (error != cudaSuccess) return gpu_error(error, "asking for its code");
   probe<<<1, 1, 0, stream>>>(at);
   error = cudaGetLastError();
-  if (error == cudaSuccess) error = cudaMemcpyAsync(&code, at, sizeof(Code), cudaMemcpyDeviceToHost, stream);
+  if (error == cudaSuccess)
+    error = cudaMemcpyAsync(&code, at, sizeof(Code), cudaMemcpyDeviceToHost, stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   cudaFree(at);
   if (error != cudaSuccess)
@@ -142,14 +144,15 @@ Result<Code> code_on(cudaStream_t stream) {
   return code;
 }
 
-// What differs from a GPU that runs code of its own without limits.
 std::string how_used(const cuda::Card& gpu, const std::string& of_gpu, const cuda::Card& used) {
   std::string out;
-  if (capability_text(gpu.capability) != of_gpu) out += ", code for " + capability_text(gpu.capability);
+  if (capability_text(gpu.capability) != of_gpu)
+    out += ", code for " + capability_text(gpu.capability);
   if (std::getenv("BRAID_GPU") != nullptr) {
-    out += ", forms for " + capability_text(used.capability) + ": " + std::to_string(used.processors) +
-           " processors, " + std::to_string(used.shared_bytes_per_block >> 10) +
-           " KiB of shared memory a block, " + std::to_string(used.l2_bytes >> 20) + " MiB of L2";
+    out += ", forms for " + capability_text(used.capability) + ": " +
+           std::to_string(used.processors) + " processors, " +
+           std::to_string(used.shared_bytes_per_block >> 10) + " KiB of shared memory a block, " +
+           std::to_string(used.l2_bytes >> 20) + " MiB of L2";
   }
   return out;
 }
@@ -169,7 +172,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   }
   cudaDeviceProp properties;
   if (error = cudaSetDevice(options.gpu); error != cudaSuccess) return no_gpu(error);
-  if (error = cudaGetDeviceProperties(&properties, options.gpu); error != cudaSuccess) return no_gpu(error);
+  if (error = cudaGetDeviceProperties(&properties, options.gpu); error != cudaSuccess)
+    return no_gpu(error);
 
   std::unique_ptr<CudaDevice> device(new CudaDevice);
   cuda::Context& context = device->context_;
@@ -183,26 +187,28 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   const std::string of_gpu = capability_text(gpu.capability);
   context.name = std::string(properties.name) + ", " + of_gpu;
   context.deterministic = options.deterministic;
-  if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking); error != cudaSuccess)
+  if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking);
+      error != cudaSuccess)
     return gpu_error(error, "making a stream");
-  // Where both want the GPU at once, the ops have it.
+  // Ops have priority over copies.
   int lowest = 0, highest = 0;
   error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
   if (error == cudaSuccess)
     error = cudaStreamCreateWithPriority(&device->copy_stream_, cudaStreamNonBlocking, lowest);
-  if (error == cudaSuccess) error = cudaEventCreateWithFlags(&device->ops_end_, cudaEventDisableTiming);
+  if (error == cudaSuccess)
+    error = cudaEventCreateWithFlags(&device->ops_end_, cudaEventDisableTiming);
   if (error != cudaSuccess) return gpu_error(error, "making a stream of copies");
   const auto code = code_on(context.stream);
   if (!code.ok()) {
-    return Error{code.error().kind, std::string(properties.name) + " has compute capability " + of_gpu +
-                                        "; " + code.error().message};
+    return Error{code.error().kind, std::string(properties.name) + " has compute capability " +
+                                        of_gpu + "; " + code.error().message};
   }
   gpu = cuda::as_used_by(gpu, code->capability, code->wgmma);
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
   device->description_ = "cuda (" + std::string(properties.name) + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
                          how_used(gpu, of_gpu, context) + ")";
-  // Shares of a product go by the number of processors.
+  // Shares of a product depend on the number of processors.
   device->numerics_ =
       "cuda " + capability_text(context.capability) + " " + std::to_string(context.processors);
   return std::move(device);
@@ -243,7 +249,8 @@ Result<Buffer> CudaDevice::allocate(size_t size_bytes, const char* label) {
   return std::move(buffer);
 }
 
-Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label, const BytesDone& done) {
+Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label,
+                                         const BytesDone& done) {
   context_.make_current();
   if (size_bytes >= kManyHostBytes) {
     auto pages = pinned_pages(size_bytes, label, done);
@@ -253,7 +260,8 @@ Result<Buffer> CudaDevice::allocate_host(size_t size_bytes, const char* label, c
     if (pages->data() != nullptr) return std::move(pages).value();
   }
   void* data = nullptr;
-  const cudaError_t error = cudaHostAlloc(&data, std::max<size_t>(size_bytes, 64), cudaHostAllocDefault);
+  const cudaError_t error =
+      cudaHostAlloc(&data, std::max<size_t>(size_bytes, 64), cudaHostAllocDefault);
   if (error != cudaSuccess) {
     cudaGetLastError();
     return Error{ErrorKind::exhausted, "no pinned memory for " + std::string(label) + " (" +
@@ -276,12 +284,11 @@ void CudaDevice::to_host(void* dst, const void* src, size_t size_bytes) {
 }
 
 void CudaDevice::rows_to_device(const Copy& c) {
-  context_.note(cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
-                                  static_cast<size_t>(c.rows), cudaMemcpyHostToDevice, context_.stream),
-                "copy to the GPU");
+  context_.note(
+      cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
+                        static_cast<size_t>(c.rows), cudaMemcpyHostToDevice, context_.stream),
+      "copy to the GPU");
 }
-
-// ---- copies beside the ops ----
 
 uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   if (copies.empty()) return last_copies_;
@@ -291,9 +298,10 @@ uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   context_.note(cudaStreamWaitEvent(copy_stream_, ops_end_), what);
   for (const Copy& c : copies) {
     const cudaError_t error =
-        c.rows == 1 ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDefault, copy_stream_)
-                    : cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
-                                        static_cast<size_t>(c.rows), cudaMemcpyDefault, copy_stream_);
+        c.rows == 1
+            ? cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDefault, copy_stream_)
+            : cudaMemcpy2DAsync(c.to, c.to_pitch, c.from, c.from_pitch, c.bytes,
+                                static_cast<size_t>(c.rows), cudaMemcpyDefault, copy_stream_);
     context_.note(error, what);
   }
   if (idle_events_.empty()) {
@@ -307,7 +315,7 @@ uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   return last_copies_;
 }
 
-// Copies that failed are never done: nobody may believe what they should have brought.
+// Failed copies are never reported as done, so their data is not used.
 uint64_t CudaDevice::copies_done() {
   while (!copies_.empty()) {
     const cudaError_t state = cudaEventQuery(copies_.front().end);
@@ -318,7 +326,7 @@ uint64_t CudaDevice::copies_done() {
   return copies_.empty() ? last_copies_ : copies_.front().number - 1;
 }
 
-// Null: they are done. Numbers follow each other.
+// Null: they are done. Numbers are consecutive.
 cudaEvent_t CudaDevice::end_of_copies(uint64_t number) {
   number = std::min(number, last_copies_);
   return number <= copies_done() ? nullptr : copies_[number - copies_.front().number].end;
@@ -344,7 +352,9 @@ uint64_t CudaDevice::clamped() const {
 }
 #endif
 
-void CudaDevice::synchronize() { context_.note(cudaStreamSynchronize(context_.stream), "running a step"); }
+void CudaDevice::synchronize() {
+  context_.note(cudaStreamSynchronize(context_.stream), "running a step");
+}
 
 Status CudaDevice::health() const {
   if (context_.healthy()) return {};
@@ -354,7 +364,7 @@ Status CudaDevice::health() const {
 void CudaDevice::fail_on_purpose(bool lasting) {
   context_.make_current();
   context_.op = "a fault on purpose";
-  // More shared memory than the card has, or is said to have (BRAID_GPU), is refused at the launch.
+  // A launch fails with more shared memory than the card has, or than BRAID_GPU allows.
   const size_t too_much = context_.shared_bytes_per_block + 1;
   cuda::launch_early(context_, fault, dim3(1), 1, lasting ? 0 : too_much);
 }
@@ -373,8 +383,6 @@ void CudaDevice::copy_rows(const Weight& to, const Weight& from, std::span<const
 int32_t CudaDevice::padded_rows(int32_t rows) const { return cuda::padded_rows(context_, rows); }
 size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::planned_bytes(weight); }
 
-// ---- recorded steps ----
-
 bool CudaDevice::begin_record() {
   context_.make_current();
   return context_.healthy() && !profiler_.active() &&
@@ -389,7 +397,7 @@ Status CudaDevice::end_record(uint64_t key) {
   if (error == cudaSuccess) error = cudaGraphInstantiate(&exec, graph, 0);
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // nothing was run, and nothing is broken
+    cudaGetLastError();  // nothing ran, so this error is not a fault
     return health();
   }
   if (error != cudaSuccess) {

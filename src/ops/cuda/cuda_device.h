@@ -1,4 +1,4 @@
-// cuda_device.h -- one NVIDIA GPU: memory, a stream of ops and one of copies, recorded steps. Weights: weights.h.
+// cuda_device.h -- one NVIDIA GPU: memory, a stream of ops and one of copies, recorded steps.
 #pragma once
 
 #include <deque>
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/cuda/context.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/primitives/context.h"
 #include "ops/cuda/profile.h"
 #include "ops/cuda/weights.h"
 #include "ops/device.h"
@@ -25,16 +25,21 @@ class CudaDevice final : public Device {
   std::string numerics() const override { return numerics_; }
   uint64_t free_bytes() const override;
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
-  Result<Buffer> allocate_host(size_t size_bytes, const char* label, const BytesDone& done) override;
+  Result<Buffer> allocate_host(size_t size_bytes, const char* label,
+                               const BytesDone& done) override;
   using Device::allocate_host;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override;
   size_t weight_bytes(const Weight& weight) const override;
   int32_t padded_rows(int32_t rows) const override;
   int32_t state_tile_columns(const DeltaShape&) const override { return 1; }
-  DeltaRing delta_ring(int32_t uncertain) const override { return {cuda::kFoldEvery, uncertain, uncertain}; }
+  DeltaRing delta_ring(int32_t uncertain) const override {
+    return {cuda::kFoldEvery, uncertain, uncertain};
+  }
   Status accepts(const WorkspaceNeeds& needs) const override { return ops_.accepts(needs); }
-  size_t workspace_bytes(const WorkspaceNeeds& needs) const override { return ops_.workspace_bytes(needs); }
+  size_t workspace_bytes(const WorkspaceNeeds& needs) const override {
+    return ops_.workspace_bytes(needs);
+  }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds& needs) override {
     return ops_.reserve(*this, needs);
   }
@@ -57,7 +62,9 @@ class CudaDevice final : public Device {
 
   bool begin_record() override;
   Status end_record(uint64_t key) override;
-  bool has_record(uint64_t key) const override { return !profiler_.active() && records_.count(key) != 0; }
+  bool has_record(uint64_t key) const override {
+    return !profiler_.active() && records_.count(key) != 0;
+  }
   void replay(uint64_t key) override;
   void forget_record(uint64_t key) override;
 
@@ -74,13 +81,13 @@ class CudaDevice final : public Device {
   std::string numerics_;
   std::map<uint64_t, cudaGraphExec_t> records_;
   cudaStream_t copy_stream_ = nullptr;
-  cudaEvent_t ops_end_ = nullptr;  // where the ops stood when copies were queued last
+  cudaEvent_t ops_end_ = nullptr;  // position of the ops when copies were last queued
   struct Copies {
     uint64_t number;
     cudaEvent_t end;
   };
   std::deque<Copies> copies_;             // not known to be done
-  std::vector<cudaEvent_t> idle_events_;  // of those that are
+  std::vector<cudaEvent_t> idle_events_;  // for reuse
   uint64_t last_copies_ = 0;
   std::vector<std::unique_ptr<cuda::PackedWeight>> weights_;
   CudaOps ops_;

@@ -1,19 +1,17 @@
 // cuda_ops.h -- the ops of one GPU.
 //
-// Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools and small
-// weights are device memory; shapes come from the host. What varies from step to step is read on the device
-// (batch.h says how padded rows look), so that a step can be recorded. An op that takes lists from the host
-// (delta_move, hidden_move, kv_move, kv_seal) hands them to its kernels by value and cannot be recorded.
-//
-// Kernels live beside the op they serve; a group of ops says how much scratch it needs (..._bytes) and finds
-// it in its member, zero-filled once (workspace.cu).
+// Every op queues kernels on the one compute stream and returns. Batch arrays, activations, pools
+// and small weights are device memory; shapes come from the host. Values that vary from step to
+// step are read on the device (batch.h describes padded rows), so a step can be recorded. Ops that
+// take lists from the host (delta_move, hidden_move, kv_move, kv_seal) cannot be recorded. Scratch
+// is zero-filled once (workspace.cu).
 #pragma once
 
 #include <cstdint>
 #include <span>
 
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/ordered_rows.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/ordered_rows.h"
 #include "ops/cuda/workspace.h"
 #include "ops/device.h"
 #include "ops/ops.h"
@@ -30,64 +28,56 @@ class CudaOps final : public Ops {
  public:
   explicit CudaOps(cuda::Context& context) : context_(context) {}
 
-  // Sizes the workspaces (device.h). Returns bytes.
+  // Sizes the workspaces (device.h), in bytes.
   static Status accepts(const Device::WorkspaceNeeds& needs);
   size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   Result<size_t> reserve(Device& device, const Device::WorkspaceNeeds& needs);
 
-  // gemm.cu, embed.cu
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
-  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                   float eps) override;
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                   const float* weight, float eps) override;
   void announce_product(std::span<const LinearPart> parts, Tensor x) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
-  // top_k.cu
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override;
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+             const int32_t* token_of) override;
 
-  // moe.cu
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
   void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
            const MoeWeights& w) override;
 
-  // norm.cu
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
 
-  // rope.cu
   void rope_table(Tensor table, const RopeParams& rope, const Batch& batch) override;
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                          const Batch& batch) override;
+                          const AttentionWeights& w, const AttentionParams& params,
+                          const KvLayer& kv, const Batch& batch) override;
 
   void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
 
-  // attention*.cu
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
-  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
-                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                    const Batch& batch) override;
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                    Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                    const KvLayer& kv, const Batch& batch) override;
 
-  // delta*.cu
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                   const Batch& batch) override;
 
-  // hidden.cu
   void hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Batch& batch) override;
   void hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) override;
-  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override;
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                   const Batch& batch) override;
 
-  // short_conv.cu, pair_scores.cu
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
   void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
                    const Batch& batch) override;
 
-  // copies.cu
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void state_copy(float* dst, const float* src, int64_t elements) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;

@@ -1,12 +1,9 @@
 // embed.cu -- rows of tables: embed (decoded from the file's blocks) and gather_rows.
-//
-// Traffic: one row of the table in, one of f32 out per token; 27B: 2.9 + 20 KB, nothing beside a step's
-// weights.
 #include <type_traits>
 
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/raw_rows.cuh"
 
 namespace braid {
@@ -16,16 +13,14 @@ using namespace cuda;
 namespace cuda {
 
 constexpr int kEmbedThreads = 64;
-constexpr int kEmbedEach = 32;  // elements that a thread decodes
+constexpr int kEmbedEach = 32;  // elements per thread
 constexpr int kGatherThreads = 256;
 constexpr int kGatherEach = 4;
 
-// Grid: rows x shares of the width. Decoded numbers go through shared memory, so that neighbouring threads store
-// neighbouring ones.
-__global__ __launch_bounds__(kEmbedThreads) void embed_kernel(void* y, DType y_type, int64_t y_stride,
-                                                              const uint8_t* table, size_t row_bytes,
-                                                              GgmlType type, int width, int64_t table_rows,
-                                                              const int32_t* token) {
+// Grid: rows x shares of the width. Decoded numbers go through shared memory for coalesced stores.
+__global__ __launch_bounds__(kEmbedThreads) void embed_kernel(
+    void* y, DType y_type, int64_t y_stride, const uint8_t* table, size_t row_bytes, GgmlType type,
+    int width, int64_t table_rows, const int32_t* token) {
   constexpr int kStride = kEmbedEach + 1;  // against bank conflicts
   __shared__ float decoded[kEmbedThreads * kStride];
   const int64_t row = blockIdx.x;
@@ -35,19 +30,20 @@ __global__ __launch_bounds__(kEmbedThreads) void embed_kernel(void* y, DType y_t
   let_next_start();
   const int32_t id = token[row];
   float values[kEmbedEach] = {};
-  if (k0 < width && id >= 0 && id < table_rows) read_values(type, table + id * row_bytes, k0, width, values);
+  if (k0 < width && id >= 0 && id < table_rows)
+    read_values(type, table + id * row_bytes, k0, width, values);
   for (int i = 0; i < kEmbedEach; ++i) decoded[threadIdx.x * kStride + i] = values[i];
   __syncthreads();
   const int count = min(width - begin, kEmbedThreads * kEmbedEach);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kEmbedThreads)
-    store_as(y, y_type, row * y_stride + begin + i, decoded[i / kEmbedEach * kStride + i % kEmbedEach]);
+    store_as(y, y_type, row * y_stride + begin + i,
+             decoded[i / kEmbedEach * kStride + i % kEmbedEach]);
 }
 
-// Grid: rows x shares of the width.
 template <typename To, typename From>
-__global__ __launch_bounds__(kGatherThreads) void gather_kernel(To* y, int64_t y_stride, const From* x,
-                                                                int64_t x_stride, int width,
-                                                                const int32_t* rows) {
+__global__ __launch_bounds__(kGatherThreads) void gather_kernel(To* y, int64_t y_stride,
+                                                                const From* x, int64_t x_stride,
+                                                                int width, const int32_t* rows) {
   wait_for_previous();
   let_next_start();
   const int64_t to = blockIdx.x;
@@ -88,8 +84,8 @@ void CudaOps::gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count
   const auto launch = [&](auto* to, const auto* from) {
     using To = std::remove_pointer_t<decltype(to)>;
     using From = std::remove_const_t<std::remove_pointer_t<decltype(from)>>;
-    launch_early(context_, gather_kernel<To, From>, grid, kGatherThreads, 0, to, y.stride, from, x.stride,
-                 width, rows);
+    launch_early(context_, gather_kernel<To, From>, grid, kGatherThreads, 0, to, y.stride, from,
+                 x.stride, width, rows);
   };
   const auto* from = static_cast<const float*>(x.data);
   if (x.type != DType::f32) {

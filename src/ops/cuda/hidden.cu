@@ -1,10 +1,7 @@
-// hidden.cu -- hidden rows of the positions before, and the ring of a slot that keeps them (ops/state.h).
-//
-// Bytes per row of width E: 2 E in (f16), 4 E out; 27B: 30 KB, 7 ns at 4.3 TB/s. Up to some hundred rows the
-// launches are what it costs.
+// hidden.cu -- hidden rows of earlier positions, and the slot's ring of them (ops/state.h).
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 
@@ -14,9 +11,9 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kEach = 4;  // numbers of a row that a thread of before_kernel and keep_kernel takes
+constexpr int kEach = 4;  // numbers of a row per thread of before_kernel and keep_kernel
 
-// Batch::row_before and cell_end.
+// See Batch::row_before and cell_end.
 __device__ int row_before(const Batch& batch, int t, int s) {
   const int first = batch.first_row[s], certain = batch.certain[s];
   if (t - first < certain) return t > first ? t - 1 : -1;
@@ -31,7 +28,6 @@ __device__ float* ring_row(const HiddenRing& ring, int slot, int cell) {
   return ring.data + (int64_t{slot} * ring.cells + cell % ring.cells) * ring.width;
 }
 
-// Grid of both: rows x shares of the width. What the host knows is read before the wait.
 template <typename Work>
 __device__ void own_numbers(int width, Work work) {
   const int begin = static_cast<int>(blockIdx.y) * kThreads * kEach + static_cast<int>(threadIdx.x);
@@ -40,10 +36,12 @@ __device__ void own_numbers(int width, Work work) {
     if (begin + n * kThreads < width) work(begin + n * kThreads);
 }
 dim3 shares_of(int32_t rows, int64_t width) {
-  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(div_up<int64_t>(width, kThreads * kEach)));
+  return dim3(static_cast<unsigned>(rows),
+              static_cast<unsigned>(div_up<int64_t>(width, kThreads * kEach)));
 }
 
-__global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, HiddenRing ring, Batch batch) {
+__global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, HiddenRing ring,
+                                                          Batch batch) {
   const int t = blockIdx.x;
   const int s = batch.sequence[t];
   const int before = s >= 0 && x.data != nullptr ? row_before(batch, t, s) : -1;
@@ -53,11 +51,13 @@ __global__ __launch_bounds__(kThreads) void before_kernel(Tensor y, Tensor x, Hi
   wait_for_previous();
   let_next_start();
   own_numbers(ring.width, [&](int i) {
-    to[i] = before >= 0 ? load_as(x.data, x.type, before * x.stride + i) : from != nullptr ? from[i] : 0.0f;
+    to[i] = before >= 0       ? load_as(x.data, x.type, before * x.stride + i)
+            : from != nullptr ? from[i]
+                              : 0.0f;
   });
 }
 
-// Each place of the ring has one row that goes there.
+// Each place of the ring has at most one row of the step.
 __global__ __launch_bounds__(kThreads) void keep_kernel(HiddenRing ring, Tensor x, Batch batch) {
   const int t = blockIdx.x;
   const int s = batch.sequence[t];
@@ -79,9 +79,8 @@ struct HiddenMoves {
   CellMove move[kMovesPerLaunch];
 };
 
-// A thread owns the same number of every cell of a sequence and takes the moves in their order.
+// A thread owns the same number of every cell and makes a sequence's moves in order.
 __global__ __launch_bounds__(kThreads) void move_hidden(const __grid_constant__ HiddenMoves a) {
-  // The block takes the run of moves that starts at move[blockIdx.y], if one starts there.
   const int first = static_cast<int>(blockIdx.y);
   const int sequence = a.move[first].sequence;
   if (first > 0 && a.move[first - 1].sequence == sequence) return;
@@ -99,16 +98,19 @@ void CudaOps::hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const Ba
   BRAID_CHECK(y.cols == ring.width && y.rows >= batch.tokens && y.type == DType::f32);
   BRAID_CHECK(!x || (x.cols == y.cols && x.rows >= batch.tokens));
   if (batch.tokens == 0) return;
-  launch_early(context_, before_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, y, x, ring, batch);
+  launch_early(context_, before_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, y, x,
+               ring, batch);
 }
 
 void CudaOps::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
   BRAID_CHECK(x.cols == ring.width && x.rows >= batch.tokens);
   if (batch.tokens == 0) return;
-  launch_early(context_, keep_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, ring, x, batch);
+  launch_early(context_, keep_kernel, shares_of(batch.tokens, ring.width), kThreads, 0, ring, x,
+               batch);
 }
 
-void CudaOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) {
+void CudaOps::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                          const Batch& batch) {
   while (!moves.empty()) {
     HiddenMoves args{ring, batch.slot, 0, {}};
     args.count = static_cast<int32_t>(std::min<size_t>(moves.size(), kMovesPerLaunch));

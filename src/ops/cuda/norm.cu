@@ -1,25 +1,20 @@
-// norm.cu -- add_norm: residual += x; y = residual / sqrt(mean(residual^2) + eps) * weight, one block per
-// row.
+// norm.cu -- add_norm: residual += x; y = residual / sqrt(mean(residual^2) + eps) * weight, a block
+// per row.
 //
-// Bytes per row of width E: residual read and written (8 E), x (2 E), y (2 E), weight from L2 (4 E).
-// Floor at 4.3 TB/s, E = 5120: 15 ns a row; 128 rows 1.9 us, which is less than a launch. The row stays in
-// registers between the two passes; 512 threads hold 4 x 4 values each, so rows up to 8192 are read once.
-//
-// Reached: 3.0 us for 1 row, 3.5 us for 128, 35 us for 2048 (3.6 TB/s).
-//
-// The sum's order is fixed by the width (norm_math.cuh; norm_any: thread t adds its elements in ascending
-// order, then warps, in order). Products of few rows norm for themselves instead (gemm_skinny_x.cuh).
+// 512 threads hold a row of up to 8192 in registers between the two passes. The order of the sum
+// depends only on the width (norm_math.cuh; norm_any: thread t adds its elements in ascending
+// order, then warps, in order). Products of few rows norm for themselves (gemm_skinny_x.cuh).
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/norm.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
-#include "ops/cuda/primitives/norm_math.cuh"
+#include "ops/cuda/norm_math.cuh"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kThreads = kNormThreads;
-constexpr int kHeld = 4;  // float4 per thread kept in registers
+constexpr int kHeld = 4;  // float4 per thread in registers
 
 struct NormArgs {
   void* y;
@@ -37,7 +32,8 @@ struct NormArgs {
 };
 
 __device__ float4 load4(const void* data, DType type, int64_t index) {
-  if (type == DType::f32) return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + index);
+  if (type == DType::f32)
+    return *reinterpret_cast<const float4*>(static_cast<const float*>(data) + index);
   const uint2 bits = *reinterpret_cast<const uint2*>(static_cast<const Act*>(data) + index);
   const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&bits.x));
   const float2 b = __half22float2(*reinterpret_cast<const __half2*>(&bits.y));
@@ -52,8 +48,8 @@ __device__ void store4(void* data, DType type, int64_t index, float4 v) {
   *reinterpret_cast<uint2*>(static_cast<Act*>(data) + index) = acts_of(v);
 }
 
-// Not more than 56 registers: products of up to 32 rows stand beside it only then (gemm_wgmma.cuh).
-// Width a multiple of 4, at most 4 * kThreads * kHeld, all strides multiples of 4.
+// At most 56 registers, so that products of up to 32 rows start beside it (gemm_wgmma.cuh). Width
+// at most 4 * kThreads * kHeld; width and strides are multiples of 4.
 __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
   __shared__ __align__(16) float sums[kNormWarps];
   const int64_t row = blockIdx.x;
@@ -66,7 +62,7 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
     const int column = 4 * (threadIdx.x + i * kThreads);
     if (column < a.width) weight[i] = *reinterpret_cast<const float4*>(a.weight + column);
   }
-  let_next_start();  // short, launch.h
+  let_next_start();  // short, see launch.h
   wait_for_previous();
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -91,17 +87,17 @@ __global__ __launch_bounds__(kThreads) void norm_held(NormArgs a) {
     if (column >= a.width) break;
     const float4 v = normed(held[i], inverse, weight[i]);
     store4(a.y, a.y_type, row * a.y_stride + column, v);
-    if (a.ordered.to != nullptr) store_ordered(a.ordered, static_cast<int>(row), column, acts_of(v));
+    if (a.ordered.to != nullptr)
+      store_ordered(a.ordered, static_cast<int>(row), column, acts_of(v));
   }
 }
 
-// Any width.
 __global__ __launch_bounds__(kThreads) void norm_any(NormArgs a) {
   __shared__ float scratch[33];
   const int64_t row = blockIdx.x;
   float* residual = a.residual + row * a.residual_stride;
   float sum = 0;
-  let_next_start();  // short, launch.h
+  let_next_start();  // short, see launch.h
   wait_for_previous();
   for (int column = threadIdx.x; column < a.width; column += kThreads) {
     float v = residual[column];
@@ -113,7 +109,8 @@ __global__ __launch_bounds__(kThreads) void norm_any(NormArgs a) {
   }
   const float inverse = 1.0f / sqrtf(block_sum(sum, scratch) / static_cast<float>(a.width) + a.eps);
   for (int column = threadIdx.x; column < a.width; column += kThreads) {
-    store_as(a.y, a.y_type, row * a.y_stride + column, residual[column] * inverse * a.weight[column]);
+    store_as(a.y, a.y_type, row * a.y_stride + column,
+             residual[column] * inverse * a.weight[column]);
   }
 }
 
@@ -135,7 +132,8 @@ bool add_norm(Context& context, Tensor y, Tensor residual, Tensor x, const float
                      aligned16(residual.data) && aligned16(x.data) && aligned16(weight);
   const bool orders = ordered.to == nullptr || (fours && width % 256 == 0 && y.type == kActType);
   if (orders) args.ordered = ordered;
-  launch_early(context, fours ? norm_held : norm_any, dim3(static_cast<unsigned>(y.rows)), kThreads, 0, args);
+  launch_early(context, fours ? norm_held : norm_any, dim3(static_cast<unsigned>(y.rows)), kThreads,
+               0, args);
   return orders;
 }
 

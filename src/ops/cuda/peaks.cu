@@ -1,13 +1,12 @@
-// peaks.cu -- what this GPU reaches at best: the rates that `braid bench --profile` measures ops against.
+// peaks.cu -- peak rates of this GPU, the reference of `braid bench --profile`.
 //
-// Copy and reads: 16 bytes a thread, four or eight on the way, 1 GiB, which no cache holds. Products: every
-// multiprocessor multiplies f16 numbers that lie in registers and shared memory, over and over: wgmma on
-// sm_90a, mma.sync elsewhere. The best of a few runs of each. Numbers are random: zeros multiply faster.
+// Copy and reads: 16 bytes a thread, 1 GiB. Products: f16 by wgmma on sm_90a, else mma.sync. The
+// best of a few runs. Numbers are random, because zeros multiply faster.
 #include <algorithm>
 
-#include "ops/cuda/primitives/mma.h"
-#include "ops/cuda/primitives/wgmma.cuh"
+#include "ops/cuda/mma.h"
 #include "ops/cuda/profile.h"
+#include "ops/cuda/wgmma.cuh"
 
 namespace braid::cuda {
 namespace {
@@ -55,7 +54,8 @@ __global__ void read_all(const uint4* from, int64_t count, uint32_t* out) {
 }
 
 // 64 rows a warpgroup (16 a warp without wgmma) x 128 columns x 16 k, kTurns times 4 k-steps.
-__global__ __launch_bounds__(kProductThreads, 1) void multiply(const uint32_t* numbers, float* out) {
+__global__ __launch_bounds__(kProductThreads, 1) void multiply(const uint32_t* numbers,
+                                                               float* out) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ alignas(1024) uint32_t b[128 * 32];  // 128 columns of 64 k
   for (int i = threadIdx.x; i < 128 * 32; i += kProductThreads) b[i] = numbers[i];
@@ -125,21 +125,23 @@ Result<DevicePeaks> measure_peaks(Device& device, Context& context) {
   auto* source = static_cast<uint4*>(from.data());
   auto* target = static_cast<uint4*>(to.data());
   constexpr int64_t kCount = kBytes / static_cast<int64_t>(sizeof(uint4));
-  fill_random<<<4 * blocks, kThreads, 0, context.stream>>>(static_cast<uint32_t*>(from.data()), kBytes / 4);
+  fill_random<<<4 * blocks, kThreads, 0, context.stream>>>(static_cast<uint32_t*>(from.data()),
+                                                           kBytes / 4);
   context.launched("measuring");
   DevicePeaks peaks;
-  peaks.copy_bytes_s = 2.0 * kBytes / best_seconds(context, [&] {
-                         copy_all<<<4 * blocks, kThreads, 0, context.stream>>>(target, source, kCount);
-                       });
+  peaks.copy_bytes_s =
+      2.0 * kBytes / best_seconds(context, [&] {
+        copy_all<<<4 * blocks, kThreads, 0, context.stream>>>(target, source, kCount);
+      });
   peaks.read_bytes_s = 1.0 * kBytes / best_seconds(context, [&] {
                          read_all<<<4 * blocks, kThreads, 0, context.stream>>>(
                              source, kCount, static_cast<uint32_t*>(to.data()));
                        });
-  // A warpgroup of wgmma has 64 rows, as have four warps of mma.sync.
+  // 64 rows per warpgroup of wgmma, or per four warps of mma.sync.
   const double rows = kProductThreads / 2;
   const double seconds = best_seconds(context, [&] {
-    multiply<<<blocks, kProductThreads, 0, context.stream>>>(static_cast<const uint32_t*>(from.data()),
-                                                             static_cast<float*>(to.data()));
+    multiply<<<blocks, kProductThreads, 0, context.stream>>>(
+        static_cast<const uint32_t*>(from.data()), static_cast<float*>(to.data()));
   });
   peaks.product_flops_s = 2.0 * rows * 128 * 16 * 4 * kTurns * context.processors / seconds;
   BRAID_TRY(device.health());

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gguf/formats/types.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "gguf/types.h"
+#include "ops/cuda/device_math.h"
 
 namespace braid::cuda {
 namespace {
@@ -29,7 +29,8 @@ double tensor_bytes(const Tensor& t) {
 // "blk.7.ffn_gate.weight" is "ffn_gate" in every layer.
 std::string short_name(const Weight& w) {
   std::string name = w.name;
-  if (name.rfind("blk.", 0) == 0) name = name.substr(std::min(name.find('.', 4), name.size() - 1) + 1);
+  if (name.rfind("blk.", 0) == 0)
+    name = name.substr(std::min(name.find('.', 4), name.size() - 1) + 1);
   if (const size_t end = name.rfind(".weight"); end != std::string::npos) name.resize(end);
   return name;
 }
@@ -78,13 +79,14 @@ std::vector<OpTime> Profiler::stop() {
   BRAID_CHECK(active_);
   active_ = false;
   context_.note(cudaStreamSynchronize(context_.stream), "timing ops");
-  // What two events cost that have nothing between them.
+  // The cost of two adjacent events.
   constexpr int kEmpty = 32;
   const int first = used_events_;
   for (int i = 0; i <= kEmpty; ++i) mark();
   context_.note(cudaStreamSynchronize(context_.stream), "timing ops");
   float empty_ms = 0;
-  context_.note(cudaEventElapsedTime(&empty_ms, events_[first], events_[first + kEmpty]), "timing an op");
+  context_.note(cudaEventElapsedTime(&empty_ms, events_[first], events_[first + kEmpty]),
+                "timing an op");
   empty_ms /= kEmpty;
   std::map<std::pair<std::string, std::string>, OpTime> sums;
   for (const Record& r : records_) {
@@ -92,7 +94,8 @@ std::vector<OpTime> Profiler::stop() {
     t.op = r.cost.op;
     t.what = r.cost.what;
     float ms = 0;
-    if (!context_.note(cudaEventElapsedTime(&ms, events_[r.begin], events_[r.end]), "timing an op")) continue;
+    if (!context_.note(cudaEventElapsedTime(&ms, events_[r.begin], events_[r.end]), "timing an op"))
+      continue;
     ++t.calls;
     t.launches += r.launches;
     t.ms += std::max(ms - empty_ms, 0.0f);
@@ -112,8 +115,8 @@ std::vector<OpTime> Profiler::stop() {
 void Profiler::begin_step(const Batch& batch) {
   const auto fetch = [&](std::vector<int32_t>& to, const int32_t* from) {
     to.resize(static_cast<size_t>(batch.sequences));
-    context_.note(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(int32_t), cudaMemcpyDeviceToHost,
-                                  context_.stream),
+    context_.note(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(int32_t),
+                                  cudaMemcpyDeviceToHost, context_.stream),
                   "looking at a batch");
   };
   fetch(step_.rows, batch.rows);
@@ -124,8 +127,8 @@ void Profiler::begin_step(const Batch& batch) {
   step_.folded.clear();
   if (states_.data != nullptr && context_.healthy()) {
     for (const int32_t slot : step_.slot) {
-      context_.note(cudaMemcpyAsync(&step_.folded.emplace_back(), states_.folded(slot), sizeof(int32_t),
-                                    cudaMemcpyDeviceToHost, context_.stream),
+      context_.note(cudaMemcpyAsync(&step_.folded.emplace_back(), states_.folded(slot),
+                                    sizeof(int32_t), cudaMemcpyDeviceToHost, context_.stream),
                     "looking at a state");
       context_.note(cudaStreamSynchronize(context_.stream), "looking at a state");
     }
@@ -150,7 +153,8 @@ Profiler::Cost Profiler::cost_of(std::span<const LinearPart> parts, Tensor x) {
     for (const Weight* w : {p.w, p.up}) {
       if (w == nullptr) continue;
       cost.what += short_name(*w) + " ";
-      if (types.find(type_name(w->type)) == std::string::npos) types += std::string(type_name(w->type)) + " ";
+      if (types.find(type_name(w->type)) == std::string::npos)
+        types += std::string(type_name(w->type)) + " ";
       cost.bytes += static_cast<double>(w->device_bytes);
       cost.flops += 2.0 * static_cast<double>(x.rows * w->n * w->k);
       n += w->n;
@@ -166,8 +170,8 @@ void Profiler::linear(std::span<const LinearPart> parts, Tensor x) {
   timed(cost_of(parts, x), [&] { ops_.linear(parts, x); });
 }
 
-void Profiler::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                           float eps) {
+void Profiler::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                           const float* weight, float eps) {
   if (!times("norm_linear")) return ops_.norm_linear(parts, h, residual, weight, eps);
   Cost cost = cost_of(parts, h);
   cost.op = "norm_linear";
@@ -178,17 +182,18 @@ void Profiler::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor r
 void Profiler::add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) {
   if (!times("add_norm")) return ops_.add_norm(y, residual, x, weight, eps);
   const double read = 4.0 * static_cast<double>(y.rows * y.cols);
-  timed({"add_norm", std::to_string(y.cols), tensor_bytes(y) + read + (x ? tensor_bytes(x) + read : 0.0), 0},
+  timed({"add_norm", std::to_string(y.cols),
+         tensor_bytes(y) + read + (x ? tensor_bytes(x) + read : 0.0), 0},
         [&] { ops_.add_norm(y, residual, x, weight, eps); });
 }
 
-// Queries and gates in, outputs out, and the cells.
-Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& params, const KvLayer& kv) const {
-  // Of sealed blocks what units take; the exact cells behind them are few.
-  const double block_bytes = kv.cold
-                                 ? static_cast<double>(kv.shape.kv_heads) *
-                                       static_cast<double>(kv.cold.k_unit_bytes + kv.cold.v_unit_bytes)
-                                 : static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
+Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& params,
+                                           const KvLayer& kv) const {
+  // Of sealed blocks the bytes of units; the exact cells are few.
+  const double block_bytes =
+      kv.cold ? static_cast<double>(kv.shape.kv_heads) *
+                    static_cast<double>(kv.cold.k_unit_bytes + kv.cold.v_unit_bytes)
+              : static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes());
   const double cell_bytes = block_bytes / kBlockTokens;
   Cost cost{"attention", std::to_string(params.heads) + " heads", 2 * tensor_bytes(o), 0};
   if (params.gate.act != AttentionGate::Act::none)
@@ -201,7 +206,8 @@ Profiler::Cost Profiler::cost_of_attention(Tensor o, const AttentionParams& para
     const double rows = step_.rows[s];
     const double window = params.window > 0 ? params.window : end;
     cost.bytes += std::min(end, window + rows - 1) * cell_bytes;
-    cost.flops += 4.0 * kv.shape.head_dim * params.heads * rows * std::min(end - (rows - 1) / 2, window);
+    cost.flops +=
+        4.0 * kv.shape.head_dim * params.heads * rows * std::min(end - (rows - 1) / 2, window);
   }
   return cost;
 }
@@ -212,35 +218,37 @@ void Profiler::rope_table(Tensor table, const RopeParams& rope, const Batch& bat
 }
 
 void Profiler::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                                  const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                                  const Batch& batch) {
+                                  const AttentionWeights& w, const AttentionParams& params,
+                                  const KvLayer& kv, const Batch& batch) {
   if (!times("qk_norm_rope_store"))
     return ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch);
   timed({"qk_norm_rope_store", "",
-         2 * tensor_bytes(q) + 2 * tensor_bytes(k) + 2 * tensor_bytes(v) + tensor_bytes(rope_table), 0},
+         2 * tensor_bytes(q) + 2 * tensor_bytes(k) + 2 * tensor_bytes(v) + tensor_bytes(rope_table),
+         0},
         [&] { ops_.qk_norm_rope_store(q, qg, k, v, rope_table, w, params, kv, batch); });
 }
 
-void Profiler::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
-                         const Batch& batch) {
+void Profiler::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
+                         const KvLayer& kv, const Batch& batch) {
   if (!times("attention")) return ops_.attention(o, q, gates, params, kv, batch);
   timed(cost_of_attention(o, params, kv), [&] { ops_.attention(o, q, gates, params, kv, batch); });
 }
 
 void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
-                            Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
-                            const KvLayer& kv, const Batch& batch) {
+                            Tensor rope_table, const AttentionWeights& w,
+                            const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
   if (!times("store_attend"))
     return ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch);
   Cost cost = cost_of_attention(o, params, kv);
   cost.op = "store_attend";
   cost.bytes += tensor_bytes(k) + tensor_bytes(v) + tensor_bytes(rope_table);
-  timed(std::move(cost), [&] { ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch); });
+  timed(std::move(cost),
+        [&] { ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch); });
 }
 
-// States in and out as state.h says; the entries that are read, the rows that are written, and what the
-// convolution looks back at.
-Profiler::Cost Profiler::cost_of_rule(const Tensor& o, const DeltaInputs& in, const DeltaLayer& layer) const {
+// States in and out (state.h), entries read, rows written, and the convolution's ring.
+Profiler::Cost Profiler::cost_of_rule(const Tensor& o, const DeltaInputs& in,
+                                      const DeltaLayer& layer) const {
   const DeltaShape& d = layer.shape;
   Cost cost{"delta_rule", std::to_string(d.value_heads) + " heads",
             tensor_bytes(in.qkv) + tensor_bytes(in.z) + tensor_bytes(o), 0};
@@ -267,8 +275,8 @@ Profiler::Cost Profiler::cost_of_rule(const Tensor& o, const DeltaInputs& in, co
   return cost;
 }
 
-void Profiler::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                          const Batch& batch) {
+void Profiler::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
+                          const DeltaLayer& layer, const Batch& batch) {
   if (!times("delta_rule")) return ops_.delta_rule(o, in, w, layer, batch);
   states_ = layer;
   timed(cost_of_rule(o, in, layer), [&] { ops_.delta_rule(o, in, w, layer, batch); });
@@ -279,8 +287,8 @@ void Profiler::delta_move(std::span<const DeltaLayer> layers, std::span<const Ce
   if (!times("delta_move")) return ops_.delta_move(layers, moves, batch);
   Cost cost{"delta_move", std::to_string(layers.size()) + " layers", 0, 0};
   for (const DeltaLayer& l : layers) {
-    cost.bytes +=
-        8.0 * static_cast<double>((l.shape.entry_elements() + l.shape.channels()) * std::ssize(moves));
+    cost.bytes += 8.0 * static_cast<double>((l.shape.entry_elements() + l.shape.channels()) *
+                                            std::ssize(moves));
   }
   timed(std::move(cost), [&] { ops_.delta_move(layers, moves, batch); });
 }
@@ -293,12 +301,14 @@ void Profiler::hidden_before(Tensor y, Tensor x, const HiddenRing& ring, const B
 
 void Profiler::hidden_keep(const HiddenRing& ring, Tensor x, const Batch& batch) {
   if (!times("hidden_keep")) return ops_.hidden_keep(ring, x, batch);
-  const auto kept = static_cast<double>(std::min<int64_t>(x.rows, int64_t{batch.sequences} * ring.cells));
+  const auto kept =
+      static_cast<double>(std::min<int64_t>(x.rows, int64_t{batch.sequences} * ring.cells));
   timed({"hidden_keep", "", kept * static_cast<double>(x.cols) * (4.0 + size_bytes(x.type)), 0},
         [&] { ops_.hidden_keep(ring, x, batch); });
 }
 
-void Profiler::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) {
+void Profiler::hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                           const Batch& batch) {
   if (!times("hidden_move")) return ops_.hidden_move(ring, moves, batch);
   timed({"hidden_move", "", 8.0 * static_cast<double>(ring.width * std::ssize(moves)), 0},
         [&] { ops_.hidden_move(ring, moves, batch); });
@@ -316,11 +326,12 @@ void Profiler::kv_move(const KvLayer& kv, std::span<const CellMove> moves, const
 
 void Profiler::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) {
   if (!times("moe_route")) return ops_.moe_route(ids, weights, logits, params);
-  timed({"moe_route", "", tensor_bytes(logits), 0}, [&] { ops_.moe_route(ids, weights, logits, params); });
+  timed({"moe_route", "", tensor_bytes(logits), 0},
+        [&] { ops_.moe_route(ids, weights, logits, params); });
 }
 
-void Profiler::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
-                   const MoeWeights& w) {
+void Profiler::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
+                   const RouteParams& params, const MoeWeights& w) {
   if (!times("moe")) return ops_.moe(y, x, ids, weights, logits, params, w);
   moe_route(ids, weights, logits, params);
   moe_ffn(y, x, ids, weights, w);
@@ -359,11 +370,12 @@ void Profiler::logits(Tensor logits, const Weight& w, Tensor x) {
         [&] { ops_.logits(logits, w, x); });
 }
 
-void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) {
+void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+                     const int32_t* token_of) {
   if (!times("top_k")) return ops_.top_k(values, ids, log_sum, logits, token_of);
-  timed(
-      {"top_k", std::to_string(values.cols) + " of " + std::to_string(logits.cols), tensor_bytes(logits), 0},
-      [&] { ops_.top_k(values, ids, log_sum, logits, token_of); });
+  timed({"top_k", std::to_string(values.cols) + " of " + std::to_string(logits.cols),
+         tensor_bytes(logits), 0},
+        [&] { ops_.top_k(values, ids, log_sum, logits, token_of); });
 }
 
 void Profiler::short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
@@ -374,11 +386,13 @@ void Profiler::short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv,
         [&] { ops_.short_conv(y, x, mix, conv, tail, batch); });
 }
 
-void Profiler::pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
-                           const Batch& batch) {
+void Profiler::pair_scores(Tensor scores, Tensor confidence, const PairInputs& in,
+                           const PairWeights& w, const Batch& batch) {
   if (!times("pair_scores")) return ops_.pair_scores(scores, confidence, in, w, batch);
-  const auto row = static_cast<double>(w.predecessor->file_row_bytes() + w.successor->file_row_bytes());
-  const double candidates = static_cast<double>(batch.outputs) * static_cast<double>(in.values.cols);
+  const auto row =
+      static_cast<double>(w.predecessor->file_row_bytes() + w.successor->file_row_bytes());
+  const double candidates =
+      static_cast<double>(batch.outputs) * static_cast<double>(in.values.cols);
   timed({"pair_scores", std::to_string(in.values.cols) + " candidates", candidates * row, 0},
         [&] { ops_.pair_scores(scores, confidence, in, w, batch); });
 }
@@ -391,7 +405,8 @@ void Profiler::state_copy(float* dst, const float* src, int64_t elements) {
 
 void Profiler::block_copy(const KvLayer& kv, int32_t dst, int32_t src) {
   if (!times("block_copy")) return ops_.block_copy(kv, dst, src);
-  timed({"block_copy", "", 2.0 * static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()), 0},
+  timed({"block_copy", "",
+         2.0 * static_cast<double>(kv.shape.k_block_bytes() + kv.shape.v_block_bytes()), 0},
         [&] { ops_.block_copy(kv, dst, src); });
 }
 

@@ -1,11 +1,10 @@
-// raw_rows.cuh -- the block formats of files, read on the GPU: 32 consecutive elements at a time.
-//
-// The values are those of gguf/formats/block_layouts.h bit for bit: every product and sum rounded by itself,
-// in that order. Types without a case here are decoded to f32 on the host before they come.
+// raw_rows.cuh -- reads the block formats of files on the GPU, 32 consecutive elements at a time.
+// Values equal gguf/block_layouts.h bit for bit: every product and sum is rounded, in that
+// order. Types without a case here are decoded to f32 on the host.
 #pragma once
 
-#include "gguf/formats/types.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "gguf/types.h"
+#include "ops/cuda/device_math.h"
 
 namespace braid::cuda {
 
@@ -43,7 +42,7 @@ __device__ inline int fp4_doubled(int code) {
   return code & 8 ? -magnitude : magnitude;
 }
 
-// What a 4-bit code of the types without a minimum stands for.
+// The level of a 4-bit code, for types without a minimum.
 __device__ inline int level_of(GgmlType type, int code) {
   switch (type) {
     case GgmlType::Q4_0:
@@ -56,7 +55,9 @@ __device__ inline int level_of(GgmlType type, int code) {
   }
 }
 
-__device__ inline uint32_t load16(const uint8_t* at) { return at[0] | static_cast<uint32_t>(at[1]) << 8; }
+__device__ inline uint32_t load16(const uint8_t* at) {
+  return at[0] | static_cast<uint32_t>(at[1]) << 8;
+}
 __device__ inline uint32_t load32(const uint8_t* at) { return load16(at) | load16(at + 2) << 16; }
 __device__ inline float half_at(const uint8_t* at) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(load16(at))));
@@ -81,17 +82,15 @@ __device__ inline void scale_min(const uint8_t* s, int group, int& scale, int& m
   }
 }
 
-// Integer codes of 32 elements and what they mean: value = scale * code - min, scale of the first and the
-// last 16.
+// 32 codes: value = scale * code - min; one scale each for the first and the last 16.
 struct Codes {
   int8_t code[32];
   float scale[2];
   float min;
 };
 
-// ---- one function for each layout of a block; `group`: which 32 of 256 elements ----
+// One function per block layout. `group`: index of 32 among 256 elements.
 
-// Codes as they are, or what they stand for.
 struct Levels {
   GgmlType type;
   bool as_stored;
@@ -101,7 +100,6 @@ struct Levels {
   }
 };
 
-// 16 bytes of 4-bit codes: elements 0 to 15 in the low bits, 16 to 31 in the high ones.
 template <class Meaning>
 __device__ inline void read_nibbles(const uint8_t* bytes, Codes& out, const Meaning& meaning) {
   for (int j = 0; j < 16; ++j) {
@@ -109,8 +107,9 @@ __device__ inline void read_nibbles(const uint8_t* bytes, Codes& out, const Mean
     out.code[j + 16] = meaning(bytes[j] >> 4);
   }
 }
-// The same with a fifth bit each, from one word, and `zero` the code that means 0.
-__device__ inline void read_nibbles_and_bits(const uint8_t* bytes, uint32_t high, int zero, Codes& out) {
+// With a fifth bit each, from one word; `zero`: the code of 0.
+__device__ inline void read_nibbles_and_bits(const uint8_t* bytes, uint32_t high, int zero,
+                                             Codes& out) {
   for (int i = 0; i < 32; ++i) {
     const int nibble = i < 16 ? bytes[i] & 15 : bytes[i - 16] >> 4;
     out.code[i] = static_cast<int8_t>((nibble | static_cast<int>(high >> i & 1) << 4) - zero);
@@ -146,8 +145,8 @@ __device__ inline void read_q5_1(const uint8_t* b, Codes& out) {
   out.min = -half_at(b + 2);
   read_nibbles_and_bits(b + 8, high, 0, out);
 }
-// Q4_K, Q5_K: two factors of the scales and minima of eight groups, those, Q5_K's fifth bits (a byte has
-// those of eight groups), nibbles (a byte has those of two groups).
+// Q4_K, Q5_K: factors of scales and minima, scales and minima of eight groups, Q5_K's fifth bits (a
+// byte has those of eight groups), nibbles (a byte has those of two groups).
 __device__ inline void read_q4_k_or_q5_k(const uint8_t* b, int group, bool five, Codes& out) {
   int scale;
   int min;
@@ -161,7 +160,7 @@ __device__ inline void read_q4_k_or_q5_k(const uint8_t* b, int group, bool five,
     out.code[l] = static_cast<int8_t>(q);
   }
 }
-// Q6_K: nibbles, pairs of high bits (a byte has those of four groups), a scale for each 16, their factor.
+// Q6_K: nibbles, pairs of high bits (a byte has those of four groups), scales of 16, their factor.
 __device__ inline void read_q6_k(const uint8_t* b, int group, Codes& out) {
   const int n = group / 4;
   const int j = group % 4;
@@ -177,7 +176,8 @@ __device__ inline void read_q6_k(const uint8_t* b, int group, Codes& out) {
 }
 // IQ4_XS: a factor, 6-bit scales of eight groups (high bits first), nibbles of each group.
 __device__ inline void read_iq4_xs(const uint8_t* b, int group, const Levels& level, Codes& out) {
-  const int scale = (b[4 + group / 2] >> 4 * (group % 2) & 15) | (load16(b + 2) >> 2 * group & 3) << 4;
+  const int scale = (b[4 + group / 2] >> 4 * (group % 2) & 15) | (load16(b + 2) >> 2 * group & 3)
+                                                                     << 4;
   out.scale[0] = out.scale[1] = __fmul_rn(half_at(b), static_cast<float>(scale - 32));
   read_nibbles(b + 8 + 16 * group, out, level);
 }
@@ -198,8 +198,7 @@ __device__ inline void read_nvfp4(const uint8_t* b, int k0, const Levels& level,
   }
 }
 
-// Fills `out` for the types whose elements are a code times a scale of 16 or 32 elements. as_stored: 4-bit
-// codes of level_of() as they are.
+// For types with a scale per 16 or 32 elements. as_stored: raw 4-bit codes instead of level_of().
 __device__ inline void read_codes(GgmlType type, const uint8_t* row, int k0, Codes& out,
                                   bool as_stored = false) {
   const Levels level{type, as_stored};
@@ -245,7 +244,7 @@ __device__ inline float float_element(GgmlType type, const uint8_t* row, int k) 
                                : __uint_as_float(static_cast<uint32_t>(bits) << 16);
 }
 
-// y[0 .. 32) = elements k0 .. of a row that has k elements; zeros behind its end.
+// y[0 .. 32) = elements from k0 on of a row of k elements; zeros after its end.
 __device__ inline void read_values(GgmlType type, const uint8_t* row, int k0, int k, float* y) {
   if (is_float_type(type)) {
     for (int i = 0; i < 32; ++i) y[i] = k0 + i < k ? float_element(type, row, k0 + i) : 0.0f;

@@ -21,7 +21,7 @@ class Rehearsal final : public Device {
 
   std::string description() const override { return "a GPU that is not there"; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override {
-    // Pages come when they are touched, which none is.
+    // Untouched pages take no memory.
     void* data = std::calloc(size_bytes + 256, 1);
     if (data == nullptr) return Error{ErrorKind::exhausted, std::string("no memory for ") + label};
     return Buffer(data, size_bytes, [](void* at, size_t) { std::free(at); });

@@ -1,10 +1,7 @@
-// short_conv.cu -- rows of a draft block mixed with those before them.
-//
-// A thread makes one number. Bytes of a row of width E with two taps: x twice, once from L2, and y; 8 rows of
-// 27B: 0.3 MB, less than the launch costs.
+// short_conv.cu -- mixes rows of a draft block with the rows before them, a thread per number.
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 
@@ -15,9 +12,9 @@ namespace {
 
 constexpr int kConvThreads = 256;
 
-// Grid: rows x shares of the columns.
 __global__ __launch_bounds__(kConvThreads) void short_conv_kernel(Tensor y, Tensor x, Tensor mix,
-                                                                  ShortConv conv, bool adds, Batch batch) {
+                                                                  ShortConv conv, bool adds,
+                                                                  Batch batch) {
   wait_for_previous();
   let_next_start();
   const int t = static_cast<int>(blockIdx.x);
@@ -30,7 +27,8 @@ __global__ __launch_bounds__(kConvThreads) void short_conv_kernel(Tensor y, Tens
   const float* own = static_cast<const float*>(mix.data) + t * mix.stride + c / conv.group;
   float sum = 0;
   for (int j = 0; j < taps; ++j)
-    sum += (conv.base[j * width + c] + own[j * groups]) * load_as(x.data, x.type, (t - j) * x.stride + c);
+    sum += (conv.base[j * width + c] + own[j * groups]) *
+           load_as(x.data, x.type, (t - j) * x.stride + c);
   const int64_t at = t * y.stride + c;
   store_as(y.data, y.type, at, adds ? load_as(y.data, y.type, at) + sum : sum);
 }
@@ -40,14 +38,17 @@ __global__ __launch_bounds__(kConvThreads) void short_conv_kernel(Tensor y, Tens
 
 void CudaOps::short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                          const Batch& batch) {
-  BRAID_CHECK(conv.taps > 0 && conv.taps <= kMostConvTaps && conv.group > 0 && x.cols % conv.group == 0);
-  BRAID_CHECK(mix.type == DType::f32 && mix.cols == conv.taps * (x.cols / conv.group) && y.cols == x.cols);
+  BRAID_CHECK(conv.taps > 0 && conv.taps <= kMostConvTaps && conv.group > 0 &&
+              x.cols % conv.group == 0);
+  BRAID_CHECK(mix.type == DType::f32 && mix.cols == conv.taps * (x.cols / conv.group) &&
+              y.cols == x.cols);
   BRAID_CHECK(x.rows >= batch.tokens && y.rows >= batch.tokens && mix.rows >= batch.tokens);
   BRAID_CHECK(tail != Tail::silu_mul);
   if (batch.tokens == 0) return;
   const dim3 grid(static_cast<unsigned>(batch.tokens),
                   static_cast<unsigned>(div_up<int64_t>(x.cols, kConvThreads)));
-  launch_early(context_, short_conv_kernel, grid, kConvThreads, 0, y, x, mix, conv, tail == Tail::add, batch);
+  launch_early(context_, short_conv_kernel, grid, kConvThreads, 0, y, x, mix, conv,
+               tail == Tail::add, batch);
 }
 
 }  // namespace braid

@@ -1,12 +1,9 @@
-// weights.cu -- from the bytes of a file to packed units on the GPU (packed.h).
+// weights.cu -- packs the bytes of a file into units on the GPU (packed.h).
 //
-// A weight travels in chunks of whole 32-row blocks: threads copy the file's bytes (or decode rare types to
-// f32) into pinned memory, the copy engine moves them to a raw buffer on the GPU, one CTA per block packs
-// them. Two chunks are on the way at a time, so the slowest of the three sets the pace: reading the page
-// cache. Rows of a loaded weight may become other rows of it later (copy_rows): from packed to packed.
-//
-// Packing reads each weight twice (range, then codes) with byte loads; it is far from any roof and far faster
-// than the bus: 5 bytes of traffic in L2 for one byte that came over it.
+// A weight travels in chunks of whole 32-row blocks: threads copy the file's bytes (or decode rare
+// types to f32) into pinned memory, the copy engine moves them to the GPU, and one CTA per block
+// packs them. Two chunks overlap, so reading the page cache sets the pace. copy_rows copies between
+// packed weights.
 #include "ops/cuda/weights.h"
 
 #include <algorithm>
@@ -14,7 +11,7 @@
 #include <string>
 
 #include "base/threads.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "ops/cuda/raw_rows.cuh"
 
 namespace braid::cuda {
@@ -48,7 +45,6 @@ Pack pack_of(GgmlType type) {
   }
 }
 
-// The type in which rows reach the GPU.
 GgmlType carried_type(GgmlType type) { return has_raw_rows(type) ? type : GgmlType::F32; }
 size_t carried_row_bytes(const Weight& w) {
   return has_raw_rows(w.type) ? w.file_row_bytes() : static_cast<size_t>(w.k) * sizeof(float);
@@ -69,12 +65,13 @@ namespace {
 
 size_t product_bytes(const Weight& w) {
   const PackedWeight p = shape_of(w);
-  const int64_t bytes = w.experts * (p.expert_bytes() + p.blocks * static_cast<int64_t>(sizeof(float)));
+  const int64_t bytes =
+      w.experts * (p.expert_bytes() + p.blocks * static_cast<int64_t>(sizeof(float)));
   return static_cast<size_t>(bytes);
 }
-size_t table_bytes(const Weight& w) { return static_cast<size_t>(w.n * w.experts) * carried_row_bytes(w); }
-
-// ---- packing ----
+size_t table_bytes(const Weight& w) {
+  return static_cast<size_t>(w.n * w.experts) * carried_row_bytes(w);
+}
 
 struct PackJob {
   const uint8_t* raw;  // rows of this chunk
@@ -98,7 +95,6 @@ __device__ inline unsigned short half_bits(float x) {
   return __half_as_ushort(to_act(x));  // saturates: a scale without codes may be any number
 }
 
-// Codes of 0 to 31 with a scale and a minimum.
 __device__ inline void read_five_bits(GgmlType type, const uint8_t* row, int k0, Codes& out) {
   read_codes(type, row, k0, out);
   if (type != GgmlType::Q5_0) return;
@@ -106,12 +102,11 @@ __device__ inline void read_five_bits(GgmlType type, const uint8_t* row, int k0,
   out.min = 16 * out.scale[0];
 }
 
-// Of level_of().
 __device__ inline float most_level(GgmlType type) {
   return type == GgmlType::Q4_0 ? 8 : type == GgmlType::MXFP4 || type == GgmlType::NVFP4 ? 12 : 127;
 }
 
-// Largest magnitude that the codes of this group could stand for.
+// The largest magnitude that this group's codes could represent.
 __device__ inline float group_range(Pack pack, GgmlType type, const uint8_t* row, int k0, int k) {
   if (pack == Pack::f16) {
     float y[32];
@@ -144,12 +139,12 @@ __device__ inline int power_for(float range, int top) {
 }
 
 template <Pack kPack>
-__device__ void pack_group(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16, int k128,
-                           int half, int lane, float p);
+__device__ void pack_group(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
+                           int k128, int half, int lane, float p);
 
 template <>
-__device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int k0 = (u % job.x_units) * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   float y[32];
   for (float& v : y) v = 0;
@@ -160,14 +155,15 @@ __device__ void pack_group<Pack::f16>(const PackJob& job, uint8_t* unit, const u
   }
   uint4* out = reinterpret_cast<uint4*>(unit) + ((k128 * 2 + r16) * 2 + half) * 4 * 32 + lane;
   for (int i = 0; i < 4; ++i) {
-    out[i * 32] = make_uint4(pair_of(y[8 * i], y[8 * i + 1]), pair_of(y[8 * i + 2], y[8 * i + 3]),
-                             pair_of(y[8 * i + 4], y[8 * i + 5]), pair_of(y[8 * i + 6], y[8 * i + 7]));
+    out[i * 32] =
+        make_uint4(pair_of(y[8 * i], y[8 * i + 1]), pair_of(y[8 * i + 2], y[8 * i + 3]),
+                   pair_of(y[8 * i + 4], y[8 * i + 5]), pair_of(y[8 * i + 6], y[8 * i + 7]));
   }
 }
 
 template <>
-__device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                     int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                     int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes);
@@ -183,10 +179,10 @@ __device__ void pack_group<Pack::q8>(const PackJob& job, uint8_t* unit, const ui
     }
     out[i * 32] = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  reinterpret_cast<unsigned short*>(unit + 4096)[lane * 4 + field] = half_bits(codes.scale[0] * p * 0x1p24f);
+  reinterpret_cast<unsigned short*>(unit + 4096)[lane * 4 + field] =
+      half_bits(codes.scale[0] * p * 0x1p24f);
 }
 
-// The low nibbles of 32 codes in the order of packed.h.
 __device__ inline uint4 nibbles(const int8_t* code) {
   uint32_t words[4];
   for (int i = 0; i < 4; ++i) {
@@ -194,14 +190,15 @@ __device__ inline uint4 nibbles(const int8_t* code) {
     for (int e = 0; e < 2; ++e)
       for (int p = 0; p < 2; ++p)
         for (int h = 0; h < 2; ++h)
-          words[i] |= static_cast<uint32_t>(code[8 * i + 4 * p + 2 * h + e] & 15) << 4 * (4 * e + 2 * p + h);
+          words[i] |= static_cast<uint32_t>(code[8 * i + 4 * p + 2 * h + e] & 15)
+                      << 4 * (4 * e + 2 * p + h);
   }
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 template <>
-__device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int c = lane % 4;
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
   const int field = r16 * 2 + half;
@@ -229,15 +226,16 @@ __device__ void pack_group<Pack::q4k>(const PackJob& job, uint8_t* unit, const u
     atomicOr(words + 32 + lane / 2, bits >> 4 << (lane % 2 * 16 + half * 8));
   }
   if (c == 0 && k128 == 0) {
-    unsigned short* at = reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + r16 * 4 + half;
+    unsigned short* at =
+        reinterpret_cast<unsigned short*>(unit + 4480) + (lane / 4) * 8 + r16 * 4 + half;
     at[0] = half_bits(d * p * 0x1p24f);
     at[2] = half_bits(dmin * p * 0x1p12f);
   }
 }
 
 template <>
-__device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int c = lane % 4;
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * c;
   const int field = r16 * 2 + half;
@@ -262,8 +260,10 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
       third[i / 2] |= (code(0, 0) >> 4 << (even ? 0 : 2) | code(1, even ? 0 : 1) << (even ? 10 : 4))
                       << 16 * e;
     }
-  reinterpret_cast<uint4*>(part)[field * 32 + lane] = make_uint4(words[0], words[1], words[2], words[3]);
-  reinterpret_cast<uint2*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = make_uint2(third[0], third[1]);
+  reinterpret_cast<uint4*>(part)[field * 32 + lane] =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  reinterpret_cast<uint2*>(part + 2048)[(r16 * 32 + lane) * 2 + half] =
+      make_uint2(third[0], third[1]);
   for (int s = 0; s < 2; ++s) {
     const int group = k0 % 256 / 16 + s;
     part[3072 + lane * 8 + field * 2 + s] =
@@ -275,8 +275,8 @@ __device__ void pack_group<Pack::q6k>(const PackJob& job, uint8_t* unit, const u
 }
 
 template <>
-__device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                     int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                     int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_five_bits(job.type, row, k0, codes);
@@ -296,23 +296,25 @@ __device__ void pack_group<Pack::q5>(const PackJob& job, uint8_t* unit, const ui
   reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] =
       make_uint4(words[0], words[1], words[2], words[3]);
   reinterpret_cast<uint32_t*>(part + 2048)[(r16 * 32 + lane) * 2 + half] = fifth;
-  unsigned short* at = reinterpret_cast<unsigned short*>(part + 2560) + ((r16 * 32 + lane) * 2 + half) * 2;
+  unsigned short* at =
+      reinterpret_cast<unsigned short*>(part + 2560) + ((r16 * 32 + lane) * 2 + half) * 2;
   at[0] = half_bits(codes.scale[0] * p * 0x1p24f);
   at[1] = half_bits(codes.min * p * 0x1p12f);
 }
 
-// Scales of each 16, of codes that mean `grows` times what the file's do.
+// Scales of each 16; packed codes mean `grows` times the file's codes.
 __device__ inline void put_two_scales(uint8_t* to, const Codes& codes, int grows, float p) {
   unsigned short* at = reinterpret_cast<unsigned short*>(to);
-  for (int s = 0; s < 2; ++s) at[s] = half_bits(codes.scale[s] / static_cast<float>(grows) * p * 0x1p24f);
+  for (int s = 0; s < 2; ++s)
+    at[s] = half_bits(codes.scale[s] / static_cast<float>(grows) * p * 0x1p24f);
 }
 
-// How much a level grows in t4 so that the largest fills a byte, +-113 to 128: scales are as much smaller.
+// t4 levels grow by this factor to fill a byte (+-113 to 128); scales shrink by it.
 __device__ inline int level_unit(GgmlType type) { return type == GgmlType::Q4_0 ? 16 : 1; }
 
 template <>
-__device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                     int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                     int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   const int grows = level_unit(job.type);
   Codes codes = {};
@@ -333,8 +335,8 @@ __device__ void pack_group<Pack::t4>(const PackJob& job, uint8_t* unit, const ui
 }
 
 template <>
-__device__ void pack_group<Pack::fp4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u, int r16,
-                                      int k128, int half, int lane, float p) {
+__device__ void pack_group<Pack::fp4>(const PackJob& job, uint8_t* unit, const uint8_t* row, int u,
+                                      int r16, int k128, int half, int lane, float p) {
   const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
   Codes codes = {};
   if (row != nullptr && k0 < job.k) read_codes(job.type, row, k0, codes, true);
@@ -355,15 +357,16 @@ __device__ void pack_group<Pack::fp4>(const PackJob& job, uint8_t* unit, const u
     }
   reinterpret_cast<uint4*>(part)[(r16 * 2 + half) * 32 + lane] =
       make_uint4(words[0], words[1], words[2], words[3]);
-  // 2^-14 of a number whose double the codes mean, and f16 codes count 2^-24.
+  // Codes mean twice a number, of which f16 has 2^-14, and f16 codes count 2^-24.
   put_two_scales(part + 2048 + ((r16 * 32 + lane) * 2 + half) * 4, codes, 512, p);
 }
 
-// P times the largest magnitude of a block is in [2^top, 2^(top + 1)): as large as scales times 2^24 may be
-// in f16, where the largest code is 6144 (fp4), 128 (q8, t4), 32 (q6k), 31 (q5) or 15 (q4k). A weight in f16
-// is off by 2^-11 of itself (f16, t4, not fp4) or as q4k by a little more, or by 2^-24, which is up to 2^-21
-// of the largest of the 32 rows for t4 and q8, 2^-19 for q5 and q6k, 2^-18 for q4k, 2^-27 for fp4, 2^-37 for
-// f16. So rows and scales of a wide range (e8m0, ue4m3) lose what is that far below the largest of the rows.
+// P times the largest magnitude of a block is in [2^top, 2^(top + 1)), the limit of scales times
+// 2^24 in f16. The largest code is 6144 (fp4), 128 (q8, t4), 32 (q6k), 31 (q5) or 15 (q4k). A
+// weight has the relative error of f16, 2^-11 (f16, t4, not fp4), in q4k slightly more; or an
+// absolute one of 2^-24. The latter, relative to the largest of the 32 rows, is up to 2^-21 (t4,
+// q8), 2^-19 (q5, q6k), 2^-18 (q4k), 2^-27 (fp4) or 2^-37 (f16). Rows far below the largest lose
+// accuracy.
 __host__ __device__ constexpr int top_of(Pack pack) {
   switch (pack) {
     case Pack::f16:
@@ -382,7 +385,6 @@ __host__ __device__ constexpr int top_of(Pack pack) {
   return 0;
 }
 
-// One CTA of 256 threads per 32-row block.
 template <Pack kPack>
 __global__ void __launch_bounds__(256) pack_kernel(const PackJob job) {
   __shared__ float most[8];
@@ -399,7 +401,8 @@ __global__ void __launch_bounds__(256) pack_kernel(const PackJob job) {
   float range = 0;
   for (int u = 0; u < job.x_units; ++u) {
     const int k0 = u * kUnitWidth + 128 * k128 + 32 * (lane % 4);
-    if (row != nullptr && k0 < job.k) range = fmaxf(range, group_range(kPack, job.type, row, k0, job.k));
+    if (row != nullptr && k0 < job.k)
+      range = fmaxf(range, group_range(kPack, job.type, row, k0, job.k));
   }
   range = warp_max(range);
   if (lane == 0) most[field] = range;
@@ -442,11 +445,9 @@ void pack_chunk(Context& context, Pack pack, const PackJob& job) {
   context.launched("packing weights");
 }
 
-// ---- the way to the GPU ----
-
 class Loader {
  public:
-  // Small weights get by with small staging and no helpers: a test loads thousands.
+  // Small weights use small staging and no helpers: a test loads thousands.
   Loader(Device& device, Context& context, std::span<Weight* const> weights)
       : device_(device),
         context_(context),
@@ -472,7 +473,8 @@ class Loader {
   Status load(const Weight& w, PackedWeight& p) {
     const size_t row_bytes = carried_row_bytes(w);
     if (row_bytes * kUnitRows > chunk_bytes_)
-      return Error{ErrorKind::unsupported, "tensor " + w.name + " has rows too long for the GPU loader"};
+      return Error{ErrorKind::unsupported,
+                   "tensor " + w.name + " has rows too long for the GPU loader"};
     p = shape_of(w);
     if (w.is_product) {
       BRAID_ASSIGN(p.memory, device_.allocate(product_bytes(w), w.name.c_str()));
@@ -509,7 +511,8 @@ class Loader {
     return chunk_bytes < kMostChunkBytes / 4 ? 1 : std::max(1, std::min(8, usable_cores()));
   }
 
-  void load_rows(const Weight& w, const PackedWeight& p, int64_t expert, int64_t row, int64_t rows) {
+  void load_rows(const Weight& w, const PackedWeight& p, int64_t expert, int64_t row,
+                 int64_t rows) {
     const size_t row_bytes = carried_row_bytes(w);
     const int slot = next_++ % kChunks;
     auto* host = static_cast<std::byte*>(pinned_.data()) + slot * chunk_bytes_;
@@ -531,9 +534,10 @@ class Loader {
     });
     device_.to_device(raw, host, static_cast<size_t>(rows) * row_bytes);
     if (w.is_table) {
-      uint8_t* at = const_cast<uint8_t*>(p.table) + static_cast<size_t>(expert * w.n + row) * row_bytes;
-      context_.note(cudaMemcpyAsync(at, raw, static_cast<size_t>(rows) * row_bytes, cudaMemcpyDeviceToDevice,
-                                    context_.stream),
+      uint8_t* at =
+          const_cast<uint8_t*>(p.table) + static_cast<size_t>(expert * w.n + row) * row_bytes;
+      context_.note(cudaMemcpyAsync(at, raw, static_cast<size_t>(rows) * row_bytes,
+                                    cudaMemcpyDeviceToDevice, context_.stream),
                     "loading weights");
     }
     if (w.is_product) {
@@ -546,8 +550,8 @@ class Loader {
       job.k = static_cast<int>(w.k);
       job.units = p.units;
       job.x_units = p.x_units;
-      job.out =
-          const_cast<uint8_t*>(p.data) + expert * p.expert_bytes() + block * p.units * unit_bytes(p.pack);
+      job.out = const_cast<uint8_t*>(p.data) + expert * p.expert_bytes() +
+                block * p.units * unit_bytes(p.pack);
       job.scales = const_cast<float*>(p.scales) + expert * p.blocks + block;
       job.own_scale = w.scales.empty()       ? 1.0f
                       : w.scales.size() == 1 ? w.scales[0]
@@ -567,16 +571,14 @@ class Loader {
   int next_ = 0;
 };
 
-// ---- rows that change (Device::copy_rows) ----
-
-// A row of a unit.
 struct RowPlace {
   int r16;
   int half;
   int lane;  // 4 g + c
 
-  __device__ RowPlace(int row, int c) : r16(row / 16 % 2), half(row / 8 % 2), lane(row % 8 * 4 + c) {}
-  // Bytes to a row's part of what stands [r16][half][piece][lane][bytes], or [r16][lane][half][bytes].
+  __device__ RowPlace(int row, int c)
+      : r16(row / 16 % 2), half(row / 8 % 2), lane(row % 8 * 4 + c) {}
+  // Offset of a row in [r16][half][piece][lane][bytes], or [r16][lane][half][bytes].
   __device__ int codes(int pieces, int piece, int bytes = 16) const {
     return (((r16 * 2 + half) * pieces + piece) * 32 + lane) * bytes;
   }
@@ -591,15 +593,14 @@ template <typename T>
 __device__ void copy_part(uint8_t* to, int to_at, const uint8_t* from, int from_at) {
   part_at<T>(to, to_at) = *reinterpret_cast<const T*>(from + from_at);
 }
-// Halves that scale with the power of two of a block.
+// f16 numbers that scale with the power of two of a block.
 template <int kHalves>
 __device__ void scale_part(uint8_t* to, int to_at, const uint8_t* from, int from_at, float factor) {
 #pragma unroll
   for (int i = 0; i < kHalves; ++i)
-    part_at<__half>(to, to_at + 2 * i) =
-        __float2half(__half2float(*reinterpret_cast<const __half*>(from + from_at + 2 * i)) * factor);
+    part_at<__half>(to, to_at + 2 * i) = __float2half(
+        __half2float(*reinterpret_cast<const __half*>(from + from_at + 2 * i)) * factor);
 }
-// 12 bits of a lane in q4k: packed.h.
 __device__ inline uint32_t field_of(const uint8_t* words, const RowPlace& at) {
   const uint32_t word = reinterpret_cast<const uint32_t*>(words)[at.lane];
   if (at.r16 == 0) return word >> (4 + 16 * at.half) & 0xfff;
@@ -607,7 +608,7 @@ __device__ inline uint32_t field_of(const uint8_t* words, const RowPlace& at) {
   return (word >> 16 * at.half & 15) | (bytes >> 8 * at.half & 255) << 4;
 }
 __device__ inline void put_bits(uint32_t* word, uint32_t mask, uint32_t bits) {
-  atomicAnd(word, ~mask);  // other rows' bits of the word are changed at the same time
+  atomicAnd(word, ~mask);  // other rows' bits of the word change concurrently
   atomicOr(word, bits);
 }
 __device__ inline void put_field(uint8_t* at_words, const RowPlace& at, uint32_t bits) {
@@ -637,7 +638,7 @@ __device__ void copy_group(uint8_t* to_unit, const RowPlace& to, const uint8_t* 
       copy_part<uint4>(out, to.codes(kPieces, piece), in, from.codes(kPieces, piece));
     }
   }
-  const bool once = k128 == 0 && to.lane % 4 == 0;  // what both halves of a unit share
+  const bool once = k128 == 0 && to.lane % 4 == 0;  // data of both halves of a unit
   if constexpr (kPack == Pack::q8) {
     scale_part<1>(out, 4096 + to.lane * 8 + to.r16 * 4 + to.half * 2, in,
                   4096 + from.lane * 8 + from.r16 * 4 + from.half * 2, factor);
@@ -646,10 +647,13 @@ __device__ void copy_group(uint8_t* to_unit, const RowPlace& to, const uint8_t* 
     const auto at = [](const RowPlace& row, int n) {
       return 4480 + row.lane / 4 * 16 + row.r16 * 8 + n * 4 + row.half * 2;
     };
-    for (int n = 0; once && n < 2; ++n) scale_part<1>(to_unit, at(to, n), from_unit, at(from, n), factor);
+    for (int n = 0; once && n < 2; ++n)
+      scale_part<1>(to_unit, at(to, n), from_unit, at(from, n), factor);
   } else if constexpr (kPack == Pack::q6k) {
     copy_part<uint2>(out, 2048 + to.behind_lane(8), in, 2048 + from.behind_lane(8));
-    const auto at = [](const RowPlace& row) { return 3072 + row.lane * 8 + row.r16 * 4 + row.half * 2; };
+    const auto at = [](const RowPlace& row) {
+      return 3072 + row.lane * 8 + row.r16 * 4 + row.half * 2;
+    };
     copy_part<unsigned short>(out, at(to), in, at(from));
     const auto rest = [](const RowPlace& row) {
       return 2 * half_bytes(Pack::q6k) + row.lane / 4 * 8 + row.r16 * 4 + row.half * 2;
@@ -663,7 +667,7 @@ __device__ void copy_group(uint8_t* to_unit, const RowPlace& to, const uint8_t* 
   }
 }
 
-inline constexpr int kMostCopiedRows = 64;  // of a launch
+inline constexpr int kMostCopiedRows = 64;  // per launch
 struct CopyJob {
   uint8_t* out;
   const uint8_t* in;
@@ -674,7 +678,6 @@ struct CopyJob {
   int from[kMostCopiedRows];
 };
 
-// One CTA for each row.
 template <Pack kPack>
 __global__ void __launch_bounds__(128) copy_rows_kernel(const CopyJob job) {
   const int to_row = job.to[blockIdx.x], from_row = job.from[blockIdx.x];
@@ -682,13 +685,14 @@ __global__ void __launch_bounds__(128) copy_rows_kernel(const CopyJob job) {
   const float factor = job.in_scales[from_block] / job.out_scales[to_block];
   for (int i = static_cast<int>(threadIdx.x); i < job.units * 8; i += 128) {
     const int unit = i / 8, k128 = i / 4 % 2, c = i % 4;
-    copy_group<kPack>(job.out + (to_block * job.units + unit) * unit_bytes(kPack), RowPlace(to_row, c),
-                      job.in + (from_block * job.units + unit) * unit_bytes(kPack), RowPlace(from_row, c),
-                      k128, factor);
+    copy_group<kPack>(job.out + (to_block * job.units + unit) * unit_bytes(kPack),
+                      RowPlace(to_row, c),
+                      job.in + (from_block * job.units + unit) * unit_bytes(kPack),
+                      RowPlace(from_row, c), k128, factor);
   }
 }
 
-// All blocks get the largest scale of any, so that a row fits every block: scales of rows only become smaller.
+// All blocks get the largest scale, so that a row fits every block: scales of rows only shrink.
 __global__ void __launch_bounds__(256)
     level_scales(float* out, int out_count, const float* in, int in_count) {
   __shared__ float most[8];
@@ -733,7 +737,8 @@ void launch_copy_rows(Context& context, Pack pack, const CopyJob& job, int count
 
 }  // namespace
 
-void copy_rows(Context& context, const Weight& to, const Weight& from, std::span<const int32_t> rows) {
+void copy_rows(Context& context, const Weight& to, const Weight& from,
+               std::span<const int32_t> rows) {
   auto& out = *static_cast<PackedWeight*>(const_cast<void*>(to.device_data));
   const PackedWeight& in = packed(from);
   BRAID_CHECK(out.pack == in.pack && out.units == in.units);
@@ -750,8 +755,9 @@ void copy_rows(Context& context, const Weight& to, const Weight& from, std::span
     }
   };
   if (!out.leveled) {
-    level_scales<<<1, 256, 0, context.stream>>>(const_cast<float*>(out.scales), static_cast<int>(out.blocks),
-                                                in.scales, static_cast<int>(in.blocks));
+    level_scales<<<1, 256, 0, context.stream>>>(const_cast<float*>(out.scales),
+                                                static_cast<int>(out.blocks), in.scales,
+                                                static_cast<int>(in.blocks));
     context.launched("copying rows");
     out.leveled = true;
     copy(static_cast<size_t>(to.n), [](size_t i) { return static_cast<int32_t>(i); });
@@ -761,11 +767,13 @@ void copy_rows(Context& context, const Weight& to, const Weight& from, std::span
 }
 
 size_t planned_bytes(const Weight& weight) {
-  return (weight.is_product ? product_bytes(weight) : 0) + (weight.is_table ? table_bytes(weight) : 0);
+  return (weight.is_product ? product_bytes(weight) : 0) +
+         (weight.is_table ? table_bytes(weight) : 0);
 }
 
 Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
-                    const Device::WeightDone& done, std::vector<std::unique_ptr<PackedWeight>>& out) {
+                    const Device::WeightDone& done,
+                    std::vector<std::unique_ptr<PackedWeight>>& out) {
   if (weights.empty()) return {};
   Loader loader(device, context, weights);
   BRAID_TRY(loader.start());

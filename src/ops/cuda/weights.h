@@ -1,4 +1,4 @@
-// weights.h -- bringing weights to the GPU: file bytes through pinned staging, packed there (packed.h).
+// weights.h -- brings weights to the GPU: file bytes through pinned staging, packed there.
 #pragma once
 
 #include <memory>
@@ -9,15 +9,16 @@
 
 namespace braid::cuda {
 
-// How `weight` will be packed; `data` is null.
+// The packed form of `weight`; `data` is null.
 PackedWeight shape_of(const Weight& weight);
-// Bytes load_weights takes for `weight`.
+// Bytes that load_weights allocates for `weight`.
 size_t planned_bytes(const Weight& weight);
 
 Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
-                    const Device::WeightDone& done, std::vector<std::unique_ptr<PackedWeight>>& out);
+                    const Device::WeightDone& done,
+                    std::vector<std::unique_ptr<PackedWeight>>& out);
 
-// Device::copy_rows.
-void copy_rows(Context& context, const Weight& to, const Weight& from, std::span<const int32_t> rows);
+void copy_rows(Context& context, const Weight& to, const Weight& from,
+               std::span<const int32_t> rows);
 
 }  // namespace braid::cuda

@@ -1,12 +1,12 @@
-// workspace.cu -- the scratch of the ops of one GPU: how much, and where each part lies.
+// workspace.cu -- sizes and places of the scratch of the ops of one GPU.
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/choose.cuh"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
-#include "ops/cuda/sampling/choose.cuh"
 #include "ops/kv/kv_codec.h"
 
 namespace braid::cuda {
@@ -29,7 +29,7 @@ class Parts {
   size_t offset_ = 0;
 };
 
-// One layer's cells as f16, of as many sequences as long as they may be, and the bands of a step.
+// One layer's cells as f16, of the most and longest sequences, and the bands of a step.
 SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, int32_t tokens,
                              int32_t sequences) {
   SealedWorkspace work;
@@ -43,8 +43,8 @@ SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, 
   bands.bands = most_bands(tokens, sequences, 0, 0, kMaxUncertain);
   work.table_entries = bands.bands * (stride + 1);
   work.table = parts.take<int32_t>(work.table_entries);
-  for (int32_t** array : {&bands.first_row, &bands.rows, &bands.certain, &bands.context, &bands.form_rows,
-                          &bands.exact_from, &bands.of_sequence})
+  for (int32_t** array : {&bands.first_row, &bands.rows, &bands.certain, &bands.context,
+                          &bands.form_rows, &bands.exact_from, &bands.of_sequence})
     *array = parts.take<int32_t>(bands.bands);
   bands.of_row = parts.take<int32_t>(tokens);
   bands.sealed = parts.take<SealedSequence>(sequences + 1);
@@ -59,13 +59,14 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   work.counter_count = sequences * (needs.delta.key_heads + 1);
   work.counters = parts.take<int>(work.counter_count);
 
-  // A lone user's tree over a long context wants many splits; many users fill the GPU without them.
+  // One sequence's tree over a long context needs many splits; many sequences fill the GPU anyway.
   work.partial_rows = std::clamp<int64_t>(8192 / sequences, 64, 512);
   const int64_t rows = sequences * needs.max_heads * work.partial_rows;
   work.partial_dim = needs.max_heads * needs.head_dim;
   work.partials = parts.take<float>(rows * needs.head_dim);
   work.partial_sums = parts.take<float>(rows * 2);
-  if (needs.k_codec != nullptr) work.sealed = place_sealed(parts, needs, work.max_tokens, work.max_sequences);
+  if (needs.k_codec != nullptr)
+    work.sealed = place_sealed(parts, needs, work.max_tokens, work.max_sequences);
   work.arrivals = parts.take<int>(int64_t{work.most_sequences()} * needs.max_heads);
 
   const DeltaShape& delta = needs.delta;
@@ -74,7 +75,8 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
     work.row_values = parts.take<float>(sequences * delta.value_width());
     work.row_gates = parts.take<float2>(sequences * delta.value_heads);
     work.row_qk = parts.take<float>(sequences * delta.key_heads);
-    if (needs.max_drafts > 0) work.tree_row_count = delta_tree_floats(delta, sequences, needs.max_drafts);
+    if (needs.max_drafts > 0)
+      work.tree_row_count = delta_tree_floats(delta, sequences, needs.max_drafts);
     work.tree_rows = parts.take<float>(work.tree_row_count);
   }
   if (delta.key_heads > 0 && chunk_form_fits(delta) && work.max_tokens > kStepRows) {
@@ -106,7 +108,6 @@ SequenceWorkspace place_sequence_workspace(void* base, const Device::WorkspaceNe
 
 namespace braid {
 
-// One after the other, each at a 256-byte boundary.
 CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& needs) const {
   const auto rounded = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
   return {rounded(cuda::sequence_bytes(needs)), rounded(cuda::gemm_bytes(context_, needs)),
@@ -115,15 +116,18 @@ CudaOps::WorkspaceParts CudaOps::workspace_parts(const Device::WorkspaceNeeds& n
 
 Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
   const auto refuse = [](const std::string& what) {
-    return Error{ErrorKind::unsupported, "the GPU's kernels do not take " + what + "; --device cpu does"};
+    return Error{ErrorKind::unsupported,
+                 "the GPU's kernels do not take " + what + "; --device cpu does"};
   };
   if (needs.max_heads > 0 && (needs.head_dim > cuda::kMaxHeadDim || needs.head_dim % 8 != 0))
-    return refuse("attention heads of " + std::to_string(needs.head_dim) + " (multiples of 8 up to " +
-                  std::to_string(cuda::kMaxHeadDim) + ")");
-  if (needs.k_codec != nullptr && !cuda::takes_units(*needs.k_codec, *needs.v_codec, needs.head_dim))
+    return refuse("attention heads of " + std::to_string(needs.head_dim) +
+                  " (multiples of 8 up to " + std::to_string(cuda::kMaxHeadDim) + ")");
+  if (needs.k_codec != nullptr &&
+      !cuda::takes_units(*needs.k_codec, *needs.v_codec, needs.head_dim))
     return refuse("a KV cache of " + std::string(needs.k_codec->name) + " and " +
-                  std::string(needs.v_codec->name) + " with heads of " + std::to_string(needs.head_dim) +
-                  " (they take " + cuda::names_of_units(needs.head_dim) + ")");
+                  std::string(needs.v_codec->name) + " with heads of " +
+                  std::to_string(needs.head_dim) + " (they take " +
+                  cuda::names_of_units(needs.head_dim) + ")");
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +
@@ -134,7 +138,8 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
                   std::to_string(needs.delta.conv_width) + " taps");
   constexpr int kMostDrafts = std::min(cuda::kMaxUncertain, cuda::kMaxNodes);
   if (needs.max_drafts > kMostDrafts)
-    return refuse(std::to_string(needs.max_drafts) + " drafted tokens in a step of a sequence (at most " +
+    return refuse(std::to_string(needs.max_drafts) +
+                  " drafted tokens in a step of a sequence (at most " +
                   std::to_string(kMostDrafts) + ")");
   return {};
 }

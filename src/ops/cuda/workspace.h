@@ -1,20 +1,19 @@
-// workspace.h -- scratch of the ops that read and write what sequences own: attention over cells and the
-// gated delta rule.
+// workspace.h -- scratch of attention and the gated delta rule.
 #pragma once
 
 #include <cstddef>
 
-#include "ops/cuda/kv/sealed_cells.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/attention/sealed_cells.h"
+#include "ops/cuda/device_math.h"
 #include "ops/device.h"
-#include "ops/ops.h"  // what attention and delta take
+#include "ops/ops.h"
 
 namespace braid::cuda {
 
 // States are folded at multiples of this position (DeltaRing::every).
 inline constexpr int kFoldEvery = 8;
 
-// Placed once at start. Zero-filled then; `counters` and `arrivals` are zero again after every op.
+// Placed once at start and zero-filled; `counters` and `arrivals` are zero again after every op.
 struct SequenceWorkspace {
   int32_t max_tokens = 0;
   int32_t max_sequences = 0;
@@ -22,17 +21,14 @@ struct SequenceWorkspace {
   int* counters = nullptr;  // arrivals of blocks: delta [S][key head]
   int64_t counter_count = 0;
 
-  // Attention: partial results [max_sequences][heads][partial_rows] of head_dim values, (max, sum) beside
-  // them.
+  // Partial results [max_sequences][heads][partial_rows] of head_dim values, and (max, sum).
   float* partials = nullptr;
   float* partial_sums = nullptr;
   int64_t partial_rows = 0;
   int32_t partial_dim = 0;
   int* arrivals = nullptr;  // [most_sequences()][heads]
 
-  // Attention over sealed blocks.
   SealedWorkspace sealed;
-  // Of a batch that attention gets.
   int32_t most_sequences() const {
     return max_sequences > sealed.bands.bands ? max_sequences : sealed.bands.bands;
   }

@@ -1,13 +1,10 @@
 // channel.cpp -- c6, c5, c4, c3: a scale and a zero for each channel over the 32 cells of a block.
 //
 //   x[t][d] = r[t] * (s[d] * code[t][d] + z[d])
-//
-// Keys have channels whose mean is far from zero and which differ in width, but rows of one length (k_norm):
-// a scale and a zero per channel fit them better than any scale per row. Rows of V differ in length, and one
-// long row would widen all channels of its block, so V has a factor per row too: its root mean square. r of K
-// is 1.
-//
-// Planes: codes, the channel planes (channel_planes.h), and r f16 [32] of V.
+// Channels of keys differ in mean and width, but k_norm makes rows equally long, so scales per
+// channel fit better than scales per row; r of K is 1. A long row of V would widen all channels of
+// its block, so r of V is the row's root mean square.
+// Planes: codes, the channel planes (channel_planes.h), and for V r f16 [32].
 #include "ops/kv/channel_planes.h"
 #include "ops/kv/formats.h"
 #include "ops/kv/rotation.h"
@@ -20,7 +17,8 @@ constexpr ChannelShares kShares;
 
 template <int bits>
 int64_t channel_unit_bytes(int32_t head_dim, KvSide side) {
-  return code_bytes(bits, head_dim) + channel_plane_bytes(head_dim) + (side == KvSide::v ? kFactorBytes : 0);
+  return code_bytes(bits, head_dim) + channel_plane_bytes(head_dim) +
+         (side == KvSide::v ? kFactorBytes : 0);
 }
 
 template <int bits>
@@ -36,7 +34,8 @@ void channel_encode(const float* rows, int32_t head_dim, KvSide side, uint8_t* u
       divide_row(row, head_dim, root, factors + 2 * t);
     }
   }
-  encode_channels<bits>(scaled.data(), head_dim, kShares.part, unit, channel_planes(planes, head_dim));
+  encode_channels<bits>(scaled.data(), head_dim, kShares.part, unit,
+                        channel_planes(planes, head_dim));
 }
 
 template <int bits>

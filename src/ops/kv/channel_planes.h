@@ -1,12 +1,10 @@
 // channel_planes.h -- a scale and a zero for each channel of a unit, in a byte each.
 //
-// Channel d has scale s and middle m * zstep: code c of 0 .. L stands for s * c + z, z = m * zstep - s * L /
-// 2. Products with s are exact in f32 (five bits by eight), so it does not matter who fuses what.
-//
-// Scales lie on the grid (1 + i / 16) 2^e, i = 0 .. 15. Its byte is (e - e0) << 4 | i, which makes the f16 of
-// a scale (byte << 6) + ((e0 + 15) << 10). e0 is that of the unit: 15 below the largest exponent, but -14 at
-// least and 0 at most, so that all are normal f16; scales beyond either end become the one there.
-//
+// Channel d has scale s and middle m * zstep. Code c of 0 .. L stands for s * c + z, z = m * zstep
+// - s * L / 2. Products with s are exact in f32 (five bits by eight), even if fused.
+// Scales are on the grid (1 + i / 16) 2^e, i = 0 .. 15, stored as the byte (e - e0) << 4 | i. The
+// f16 of a scale is (byte << 6) + ((e0 + 15) << 10). e0 of a unit is 15 below its largest exponent,
+// limited to -14 .. 0 so that all scales are normal f16; other scales are clamped.
 // Planes: s u8 [head_dim], m i8 [head_dim], head 16 bytes: f16 zstep, i8 e0, zeros.
 #pragma once
 
@@ -17,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/kv/code_planes.h"
 #include "ops/kv/format_numbers.h"
 
@@ -25,13 +23,14 @@ namespace braid::kv {
 
 inline constexpr int64_t kHeadBytes = 16;
 
-// A positive scale on the grid: exponent and sixteenths, from the bits of the f32, ties up.
+// Exponent and sixteenths of a positive scale, ties up.
 inline int32_t grid_index(float s) {
   return static_cast<int32_t>((std::bit_cast<uint32_t>(s) + (1u << 18)) >> 19);
 }
 inline int grid_exponent(float s) { return (grid_index(s) >> 4) - 127; }
-// The e0 of a unit with that largest scale.
-inline int grid_base(float largest) { return std::clamp(grid_exponent(largest) - 15, kLeastExponent, 0); }
+inline int grid_base(float largest) {
+  return std::clamp(grid_exponent(largest) - 15, kLeastExponent, 0);
+}
 inline uint8_t grid_byte(float s, int e0) {
   return static_cast<uint8_t>(std::clamp(grid_index(s) - ((e0 + 127) << 4), 0, 255));
 }
@@ -46,13 +45,11 @@ inline void store_head(uint8_t* head, uint16_t zstep, int e0) {
   head[2] = static_cast<uint8_t>(static_cast<int8_t>(e0));
 }
 
-// Scale and zero of a channel, as codes are read.
 struct ChannelScale {
   float s = 0;
   float z = 0;
 };
 
-// Where the planes of a unit are.
 template <typename Byte>
 struct ChannelPlanes {
   Byte* s;
@@ -65,23 +62,26 @@ struct ChannelPlanes {
     return {step, middle - step * (0.5f * static_cast<float>(most_code))};
   }
 };
-constexpr int64_t channel_plane_bytes(int32_t head_dim) { return 2 * int64_t{head_dim} + kHeadBytes; }
+constexpr int64_t channel_plane_bytes(int32_t head_dim) {
+  return 2 * int64_t{head_dim} + kHeadBytes;
+}
 template <typename Byte>
 ChannelPlanes<Byte> channel_planes(Byte* at, int32_t head_dim) {
   return {at, at + head_dim, at + 2 * int64_t{head_dim}};
 }
 
-// The nearest code, ties to even.
+// Ties to even.
 inline uint8_t affine_code(float y, float middle, float s, int most_code) {
   const auto most = static_cast<float>(most_code);
-  return static_cast<uint8_t>(std::clamp(std::nearbyint((y - middle) / s + 0.5f * most), 0.0f, most));
+  return static_cast<uint8_t>(
+      std::clamp(std::nearbyint((y - middle) / s + 0.5f * most), 0.0f, most));
 }
 
-// Quantizes a unit by channels. rows [32][head_dim]. `shares`: which parts of a channel's range are tried for
-// its scale, descending; the one of the least squared error is kept, the first of equals.
+// rows [32][head_dim]. `shares`: parts of a channel's range to try for its scale, descending; the
+// first with the least squared error is kept.
 template <int bits>
-void encode_channels(const float* rows, int32_t head_dim, std::span<const float> shares, uint8_t* codes,
-                     const ChannelPlanes<uint8_t>& planes) {
+void encode_channels(const float* rows, int32_t head_dim, std::span<const float> shares,
+                     uint8_t* codes, const ChannelPlanes<uint8_t>& planes) {
   constexpr int kMost = (1 << bits) - 1;
   std::vector<float> middles(static_cast<size_t>(head_dim));
   std::vector<float> halves(static_cast<size_t>(head_dim));
@@ -109,8 +109,9 @@ void encode_channels(const float* rows, int32_t head_dim, std::span<const float>
   store_head(planes.head, zstep_bits, e0);
   for (int32_t d = 0; d < head_dim; ++d) {
     const auto i = static_cast<size_t>(d);
-    const float m =
-        zstep == 0.0f ? 0.0f : std::clamp(std::nearbyint(middles[i] / zstep), -kMostMiddle, kMostMiddle);
+    const float m = zstep == 0.0f
+                        ? 0.0f
+                        : std::clamp(std::nearbyint(middles[i] / zstep), -kMostMiddle, kMostMiddle);
     planes.m[d] = static_cast<uint8_t>(static_cast<int8_t>(m));
     float least = INFINITY;
     uint8_t best[kBlockTokens] = {};
@@ -135,10 +136,9 @@ void encode_channels(const float* rows, int32_t head_dim, std::span<const float>
   }
 }
 
-// rows [32][head_dim] of s * code + z.
 template <int bits>
-void decode_channels(const uint8_t* codes, const ChannelPlanes<const uint8_t>& planes, int32_t head_dim,
-                     float* rows) {
+void decode_channels(const uint8_t* codes, const ChannelPlanes<const uint8_t>& planes,
+                     int32_t head_dim, float* rows) {
   for (int32_t d = 0; d < head_dim; ++d) {
     const ChannelScale c = planes.scale(d, (1 << bits) - 1);
     uint8_t channel[kBlockTokens];

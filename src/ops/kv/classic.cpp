@@ -1,11 +1,9 @@
 // classic.cpp -- the block types of 32 values that GGUF has too: codes and scales along a row.
-//
-// Factors of a unit (row_forms.h) are the scales d, then the minima m of the types that have one, a group
-// being 32 channels. Codes of q8_0 lie unsigned, 128 more than they stand for. The bytes of a row are those
-// of the block type (gguf/formats), whose encoder makes them.
+// Factors of a unit (row_forms.h), per 32 channels: the scales d, then minima m if the type has
+// them. Codes of q8_0 are unsigned (value + 128). Rows are those of the block type.
 #include <vector>
 
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "ops/kv/formats.h"
 #include "ops/kv/rotation.h"
 #include "ops/kv/row_forms.h"
@@ -14,7 +12,7 @@ namespace braid::kv {
 
 namespace {
 
-// Where things are in a block of 32 values: d, m, then fifth bits, then 16 or 32 bytes of codes.
+// A block: d, m, then fifth bits, then 16 or 32 bytes of codes.
 template <GgmlType type, int bits, bool has_min>
 struct ClassicForm {
   static constexpr GgmlType kType = type;
@@ -26,7 +24,9 @@ struct ClassicForm {
   static constexpr int64_t kBytes = kCodesAt + (bits == 8 ? 32 : 16);
 
   static uint16_t factor(const uint8_t* b, int plane) { return load_u16(b + 2 * plane); }
-  static void put_factor(uint8_t* b, int plane, uint16_t factor) { store_u16(b + 2 * plane, factor); }
+  static void put_factor(uint8_t* b, int plane, uint16_t factor) {
+    store_u16(b + 2 * plane, factor);
+  }
   static uint8_t code(const uint8_t* b, int i) {
     const uint8_t* codes = b + kCodesAt;
     if constexpr (bits == 8) return codes[i] ^ 0x80;

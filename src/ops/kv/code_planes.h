@@ -1,8 +1,7 @@
-// code_planes.h -- where codes and factors of a unit lie, in canonical order.
+// code_planes.h -- codes and factors of a unit in canonical order.
 //
-// Codes: [channel][32 cells], so that one vector holds a channel of all cells. Codes of 3, 5 and 6 bits are
-// two planes: the low bits of all channels, then the high bits. In a plane of b bits a channel takes 4 b
-// bytes:
+// Codes: [channel][32 cells], so that one vector has a channel of all cells. Codes of 3, 5 and 6
+// bits are two planes: low bits, then high bits. In a plane of b bits a channel takes 4 b bytes:
 //   8 bits  byte t is cell t
 //   4 bits  byte j: cell j in the low nibble, cell j + 16 in the high one
 //   2 bits  byte j: cells j, j + 8, j + 16, j + 24 from the lowest bits up
@@ -13,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/batch.h"
 
 namespace braid::kv {
@@ -52,7 +51,8 @@ void put_plane(uint8_t* channel, const uint8_t* codes, int shift) {
   } else {
     for (int j = 0; j < kBytes; ++j) {
       int byte = 0;
-      for (int i = 0; i < kPerByte; ++i) byte |= (codes[j + i * kBytes] >> shift & kMask) << i * width;
+      for (int i = 0; i < kPerByte; ++i)
+        byte |= (codes[j + i * kBytes] >> shift & kMask) << i * width;
       channel[j] = static_cast<uint8_t>(byte);
     }
   }
@@ -63,13 +63,12 @@ void add_plane(const uint8_t* channel, uint8_t* codes, int shift) {
   constexpr int kBytes = 4 * width;
   constexpr int kMask = (1 << width) - 1;
   for (int t = 0; t < kBlockTokens; ++t) {
-    const int part =
-        width == 1 ? channel[t / 8] >> t % 8 & 1 : channel[t % kBytes] >> t / kBytes * width & kMask;
+    const int part = width == 1 ? channel[t / 8] >> t % 8 & 1
+                                : channel[t % kBytes] >> t / kBytes * width & kMask;
     codes[t] = static_cast<uint8_t>(codes[t] | part << shift);
   }
 }
 
-// The 32 codes of a channel.
 template <int bits>
 void put_codes(uint8_t* planes, int32_t head_dim, int32_t channel, const uint8_t* codes) {
   constexpr int kLow = kLowBits<bits>;
@@ -91,10 +90,9 @@ void get_codes(const uint8_t* planes, int32_t head_dim, int32_t channel, uint8_t
   }
 }
 
-// Bytes of one f16 for each cell.
 inline constexpr int64_t kFactorBytes = 2 * kBlockTokens;
 
-// A row is divided by its factor as it is stored, and multiplied by it when it is read. factors: f16 [32].
+// Divides a row by its factor, which is stored.
 inline void divide_row(float* row, int32_t head_dim, float factor, uint8_t* stored) {
   store_half(stored, factor);
   const float by = load_half(stored);

@@ -1,12 +1,10 @@
 // codebook.cpp -- tbq4_0, tq3_0, tbq3_0: rotated unit vectors against one fixed codebook.
 //
-// After R the 128 values of a group are close to independent normals of variance 1/128 whatever the row was,
-// so one codebook fits all. The stored norm is that of the row over that of its codes, which makes the
-// decoded row exactly as long as the row was: with the plain norm every score would be smaller by 1 % (4
-// bits) or 3 % (3 bits).
-//
-// Factors of a unit (row_forms.h) are norms, a group being 128 channels. tq3_0 and tbq3_0 are the same unit;
-// their rows differ: tq3_0 has the norm four times, tbq3_0 packs three bits after each other.
+// After R the 128 values of a group are close to independent normals of variance 1/128, so one
+// codebook fits all rows. The stored norm is the row's norm divided by that of its codes, which
+// keeps the row's length. The plain norm would make scores 1 % (4 bits) or 3 % (3 bits) smaller.
+// Factors of a unit (row_forms.h) are norms, per 128 channels. tq3_0 and tbq3_0 have the same units
+// but different rows: tq3_0 repeats the norm four times, tbq3_0 packs three bits after each other.
 #include <array>
 #include <cmath>
 
@@ -29,7 +27,6 @@ float level_of(uint8_t code) {
   return code >= kHalf ? levels[code - kHalf] : -levels[kHalf - 1 - code];
 }
 
-// The number of limits that are not above y.
 template <int bits>
 uint8_t nearest_code(float y) {
   const auto& limits = kCodebook<bits>.limits;
@@ -54,7 +51,6 @@ float encode_group(const float* x, uint8_t* codes) {
   return length > kTinyNorm ? norm / length : norm;
 }
 
-// Rows as published.
 struct CodebookForm {
   static constexpr int32_t kGroup = kRotationGroup;
   static constexpr int kFactors = 1;
@@ -78,7 +74,8 @@ struct FormTq3 : CodebookForm {
   static uint8_t code(const uint8_t* b, int i) {
     const uint8_t* block = b + i / 32 * 14;
     const int j = i % 32;
-    return static_cast<uint8_t>((block[2 + j / 4] >> j % 4 * 2 & 3) | (block[10 + j / 8] >> j % 8 & 1) << 2);
+    return static_cast<uint8_t>((block[2 + j / 4] >> j % 4 * 2 & 3) |
+                                (block[10 + j / 8] >> j % 8 & 1) << 2);
   }
   static void put_factor(uint8_t* b, int, uint16_t norm) {
     for (int block = 0; block < 4; ++block) store_u16(b + block * 14, norm);
@@ -97,12 +94,14 @@ struct FormTbq3 : CodebookForm {
   static constexpr int64_t kBytes = 50;
   static uint8_t code(const uint8_t* b, int i) {
     int code = 0;
-    for (int bit = 3 * i; bit < 3 * i + 3; ++bit) code |= (b[2 + bit / 8] >> bit % 8 & 1) << (bit - 3 * i);
+    for (int bit = 3 * i; bit < 3 * i + 3; ++bit)
+      code |= (b[2 + bit / 8] >> bit % 8 & 1) << (bit - 3 * i);
     return static_cast<uint8_t>(code);
   }
   static void put_code(uint8_t* b, int i, uint8_t code) {
     for (int bit = 3 * i; bit < 3 * i + 3; ++bit)
-      b[2 + bit / 8] = static_cast<uint8_t>(b[2 + bit / 8] | (code >> (bit - 3 * i) & 1) << bit % 8);
+      b[2 + bit / 8] =
+          static_cast<uint8_t>(b[2 + bit / 8] | (code >> (bit - 3 * i) & 1) << bit % 8);
   }
 };
 
@@ -112,7 +111,8 @@ void codebook_encode(const float* rows, int32_t head_dim, KvSide, uint8_t* unit)
     uint8_t codes[kBlockTokens][kRotationGroup];
     for (int32_t t = 0; t < kBlockTokens; ++t) {
       const float* x = rows + int64_t{t} * head_dim + group * kRotationGroup;
-      store_half(factor_at<Form>(unit, head_dim, 0, group, t), encode_group<Form::kBits>(x, codes[t]));
+      store_half(factor_at<Form>(unit, head_dim, 0, group, t),
+                 encode_group<Form::kBits>(x, codes[t]));
     }
     for (int32_t i = 0; i < kRotationGroup; ++i) {
       uint8_t channel[kBlockTokens];

@@ -1,24 +1,24 @@
-// format_numbers.h -- the numbers that formats fix: signs of the rotation, levels and limits of codebooks,
-// tried parts of a channel's range. Plain arrays in structs, so that kernels may read them as constants.
+// format_numbers.h -- constants of the formats: rotation signs, codebooks, parts of channel ranges.
+// Plain arrays in structs, so that kernels can read them as constants.
 #pragma once
 
 #include <cstdint>
 
 namespace braid::kv {
 
-// Bit i of 128, least significant first, is set where element i changes its sign: before the Hadamard matrix,
-// and behind it.
+// Bit i of 128, least significant first: element i changes sign before/after the Hadamard matrix.
 struct RotationSigns {
   uint32_t before[4] = {0xe46a0359, 0x42f85949, 0xa4c63bbb, 0x49f250a9};
   uint32_t after[4] = {0x16acee90, 0x3f628fdc, 0xb7a5357a, 0xbea56562};
 };
 
-// Levels above zero and the limits between them; those below are their mirror, and one limit is zero.
+// Levels above zero and the limits between them, mirrored below zero; one limit is zero.
 template <int bits>
 struct Codebook;
 template <>
 struct Codebook<4> {
-  float levels[8] = {0.011353f, 0.034311f, 0.058069f, 0.083317f, 0.111065f, 0.143047f, 0.182907f, 0.241556f};
+  float levels[8] = {0.011353f, 0.034311f, 0.058069f, 0.083317f,
+                     0.111065f, 0.143047f, 0.182907f, 0.241556f};
   float limits[7] = {0.022832f, 0.046190f, 0.070693f, 0.097191f, 0.127056f, 0.162977f, 0.212232f};
 };
 template <>
@@ -28,7 +28,6 @@ struct Codebook<3> {
 };
 inline constexpr float kTinyNorm = 1e-10f;
 
-// Parts of a channel's range, descending.
 inline constexpr int kChannelShares = 9;
 struct ChannelShares {
   float part[kChannelShares] = {1.00f, 0.97f, 0.94f, 0.91f, 0.88f, 0.85f, 0.82f, 0.79f, 0.76f};

@@ -1,4 +1,4 @@
-// formats.h -- the rows of the table of formats, each beside its functions.
+// formats.h -- the rows of the table of formats, with the file of their functions.
 #pragma once
 
 #include "ops/kv/kv_codec.h"

@@ -1,4 +1,4 @@
-// kv_codec.cpp -- the table of formats, and what is the same for all of them.
+// kv_codec.cpp -- the table of formats, and the code common to all of them.
 #include "ops/kv/kv_codec.h"
 
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/batch.h"
 #include "ops/kv/formats.h"
 #include "ops/kv/rotation.h"
@@ -19,10 +19,11 @@ namespace braid {
 namespace {
 
 constexpr std::array kTable = {
-    &kv::kF32,         &kv::kF16,         &kv::kBf16,  &kv::kQ8_0,   &kv::kRotatedQ8_0, &kv::kC6,
-    &kv::kQ5_1,        &kv::kRotatedQ5_1, &kv::kC5,    &kv::kQ5_0,   &kv::kRotatedQ5_0, &kv::kQ4_1,
-    &kv::kRotatedQ4_1, &kv::kKvarn4,      &kv::kC4,    &kv::kQ4_0,   &kv::kRotatedQ4_0, &kv::kTbq4_0,
-    &kv::kKvarn3,      &kv::kC3,          &kv::kTq3_0, &kv::kTbq3_0,
+    &kv::kF32,         &kv::kF16,         &kv::kBf16,        &kv::kQ8_0,   &kv::kRotatedQ8_0,
+    &kv::kC6,          &kv::kQ5_1,        &kv::kRotatedQ5_1, &kv::kC5,     &kv::kQ5_0,
+    &kv::kRotatedQ5_0, &kv::kQ4_1,        &kv::kRotatedQ4_1, &kv::kKvarn4, &kv::kC4,
+    &kv::kQ4_0,        &kv::kRotatedQ4_0, &kv::kTbq4_0,      &kv::kKvarn3, &kv::kC3,
+    &kv::kTq3_0,       &kv::kTbq3_0,
 };
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
@@ -41,7 +42,8 @@ std::span<const KvCodec* const> kv_codecs() { return kTable; }
 
 std::string kv_codec_names() {
   std::string names;
-  for (const KvCodec* codec : kTable) names += fmt::format("{}{}", names.empty() ? "" : ", ", codec->name);
+  for (const KvCodec* codec : kTable)
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", codec->name);
   return names;
 }
 
@@ -62,14 +64,14 @@ Status kv_codec_accepts(const KvCodec& codec, int32_t head_dim) {
   }
   if (codec.rotation == KvRotation::head && !std::has_single_bit(static_cast<uint32_t>(head_dim))) {
     return Error{ErrorKind::unsupported,
-                 fmt::format("KV cache type {} needs heads whose width is a power of two, not {}", codec.name,
-                             head_dim)};
+                 fmt::format("KV cache type {} needs heads whose width is a power of two, not {}",
+                             codec.name, head_dim)};
   }
   return {};
 }
 
-bool kv_encode(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16_t* rows, int64_t row_stride,
-               const uint16_t* k_mean, uint8_t* unit) {
+bool kv_encode(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16_t* rows,
+               int64_t row_stride, const uint16_t* k_mean, uint8_t* unit) {
   BRAID_CHECK(kv_codec_accepts(codec, head_dim).ok() && row_stride >= head_dim);
   BRAID_CHECK(k_mean == nullptr || side == KvSide::k);
   std::vector<float> wide(static_cast<size_t>(kBlockTokens) * static_cast<size_t>(head_dim));
@@ -77,7 +79,8 @@ bool kv_encode(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16
     for (int32_t d = 0; d < head_dim; ++d) {
       const uint16_t bits = rows[t * row_stride + d];
       if (is_nan(bits)) return false;
-      float& x = wide[static_cast<size_t>(t) * static_cast<size_t>(head_dim) + static_cast<size_t>(d)];
+      float& x =
+          wide[static_cast<size_t>(t) * static_cast<size_t>(head_dim) + static_cast<size_t>(d)];
       x = f16_to_f32(is_infinite(bits) ? static_cast<uint16_t>(bits - 1) : bits);
       if (k_mean != nullptr) x -= f16_to_f32(k_mean[d]);
     }

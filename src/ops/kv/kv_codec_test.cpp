@@ -1,4 +1,4 @@
-// kv_codec_test.cpp -- what every format keeps: names, sizes, all bytes written, any bytes read, odd numbers.
+// kv_codec_test.cpp -- properties of all formats: names, sizes, memory bounds, edge cases.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,7 +20,6 @@ using kv_test::unit_rows;
 
 constexpr int32_t kWidths[] = {32, 64, 128, 192, 256, 512};
 
-// Every format, width of heads and side that there is.
 template <typename Visit>
 void for_each_unit(Visit visit) {
   int visited = 0;
@@ -45,10 +44,11 @@ std::vector<uint16_t> lively_rows(int32_t head_dim, uint64_t seed) {
   });
 }
 
-// Bytes that end where the process may not read on, or begin where it may not read before.
+// Bytes next to protected pages: accesses before or after them fault.
 class FencedBytes {
  public:
-  explicit FencedBytes(size_t size) : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))), size_(size) {
+  explicit FencedBytes(size_t size)
+      : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))), size_(size) {
     middle_ = (size + page_ - 1) / page_ * page_;
     void* map = mmap(nullptr, middle_ + 2 * page_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(map, MAP_FAILED);
@@ -98,7 +98,7 @@ TEST(KvCodec, WidestComesFirst) {
 TEST(KvCodec, Sizes) {
   struct Size {
     const char* name;
-    int64_t k, v, row;  // row 0: none
+    int64_t k, v, row;
   };
   const Size sizes[] = {
       {"f32", 32768, 32768, 0},    {"f16", 16384, 16384, 0},   {"bf16", 16384, 16384, 0},
@@ -138,7 +138,6 @@ TEST(KvCodec, EncodeWritesEachByteTheSameWay) {
   for_each_unit([](const KvCodec& codec, int32_t head_dim, KvSide side) {
     const auto rows = lively_rows(head_dim, 1);
     const auto unit = encoded(codec, head_dim, side, rows);
-    // Over other bytes, from rows that stand apart.
     const int64_t stride = head_dim + 24;
     std::vector<uint16_t> apart(static_cast<size_t>(kBlockTokens * stride), 0x7e00);
     for (int32_t t = 0; t < kBlockTokens; ++t)
@@ -146,7 +145,8 @@ TEST(KvCodec, EncodeWritesEachByteTheSameWay) {
     std::vector<uint8_t> other(unit.size() + 16, 0xff);
     ASSERT_TRUE(kv_encode(codec, head_dim, side, apart.data(), stride, nullptr, other.data()));
     EXPECT_TRUE(std::equal(unit.begin(), unit.end(), other.begin()));
-    for (size_t i = unit.size(); i < other.size(); ++i) EXPECT_EQ(other[i], 0xff) << "wrote behind the unit";
+    for (size_t i = unit.size(); i < other.size(); ++i)
+      EXPECT_EQ(other[i], 0xff) << "wrote behind the unit";
   });
 }
 
@@ -159,13 +159,15 @@ TEST(KvCodec, DecodesAnyBytesAndReadsNoOthers) {
     Noise noise(bytes);
     for (int round = 0; round < 4; ++round) {
       for (uint8_t* at : {unit.after_fence(), unit.before_fence()}) {
-        for (size_t i = 0; i < bytes; ++i) at[i] = round == 0 ? 0xff : round == 1 ? 0 : noise.byte();
+        for (size_t i = 0; i < bytes; ++i)
+          at[i] = round == 0 ? 0xff : round == 1 ? 0 : noise.byte();
         for (uint8_t* to : {rows.after_fence(), rows.before_fence()}) {
           auto* out = reinterpret_cast<float*>(to);
           codec.decode(at, head_dim, side, out);
           std::vector<float> again(values);
           codec.decode(at, head_dim, side, again.data());
-          EXPECT_EQ(std::memcmp(out, again.data(), values * sizeof(float)), 0) << "left some unwritten";
+          EXPECT_EQ(std::memcmp(out, again.data(), values * sizeof(float)), 0)
+              << "left some unwritten";
         }
       }
     }
@@ -240,7 +242,7 @@ TEST(KvCodec, InfinityCountsAsTheLargestNumberAndStaysFinite) {
   });
 }
 
-// The least numbers there are, zeros of both signs, equal rows, equal channels, one number alone.
+// Smallest numbers, zeros of both signs, equal rows, equal channels, a single number.
 TEST(KvCodec, OddRowsStayFiniteAndNear) {
   const std::vector<std::vector<uint16_t>> odd = {
       unit_rows(256, [](int32_t, int32_t) { return 0.0; }),
@@ -261,7 +263,7 @@ TEST(KvCodec, OddRowsStayFiniteAndNear) {
           ASSERT_TRUE(std::isfinite(is[j])) << codec->name << " case " << i;
           error.add(is[j], was[j]);
         }
-        if (i < 3) {  // as good as nothing: no format makes something of it
+        if (i < 3) {  // close to zero: must stay so in every format
           EXPECT_LT(std::sqrt(error.off / static_cast<double>(was.size())), 1e-4)
               << codec->name << " case " << i;
         } else {
@@ -272,7 +274,6 @@ TEST(KvCodec, OddRowsStayFiniteAndNear) {
   }
 }
 
-// The largest numbers in every arrangement that a rotation or a mean could make larger.
 TEST(KvCodec, LargestNumbersStayFinite) {
   constexpr double kLargest = 65504;
   const std::vector<uint16_t> mean(256, 0xfbff);
@@ -281,8 +282,10 @@ TEST(KvCodec, LargestNumbersStayFinite) {
       unit_rows(256, [](int32_t t, int32_t) { return t % 2 == 0 ? kLargest : -kLargest; }),
       unit_rows(256, [](int32_t, int32_t d) { return d % 2 == 0 ? kLargest : -kLargest; }),
       unit_rows(256, [](int32_t t, int32_t) { return t == 0 ? kLargest : 0x1p-24; }),
-      unit_rows(256, [](int32_t t,
-                        int32_t d) { return std::popcount(static_cast<uint32_t>(t & d)) % 2 * kLargest; }),
+      unit_rows(256,
+                [](int32_t t, int32_t d) {
+                  return std::popcount(static_cast<uint32_t>(t & d)) % 2 * kLargest;
+                }),
   };
   for (const KvCodec* codec : kv_codecs()) {
     for (size_t i = 0; i < largest.size(); ++i) {
@@ -290,22 +293,22 @@ TEST(KvCodec, LargestNumbersStayFinite) {
         for (const float x : decoded(*codec, 256, side, encoded(*codec, 256, side, largest[i])))
           ASSERT_TRUE(std::isfinite(x)) << codec->name << " case " << i;
       }
-      for (const float x :
-           decoded(*codec, 256, KvSide::k, encoded(*codec, 256, KvSide::k, largest[i], mean.data())))
+      for (const float x : decoded(*codec, 256, KvSide::k,
+                                   encoded(*codec, 256, KvSide::k, largest[i], mean.data())))
         ASSERT_TRUE(std::isfinite(x)) << codec->name << " case " << i << " less the mean";
     }
   }
 }
 
-// Differences from the mean are stored, as if they had been the rows.
 TEST(KvCodec, TheMeanOfKeysIsTakenOff) {
   Noise noise(11);
   std::vector<uint16_t> mean(128);
   for (uint16_t& m : mean) m = f32_to_f16(static_cast<float>(std::round(noise.normal() * 16) / 8));
   const auto value = [](int32_t t, int32_t d) { return ((t * 37 + d * 11) % 65 - 32) / 8.0; };
   const auto rows = unit_rows(128, value);
-  const auto differences = unit_rows(
-      128, [&](int32_t t, int32_t d) { return value(t, d) - f16_to_f32(mean[static_cast<size_t>(d)]); });
+  const auto differences = unit_rows(128, [&](int32_t t, int32_t d) {
+    return value(t, d) - f16_to_f32(mean[static_cast<size_t>(d)]);
+  });
   for (const KvCodec* codec : kv_codecs()) {
     EXPECT_EQ(encoded(*codec, 128, KvSide::k, rows, mean.data()),
               encoded(*codec, 128, KvSide::k, differences))
@@ -313,8 +316,8 @@ TEST(KvCodec, TheMeanOfKeysIsTakenOff) {
   }
 }
 
-// At every position: at least `tail` blocks and the own one are exact, at most one block less a cell more;
-// what is sealed for a query is full, and stays sealed for all later ones.
+// The exact part is the query's own block and at least `tail` blocks, at most one block minus a
+// cell more. Blocks sealed for a query are full, and stay sealed for all later queries.
 TEST(KvTail, DependsOnThePositionAlone) {
   for (const int32_t tail : {0, 1, 3, 31}) {
     for (const int32_t sinks : {0, 2}) {

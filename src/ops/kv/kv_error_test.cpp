@@ -1,4 +1,4 @@
-// kv_error_test.cpp -- how far decoded rows are from what they were, on rows of known kinds.
+// kv_error_test.cpp -- errors of decoded rows, for known kinds of rows.
 #include <array>
 #include <cstdio>
 #include <functional>
@@ -18,7 +18,6 @@ using kv_test::unit_rows;
 constexpr int32_t kWidth = 128;
 constexpr int kUnits = 200;  // 6400 rows: repeated runs differ by 0.2 %
 
-// Relative error over many units of K.
 double error_of(const KvCodec& codec, const std::function<double(Noise&, int32_t, int32_t)>& value,
                 KvSide side = KvSide::k, int units = kUnits) {
   Noise noise(2024);
@@ -42,7 +41,8 @@ double laplace(Noise& noise, int32_t, int32_t) { return noise.laplace(); }
 TEST(KvError, RowFormatsAreWithinTheirTable) {
   struct Row {
     const KvCodec* codec;
-    std::array<double, 4> percent;  // normal, four outlier channels, one channel far from zero, Laplace
+    // normal, four outlier channels, one channel far from zero, Laplace
+    std::array<double, 4> percent;
   };
   const Row table[] = {
       {&kv::kBf16, {0.166, 0.166, 0.178, 0.166}},    {&kv::kQ8_0, {0.535, 1.05, 1.13, 0.67}},
@@ -59,8 +59,7 @@ TEST(KvError, RowFormatsAreWithinTheirTable) {
     for (size_t kind = 0; kind < 4; ++kind) {
       const double percent = 100 * error_of(*row.codec, kinds[kind]);
       std::printf("  %7.3f (%.3f)", percent, row.percent[kind]);
-      // The table has three digits, and is of rows that were never f16.
-      // What is left of outliers after a rotation depends on which channels they are.
+      // Three digits; the error of outliers after a rotation depends on their channels.
       const bool by_channel =
           kind == 1 && row.codec->rotation != KvRotation::none && row.codec->name[0] == 'r';
       const double tolerance = by_channel ? 0.08 : row.codec == &kv::kBf16 ? 0.025 : 0.015;
@@ -74,11 +73,11 @@ TEST(KvError, RowFormatsAreWithinTheirTable) {
   EXPECT_NEAR(100 * error_of(kv::kQ4_0, normal), 8.59, 0.07);
 }
 
-// The stored norm makes rows as long as they were.
 TEST(KvError, CodebookFormatsKeepLengths) {
   Noise noise(5);
   for (const KvCodec* codec : {&kv::kTbq4_0, &kv::kTq3_0, &kv::kTbq3_0}) {
-    const auto rows = unit_rows(kWidth, [&](int32_t t, int32_t) { return noise.normal() * (1 + t); });
+    const auto rows =
+        unit_rows(kWidth, [&](int32_t t, int32_t) { return noise.normal() * (1 + t); });
     const auto was = kv_test::floats_of(rows);
     const auto is = round_trip(*codec, kWidth, KvSide::k, rows);
     for (size_t t = 0; t < kBlockTokens; ++t) {
@@ -93,7 +92,7 @@ TEST(KvError, CodebookFormatsKeepLengths) {
   }
 }
 
-// Keys as models make them: channels with means and widths of their own, rows of one length.
+// Like model keys: channels with different means and widths, rows of one length.
 double key_like(Noise& noise, int32_t, int32_t d) {
   const double mean = d % 3 == 0 ? 1.5 * ((d * 7 % 11) - 5) / 5 : 0;
   const double width = 0.3 + (d * 13 % 17) / 10.0;
@@ -109,24 +108,24 @@ TEST(KvError, ChannelScalesBeatRowScalesOnKeys) {
   std::printf("kvarn4 %.4f r_q4_0 %.4f tbq4_0 %.4f tq3_0 %.4f\n",
               error_of(kv::kKvarn4, key_like, KvSide::k, 40),
               error_of(kv::kRotatedQ4_0, key_like, KvSide::k, 40),
-              error_of(kv::kTbq4_0, key_like, KvSide::k, 40), error_of(kv::kTq3_0, key_like, KvSide::k, 40));
+              error_of(kv::kTbq4_0, key_like, KvSide::k, 40),
+              error_of(kv::kTq3_0, key_like, KvSide::k, 40));
   EXPECT_LT(c4, 0.85 * error_of(kv::kRotatedQ4_0, key_like, KvSide::k, 40));
   EXPECT_LT(c3, 0.9 * error_of(kv::kTq3_0, key_like, KvSide::k, 40));
-  // A bit halves the error.
   EXPECT_NEAR(c5 / c4, 0.5, 0.06);
   EXPECT_NEAR(c6 / c5, 0.5, 0.06);
   EXPECT_NEAR(c4 / c3, 0.5, 0.08);
 }
 
-// One row five times, one a tenth as long as the rest: each keeps its own relative error, as V has factors of
-// rows.
+// One row is five times, one a tenth as long as the rest; row factors keep their relative errors.
 TEST(KvError, LongAndShortRowsOfVDoNotHurtEachOther) {
   const auto lengths = [](int32_t t) { return t == 11 ? 5.0 : t == 23 ? 0.1 : 1.0; };
   const auto worst = [&](const KvCodec& codec, KvSide side) {
     Noise noise(9);
     std::array<Error, kBlockTokens> rows_off;
     for (int u = 0; u < 20; ++u) {
-      const auto rows = unit_rows(256, [&](int32_t t, int32_t) { return lengths(t) * noise.normal(); });
+      const auto rows =
+          unit_rows(256, [&](int32_t t, int32_t) { return lengths(t) * noise.normal(); });
       const auto was = kv_test::floats_of(rows);
       const auto is = round_trip(codec, 256, side, rows);
       for (size_t i = 0; i < was.size(); ++i) rows_off[i / 256].add(is[i], was[i]);
@@ -137,7 +136,8 @@ TEST(KvError, LongAndShortRowsOfVDoNotHurtEachOther) {
   };
   EXPECT_LT(worst(kv::kC4, KvSide::v), 0.085);
   EXPECT_LT(worst(kv::kC5, KvSide::v), 0.043);
-  EXPECT_GT(worst(kv::kC4, KvSide::k), 0.5) << "without factors the short row is lost: is the case one?";
+  EXPECT_GT(worst(kv::kC4, KvSide::k), 0.5)
+      << "without factors the short row is lost: is the case one?";
 }
 
 TEST(KvError, ScalesLieOnTheirGrid) {
@@ -146,8 +146,9 @@ TEST(KvError, ScalesLieOnTheirGrid) {
       const float s = kv::grid_scale(static_cast<uint8_t>(byte), e0);
       EXPECT_EQ(s, std::ldexp(1.0f + static_cast<float>(byte & 15) / 16, e0 + (byte >> 4)));
       EXPECT_EQ(kv::grid_byte(s, e0), byte);
-      // Half way to the next one belongs to that.
-      const float half = std::ldexp(1.0f + (static_cast<float>(byte & 15) + 0.5f) / 16, e0 + (byte >> 4));
+      // Ties go to the next scale.
+      const float half =
+          std::ldexp(1.0f + (static_cast<float>(byte & 15) + 0.5f) / 16, e0 + (byte >> 4));
       EXPECT_EQ(kv::grid_byte(half, e0), std::min(byte + 1, 255));
       EXPECT_EQ(kv::grid_byte(std::nextafter(half, 0.0f), e0), byte);
     }
@@ -156,7 +157,6 @@ TEST(KvError, ScalesLieOnTheirGrid) {
   EXPECT_EQ(kv::grid_base(1e-5f), -14);
   EXPECT_EQ(kv::grid_base(8733.9f), -2);
   EXPECT_EQ(kv::grid_base(0.7f), -14);
-  // Beyond f16 there is nothing.
   EXPECT_EQ(kv::grid_base(3e5f), 0);
   EXPECT_EQ(kv::grid_scale(kv::grid_byte(3e5f, 0), 0), 63488.0f);
 }

@@ -1,4 +1,4 @@
-// kv_rows_test.h -- rows for tests of KV formats, and a round trip through one.
+// kv_rows_test.h -- rows for tests of KV formats, and a round trip through a format.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/batch.h"
 #include "ops/kv/kv_codec.h"
 
@@ -30,7 +30,9 @@ class Noise {
  public:
   explicit Noise(uint64_t seed) : bits_(seed) {}
   double uniform() { return (static_cast<double>(bits_() >> 11) + 0.5) * 0x1p-53; }
-  double normal() { return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform()); }
+  double normal() {
+    return std::sqrt(-2 * std::log(uniform())) * std::cos(6.283185307179586 * uniform());
+  }
   double laplace() {
     const double u = uniform() - 0.5;
     return (u < 0 ? 1 : -1) * std::log(1 - 2 * std::fabs(u));
@@ -41,7 +43,6 @@ class Noise {
   std::mt19937_64 bits_;
 };
 
-// The 32 rows of a unit, f16 [32][head_dim].
 template <typename Value>
 std::vector<uint16_t> unit_rows(int32_t head_dim, Value value) {
   std::vector<float> x(static_cast<size_t>(kBlockTokens) * static_cast<size_t>(head_dim));
@@ -53,13 +54,14 @@ std::vector<uint16_t> unit_rows(int32_t head_dim, Value value) {
 }
 
 inline std::vector<uint8_t> encoded(const KvCodec& codec, int32_t head_dim, KvSide side,
-                                    const std::vector<uint16_t>& rows, const uint16_t* k_mean = nullptr) {
+                                    const std::vector<uint16_t>& rows,
+                                    const uint16_t* k_mean = nullptr) {
   std::vector<uint8_t> unit(static_cast<size_t>(codec.unit_bytes(head_dim, side)));
-  EXPECT_TRUE(kv_encode(codec, head_dim, side, rows.data(), head_dim, k_mean, unit.data())) << codec.name;
+  EXPECT_TRUE(kv_encode(codec, head_dim, side, rows.data(), head_dim, k_mean, unit.data()))
+      << codec.name;
   return unit;
 }
 
-// Rows as a reader gets them back, no longer rotated.
 inline std::vector<float> decoded(const KvCodec& codec, int32_t head_dim, KvSide side,
                                   const std::vector<uint8_t>& unit) {
   std::vector<float> rows(static_cast<size_t>(kBlockTokens) * static_cast<size_t>(head_dim));
@@ -74,7 +76,6 @@ inline std::vector<float> round_trip(const KvCodec& codec, int32_t head_dim, KvS
   return decoded(codec, head_dim, side, encoded(codec, head_dim, side, rows));
 }
 
-// Sums of squares over many rows.
 struct Error {
   double off = 0;
   double all = 0;

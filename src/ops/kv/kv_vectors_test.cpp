@@ -1,4 +1,4 @@
-// kv_vectors_test.cpp -- published answers, byte for byte, and bytes of our own formats that may not change.
+// kv_vectors_test.cpp -- published answers, and fixed bytes of the project's own formats.
 #include <functional>
 #include <string>
 
@@ -34,17 +34,17 @@ double row_c(int32_t i) { return ((29 * i + 7) % 64 - 32) / 16.0; }
 double row_zero(int32_t) { return 0; }
 double row_classic(int32_t i) { return (2 * i - 31) / 32.0; }
 
-// Row 0 of 32 equal ones.
 std::vector<uint8_t> row_bytes(const KvCodec& codec, int32_t head_dim,
                                const std::function<double(int32_t)>& x) {
-  const auto unit =
-      encoded(codec, head_dim, KvSide::k, unit_rows(head_dim, [&](int32_t, int32_t d) { return x(d); }));
+  const auto unit = encoded(codec, head_dim, KvSide::k,
+                            unit_rows(head_dim, [&](int32_t, int32_t d) { return x(d); }));
   const auto bytes = static_cast<size_t>(codec.row_bytes(head_dim));
   std::vector<uint8_t> rows(bytes * kBlockTokens);
   codec.pack_rows(unit.data(), head_dim, rows.data());
   const std::vector<uint8_t> first(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(bytes));
   for (size_t t = 0; t < kBlockTokens; ++t)
-    EXPECT_TRUE(std::equal(first.begin(), first.end(), rows.begin() + static_cast<std::ptrdiff_t>(t * bytes)))
+    EXPECT_TRUE(std::equal(first.begin(), first.end(),
+                           rows.begin() + static_cast<std::ptrdiff_t>(t * bytes)))
         << t;
   return first;
 }
@@ -106,20 +106,22 @@ TEST(KvVectors, Tbq3) {
                                                              "24535174dbd36b5c770d77c6"));
 }
 
-// Wide heads are groups of their own.
 TEST(KvVectors, GroupsOfAHeadStandBesideEachOther) {
-  for (const KvCodec* codec : {&kv::kTbq4_0, &kv::kTq3_0, &kv::kTbq3_0, &kv::kRotatedQ4_0, &kv::kQ5_1}) {
+  for (const KvCodec* codec :
+       {&kv::kTbq4_0, &kv::kTq3_0, &kv::kTbq3_0, &kv::kRotatedQ4_0, &kv::kQ5_1}) {
     auto both = row_bytes(*codec, 128, row_b);
     const auto second = row_bytes(*codec, 128, row_c);
     both.insert(both.end(), second.begin(), second.end());
-    EXPECT_EQ(row_bytes(*codec, 256, [](int32_t d) { return d < 128 ? row_b(d) : row_c(d - 128); }), both)
+    EXPECT_EQ(row_bytes(*codec, 256, [](int32_t d) { return d < 128 ? row_b(d) : row_c(d - 128); }),
+              both)
         << codec->name;
   }
 }
 
 TEST(KvVectors, Rotation) {
   const double answers[3][8] = {
-      {-0.0883883, -0.0883883, -0.0883883, -0.0883883, 0.0883883, -0.0883883, -0.0883883, 0.0883883},
+      {-0.0883883, -0.0883883, -0.0883883, -0.0883883, 0.0883883, -0.0883883, -0.0883883,
+       0.0883883},
       {-0.0156464, 0.0405962, 0.0139549, 0.0093033, -0.0921872, -0.0689289, 0.0067660, -0.0841525},
       {0.0414306, -0.0938529, 0.0515768, 0.0651052, 0.1581125, 0.1733319, 0.1598036, -0.0853977}};
   const double norms[3] = {1, 6.531773304, 13.067134345};
@@ -134,14 +136,13 @@ TEST(KvVectors, Rotation) {
   }
 }
 
-// q . k in the stored domain is q . k of what is decoded.
 TEST(KvVectors, ScoresInTheStoredDomain) {
   const std::pair<const KvCodec*, double> answers[] = {
       {&kv::kTbq4_0, 3.87657}, {&kv::kTq3_0, 3.37154}, {&kv::kTbq3_0, 3.37154}};
   for (const auto& [codec, answer] : answers) {
     std::vector<float> rows(size_t{kBlockTokens} * 128);
-    const auto unit =
-        encoded(*codec, 128, KvSide::k, unit_rows(128, [](int32_t, int32_t d) { return row_b(d); }));
+    const auto unit = encoded(*codec, 128, KvSide::k,
+                              unit_rows(128, [](int32_t, int32_t d) { return row_b(d); }));
     codec->decode(unit.data(), 128, KvSide::k, rows.data());
     float q[128];
     for (int i = 0; i < 128; ++i) q[i] = static_cast<float>(row_c(i));
@@ -156,16 +157,13 @@ TEST(KvVectors, ScoresInTheStoredDomain) {
   }
 }
 
-// ---- our own: what they were when they were written down ----
-
 uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const uint8_t b : bytes) hash = (hash ^ b) * 0x100000001b3;
   return hash;
 }
 
-// Integers over powers of two only, so that it is the same everywhere: channels of different widths and
-// means, rows of different lengths.
+// Integers over powers of two only, so that all machines agree.
 double stress_value(int32_t t, int32_t d) {
   const auto noise = static_cast<double>((t * 2654435761u + d * 40503u * 97u) >> 16 & 255) - 127.5;
   const double width = d % 16 == 3 ? 4 : 0.5;
@@ -190,24 +188,24 @@ TEST(KvVectors, BlockFormatsKeepTheirBytes) {
   };
   for (const Answer& a : answers) {
     const uint64_t hash = fnv1a(encoded(*a.codec, 128, a.side, unit_rows(128, stress_value)));
-    EXPECT_EQ(hash, a.hash) << a.codec->name << (a.side == KvSide::k ? " k" : " v") << std::hex << " 0x"
-                            << hash;
+    EXPECT_EQ(hash, a.hash) << a.codec->name << (a.side == KvSide::k ? " k" : " v") << std::hex
+                            << " 0x" << hash;
   }
 }
 
-// A unit of c4 that can be checked by hand.
 TEST(KvVectors, ChannelFormatByHand) {
-  const auto rows = unit_rows(64, [](int32_t t, int32_t d) { return d == 0 ? 0.5 * (t % 16) : 2.0; });
+  const auto rows =
+      unit_rows(64, [](int32_t t, int32_t d) { return d == 0 ? 0.5 * (t % 16) : 2.0; });
   const auto unit = encoded(kv::kC4, 64, KvSide::k, rows);
-  // Channel 0: low 0, high 7.5, middle 3.75, of which zstep = f16(3.75 / 127) takes 127 steps; scale 0.5 =
-  // 2^-1. That is the largest exponent, so e0 = -14 (-1 - 15 would be subnormal): byte (-1 + 14) << 4.
+  // Channel 0: low 0, high 7.5, middle 3.75 = 127 steps of zstep = f16(3.75 / 127); scale 0.5 =
+  // 2^-1. e0 = -14, as -1 - 15 would be subnormal: byte (-1 + 14) << 4.
   EXPECT_EQ(unit[0], 0x00);  // cells 0 and 16 of channel 0: codes 0
   EXPECT_EQ(unit[1], 0x11);
   EXPECT_EQ(unit[15], 0xff);
   const uint8_t* planes = unit.data() + 64 * 16;
   EXPECT_EQ(planes[0], 13 << 4);
   EXPECT_EQ(static_cast<int8_t>(planes[64]), 127);
-  // The others: 2.0 = 67.73 zsteps, 68 of them; the scale is the least there is.
+  // Other channels: 2.0 = 67.73 zsteps, rounded to 68; the scale is the smallest one.
   EXPECT_EQ(planes[1], 0);
   EXPECT_EQ(static_cast<int8_t>(planes[64 + 1]), 68);
   EXPECT_EQ(planes[128] | planes[129] << 8, f32_to_f16(3.75f / 127));

@@ -1,14 +1,14 @@
-// kvarn.cpp -- kvarn4, kvarn3: rotated, scales of both axes balanced by iterations, codes by one of them.
+// kvarn.cpp -- kvarn4, kvarn3: rotated, both axes balanced by iterations, codes along one of them.
 //
-// KVarN as published, but with blocks of 32 cells instead of tiles of 128, and channel planes of a byte:
+// KVarN as published, but in blocks of 32 cells instead of tiles of 128, with channel planes of a
+// byte:
 //   K  x[t][d] = T[t] * (S[d] * code + Z[d])     scale and zero per channel, a factor per row
 //   V  x[t][d] = C[d] * (S[t] * code + Z[t])     scale and zero per row, a factor per channel
-// after H of the whole head. The factors come from 16 rounds in which columns, then rows are divided by their
-// standard deviation; the round with the least imbalance counts. Here for comparison: the c formats are
-// better on keys that were normed.
-//
-// Planes: codes; K: the channel planes, T f16 [32]; V: C u8 [head_dim] on the grid of scales, head 16 bytes
-// (e0), S f16 [32], Z f16 [32].
+// after H of the whole head. The factors come from 16 rounds that divide columns, then rows by
+// their standard deviation; the round with the least imbalance is kept. For comparison: the c
+// formats are better on normed keys.
+// Planes: codes; K: the channel planes, T f16 [32]; V: C u8 [head_dim] on the grid of scales, head
+// 16 bytes (e0), S f16 [32], Z f16 [32].
 #include <array>
 
 #include "ops/kv/channel_planes.h"
@@ -26,7 +26,6 @@ constexpr float kMostDeviation = 1e3f;
 constexpr float kLeastFactor = 0.74081822f;
 constexpr float kMostFactor = 22026.465f;
 
-// Factors of cells and of channels.
 struct Factors {
   std::vector<float> cells;
   std::vector<float> channels;
@@ -39,12 +38,13 @@ float deviation(int32_t n, Value value) {
     const float off = value(i) - mean;
     return off * off;
   });
-  return std::clamp(std::sqrt(squares / static_cast<float>(n - 1)), kLeastDeviation, kMostDeviation);
+  return std::clamp(std::sqrt(squares / static_cast<float>(n - 1)), kLeastDeviation,
+                    kMostDeviation);
 }
 
-// The deviation of each channel over the cells, or of each cell over the channels, after division by the
-// factors.
-std::vector<float> deviations(const float* rows, int32_t head_dim, const Factors& f, bool of_channels) {
+// Standard deviations of channels over the cells, or of cells over the channels, without factors.
+std::vector<float> deviations(const float* rows, int32_t head_dim, const Factors& f,
+                              bool of_channels) {
   const auto value = [&](int32_t t, int32_t d) {
     return rows[int64_t{t} * head_dim + d] /
            (f.cells[static_cast<size_t>(t)] * f.channels[static_cast<size_t>(d)]);
@@ -68,7 +68,7 @@ void multiply(std::vector<float>& factors, const std::vector<float>& by) {
     factors[i] = std::clamp(factors[i] * by[i], kLeastFactor, kMostFactor);
 }
 
-// Columns are cells of K and channels of V: what comes first in a round.
+// Columns, the first axis of a round, are cells of K and channels of V.
 Factors balance(const float* rows, int32_t head_dim, KvSide side) {
   const bool columns_are_channels = side == KvSide::v;
   Factors now{std::vector<float>(kBlockTokens, 1.0f),
@@ -92,8 +92,9 @@ Factors balance(const float* rows, int32_t head_dim, KvSide side) {
 
 template <int bits>
 int64_t kvarn_unit_bytes(int32_t head_dim, KvSide side) {
-  return code_bytes(bits, head_dim) + (side == KvSide::k ? channel_plane_bytes(head_dim) + kFactorBytes
-                                                         : head_dim + kHeadBytes + 2 * kFactorBytes);
+  return code_bytes(bits, head_dim) + (side == KvSide::k
+                                           ? channel_plane_bytes(head_dim) + kFactorBytes
+                                           : head_dim + kHeadBytes + 2 * kFactorBytes);
 }
 
 template <int bits>
@@ -101,7 +102,8 @@ void encode_keys(std::vector<float>& rows, const Factors& f, int32_t head_dim, u
   uint8_t* planes = unit + code_bytes(bits, head_dim);
   uint8_t* cells = planes + channel_plane_bytes(head_dim);
   for (int32_t t = 0; t < kBlockTokens; ++t)
-    divide_row(rows.data() + int64_t{t} * head_dim, head_dim, f.cells[static_cast<size_t>(t)], cells + 2 * t);
+    divide_row(rows.data() + int64_t{t} * head_dim, head_dim, f.cells[static_cast<size_t>(t)],
+               cells + 2 * t);
   constexpr std::array<float, 1> kWhole = {1.0f};
   encode_channels<bits>(rows.data(), head_dim, kWhole, unit, channel_planes(planes, head_dim));
 }
@@ -118,13 +120,14 @@ void encode_values(std::vector<float>& rows, const Factors& f, int32_t head_dim,
   for (int32_t d = 0; d < head_dim; ++d) {
     channels[d] = grid_byte(f.channels[static_cast<size_t>(d)], e0);
     const float factor = grid_scale(channels[d], e0);
-    for (int32_t t = 0; t < kBlockTokens; ++t) rows[static_cast<size_t>(t * head_dim + d)] /= factor;
+    for (int32_t t = 0; t < kBlockTokens; ++t)
+      rows[static_cast<size_t>(t * head_dim + d)] /= factor;
   }
   std::vector<uint8_t> codes(rows.size());
   for (int32_t t = 0; t < kBlockTokens; ++t) {
     const float* row = rows.data() + int64_t{t} * head_dim;
     const auto [low, high] = std::minmax_element(row, row + head_dim);
-    // No subnormals: a row of equal values decodes to them, whatever its scale.
+    // Not subnormal. Equal values of a row decode exactly with any scale.
     store_half(scales + 2 * t, std::max((*high - *low) / static_cast<float>(kMost), 0x1p-14f));
     store_half(zeros + 2 * t, *low);
     const float s = load_half(scales + 2 * t);
@@ -140,7 +143,8 @@ void encode_values(std::vector<float>& rows, const Factors& f, int32_t head_dim,
 template <int bits>
 void kvarn_encode(const float* rows, int32_t head_dim, KvSide side, uint8_t* unit) {
   std::vector<float> rotated(rows, rows + int64_t{kBlockTokens} * head_dim);
-  for (int32_t t = 0; t < kBlockTokens; ++t) hadamard(rotated.data() + int64_t{t} * head_dim, head_dim);
+  for (int32_t t = 0; t < kBlockTokens; ++t)
+    hadamard(rotated.data() + int64_t{t} * head_dim, head_dim);
   const Factors f = balance(rotated.data(), head_dim, side);
   side == KvSide::k ? encode_keys<bits>(rotated, f, head_dim, unit)
                     : encode_values<bits>(rotated, f, head_dim, unit);
@@ -162,7 +166,8 @@ void kvarn_decode(const uint8_t* unit, int32_t head_dim, KvSide side, float* row
     uint8_t codes[kBlockTokens];
     get_codes<bits>(unit, head_dim, d, codes);
     for (int32_t t = 0; t < kBlockTokens; ++t) {
-      const float y = load_half(scales + 2 * t) * static_cast<float>(codes[t]) + load_half(zeros + 2 * t);
+      const float y =
+          load_half(scales + 2 * t) * static_cast<float>(codes[t]) + load_half(zeros + 2 * t);
       rows[int64_t{t} * head_dim + d] = y * factor;
     }
   }

@@ -1,4 +1,4 @@
-// plain.cpp -- f32, f16, bf16: rows as they are, [32 cells][head_dim].
+// plain.cpp -- f32, f16, bf16: unchanged rows, [32 cells][head_dim].
 #include <cstring>
 
 #include "ops/kv/code_planes.h"

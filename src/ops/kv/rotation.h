@@ -1,4 +1,4 @@
-// rotation.h -- orthonormal rotations that spread outlier channels, and the sum whose order formats fix.
+// rotation.h -- orthonormal rotations that spread outlier channels, and the sum of fixed order.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,16 @@ namespace braid::kv {
 
 inline constexpr int32_t kRotationGroup = 128;
 
-// In place, one group: s2 * H(s1 * x), and its inverse. H is the Hadamard matrix in Sylvester's order over
-// sqrt(128), applied by stages h = 1, 2, .. 64: (x[j], x[j + h]) becomes their sum and difference; then
-// scaled.
+// In place, one group: s2 * H(s1 * x), and its inverse. H is the Hadamard matrix in Sylvester's
+// order over sqrt(128), in stages h = 1, 2, .. 64: (x[j], x[j + h]) becomes sum and difference.
 void rotate_group(float* x);
 void unrotate_group(float* x);
 
 // In place, the same H of `size` values (a power of two), without signs; its own inverse.
 void hadamard(float* x, int32_t size);
 
-// The sum of n values, n a multiple of 32: 32 sums over every 32nd value in ascending order, then p[i] += p[i
-// + h] for h = 16, 8, .. 1. A warp and a vector do the same.
+// Sum of n values, n a multiple of 32, as a warp or vector does it: 32 sums over every 32nd value
+// in ascending order, then p[i] += p[i + h] for h = 16, 8, .. 1.
 template <typename Value>
 float ordered_sum(int32_t n, Value value) {
   float partial[32] = {};

@@ -1,8 +1,7 @@
-// row_forms.h -- formats whose scales belong to groups of a row: how their units and rows of blocks are made
-// of each other.
+// row_forms.h -- formats with scales per group of a row: units and rows of blocks.
 //
-// Planes of a unit: codes (code_planes.h), then kFactors times the factors of rows, as many groups as a row
-// has blocks. A form says what a block is:
+// A unit has codes (code_planes.h), then kFactors planes of factors, a group per block of a row. A
+// form:
 //   kBits, kGroup (channels), kFactors, kBytes
 //   code(block, i), factor(block, plane)
 //   put_code(block, i, code), put_factor(block, plane, factor)     into zeros
@@ -20,10 +19,10 @@ int64_t form_row_bytes(int32_t head_dim) {
 
 template <typename Form>
 int64_t form_unit_bytes(int32_t head_dim, KvSide) {
-  return code_bytes(Form::kBits, head_dim) + Form::kFactors * (head_dim / Form::kGroup) * kFactorBytes;
+  return code_bytes(Form::kBits, head_dim) +
+         Form::kFactors * (head_dim / Form::kGroup) * kFactorBytes;
 }
 
-// The f16 of a cell.
 template <typename Form, typename Byte>
 Byte* factor_at(Byte* unit, int32_t head_dim, int plane, int32_t group, int32_t cell) {
   const int64_t groups = head_dim / Form::kGroup;
@@ -70,7 +69,6 @@ void pack_form(const uint8_t* unit, int32_t head_dim, uint8_t* rows) {
   }
 }
 
-// Without encode, decode and rotation.
 template <typename Form>
 constexpr KvCodec codec_of_form(std::string_view name) {
   KvCodec c;

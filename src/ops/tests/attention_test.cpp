@@ -1,7 +1,5 @@
 // attention_test.cpp -- softmax over cells, on every device.
-//
-// Compared on identical cells: one unit in the last place of a stored key would hide everything else. What
-// the cells get is compared by itself (store_test.cpp).
+// All devices get identical cells, because one ulp in a stored key would hide other errors.
 #include "ops/tests/cells_world_test.h"
 
 namespace braid {
@@ -15,7 +13,8 @@ TEST(Attention, AgreesWithTheReferenceOnRandomBatches) {
     for (const Shape& shape : kCellShapes) {
       for (int round = 0; round < 6; ++round) {
         Random random(++seed);
-        const auto plans = random_plans(random, static_cast<int32_t>(random.between(1, 6)), 150, 40, 24);
+        const auto plans =
+            random_plans(random, static_cast<int32_t>(random.between(1, 6)), 150, 40, 24);
         const float sharp = round % 3 == 2 ? 5.0f : 1.0f;
         const double limit = outputs(device, shape.k, sharp);
         expect_close(attended(device, shape, plans, seed, sharp),
@@ -39,16 +38,16 @@ TEST(Attention, AgreesWithTheReferenceAtEveryLength) {
     for (int32_t window : {0, 512}) {
       shape.window = window;
       for (size_t i = 0; i < cases.size(); ++i) {
-        expect_close(attended(device, shape, cases[i], 300 + i),
-                     attended(reference_for(device), shape, cases[i], 300 + i), outputs(device),
-                     outputs(device),
-                     device.name + " case " + std::to_string(i) + " window " + std::to_string(window));
+        expect_close(
+            attended(device, shape, cases[i], 300 + i),
+            attended(reference_for(device), shape, cases[i], 300 + i), outputs(device),
+            outputs(device),
+            device.name + " case " + std::to_string(i) + " window " + std::to_string(window));
       }
     }
   }
 }
 
-// Heads of the published models and long contexts: tiles, splits and their borders, trees over long contexts.
 TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
   const Shape shapes[] = {{.heads = 12, .kv_heads = 2, .head_dim = 256},
                           {.heads = 16, .kv_heads = 2, .head_dim = 256},
@@ -89,7 +88,7 @@ TEST(Attention, AgreesWithTheReferenceOnPublishedHeads) {
   }
 }
 
-// Several tiles of queries and of cells, pieces that begin and end inside one, groups of one to sixteen.
+// Several tiles of queries and cells, runs that end inside a tile, groups of one to sixteen.
 TEST(Attention, AgreesWithTheReferenceOnLongPrompts) {
   const Shape shapes[] = {
       {.heads = 12, .kv_heads = 2, .head_dim = 256, .k = KvFormat::bf16, .v = KvFormat::bf16},
@@ -136,7 +135,7 @@ TEST(Attention, DoesNotDependOnThreads) {
   }
 }
 
-// Other sequences in the batch change nothing; cutting a prompt elsewhere changes no more than rounding.
+// Other sequences change nothing; other cuts of a prompt change only rounding.
 TEST(Attention, DependsOnTheSequenceAlone) {
   const Shape shape = kCellShapes[0];
   for (const DeviceCase& device : sequence_devices()) {
@@ -154,11 +153,14 @@ TEST(Attention, DependsOnTheSequenceAlone) {
       return cells.attend(shape, part.batch(), part_of(q, first, part.tokens(), shape.width()),
                           part_of(qg, first, part.tokens(), shape.query_width()));
     };
-    auto rows_of = [&](int64_t first, int64_t rows) { return part_of(expected, first, rows, shape.width()); };
+    auto rows_of = [&](int64_t first, int64_t rows) {
+      return part_of(expected, first, rows, shape.width());
+    };
     expect_same(attend({{0, 130}, {}, {}, {}}, 0), rows_of(0, 130), device.name + " prompt");
     expect_same(attend({{}, {70, 1}, {}, {}}, 130), rows_of(130, 1), device.name + " decode");
     expect_same(attend({{}, {}, {600, 1}, {}}, 131), rows_of(131, 1), device.name + " decode");
-    expect_same(attend({{}, {}, {}, {90, 1, {-1, 0, 0}}}, 132), rows_of(132, 4), device.name + " tree");
+    expect_same(attend({{}, {}, {}, {90, 1, {-1, 0, 0}}}, 132), rows_of(132, 4),
+                device.name + " tree");
     int32_t past = 0;
     for (int32_t rows : {1, 31, 3, 1, 64, 30}) {
       expect_close(attend({{past, rows}, {}, {}, {}}, past), rows_of(past, rows), outputs(device),
@@ -168,7 +170,6 @@ TEST(Attention, DependsOnTheSequenceAlone) {
   }
 }
 
-// A row of a tree sees what it would see had its ancestors been the only continuation.
 TEST(Attention, TreeRowsSeeTheirPathAlone) {
   for (Shape shape : {kCellShapes[0], kCellShapes[3], kCellShapes[5]}) {
     for (const DeviceCase& device : sequence_devices()) {
@@ -199,11 +200,13 @@ TEST(Attention, TreeRowsSeeTheirPathAlone) {
         const TestBatch linear({{}, {context + static_cast<int32_t>(path.size()) - 1, 1}}, rows);
         const int64_t row = 2 + node;
         const std::vector<float> alone = cells.attend(
-            shape, linear.batch(), {q.begin() + row * shape.width(), q.begin() + (row + 1) * shape.width()},
+            shape, linear.batch(),
+            {q.begin() + row * shape.width(), q.begin() + (row + 1) * shape.width()},
             {qg.begin() + row * shape.query_width(), qg.begin() + (row + 1) * shape.query_width()});
-        expect_close({expected.begin() + row * shape.width(), expected.begin() + (row + 1) * shape.width()},
-                     alone, outputs(device, shape.k), outputs(device, shape.k),
-                     device.name + " node " + std::to_string(node));
+        expect_close(
+            {expected.begin() + row * shape.width(), expected.begin() + (row + 1) * shape.width()},
+            alone, outputs(device, shape.k), outputs(device, shape.k),
+            device.name + " node " + std::to_string(node));
       }
     }
   }
@@ -219,15 +222,16 @@ TEST(Attention, OneCellGivesItsValue) {
     const std::vector<float> o = cells.attend(shape, rows.batch(), q, q);
     std::vector<float> values;
     for (int32_t h = 0; h < shape.kv_heads; ++h) {
-      for (float v : decode(shape.v, cells.v_row(rows.batch(), 0, 0, h), shape.head_dim)) values.push_back(v);
+      for (float v : decode(shape.v, cells.v_row(rows.batch(), 0, 0, h), shape.head_dim))
+        values.push_back(v);
     }
     expect_close(o, values, 1e-7, device.tolerance(1e-6), device.name);
   }
 }
 
-// Head h reads KV head h / G and is scaled by its own gate, which stands behind its query.
 TEST(Attention, EachHeadReadsItsKvHeadAndItsGate) {
-  const Shape shape{.heads = 6, .kv_heads = 2, .head_dim = 32, .k = KvFormat::f32, .v = KvFormat::f32};
+  const Shape shape{
+      .heads = 6, .kv_heads = 2, .head_dim = 32, .k = KvFormat::f32, .v = KvFormat::f32};
   for (const DeviceCase& device : sequence_devices()) {
     Random random(33);
     const TestBatch rows({{0, 1}}, random);
@@ -235,13 +239,14 @@ TEST(Attention, EachHeadReadsItsKvHeadAndItsGate) {
     std::vector<float> expected;
     std::vector<float> qg = random.normals(shape.query_width(), 9.0f);
     for (int32_t h = 0; h < 6; ++h) {
-      const std::vector<float> value = decode(KvFormat::f32, cells.v_row(rows.batch(), 0, 0, h / 3), 32);
+      const std::vector<float> value =
+          decode(KvFormat::f32, cells.v_row(rows.batch(), 0, 0, h / 3), 32);
       const float gate = static_cast<float>(h) - 2.0f;
       std::fill_n(qg.begin() + (2 * h + 1) * 32, 32, gate);
       for (float v : value) expected.push_back(v / (1 + std::exp(-gate)));
     }
-    expect_close(cells.attend(shape, rows.batch(), random.normals(shape.width()), qg), expected, 1e-7,
-                 device.tolerance(1e-6), device.name);
+    expect_close(cells.attend(shape, rows.batch(), random.normals(shape.width()), qg), expected,
+                 1e-7, device.tolerance(1e-6), device.name);
   }
 }
 
@@ -254,15 +259,14 @@ TEST(Attention, ZeroGateHalvesTheOutput) {
     const TestBatch rows({{40, 3}, {10, 1}}, random);
     Cells cells(device, gated, rows, 1 << 30, random);
     const std::vector<float> q = random.normals(rows.tokens() * gated.width());
-    const std::vector<float> halves =
-        cells.attend(gated, rows.batch(), q, std::vector<float>(rows.tokens() * gated.query_width(), 0.0f));
+    const std::vector<float> halves = cells.attend(
+        gated, rows.batch(), q, std::vector<float>(rows.tokens() * gated.query_width(), 0.0f));
     std::vector<float> wholes = cells.attend(plain, rows.batch(), q, q);
     for (float& v : wholes) v *= 0.5f;
     expect_close(halves, wholes, device.gpu ? 1e-7 : 0, device.tolerance(1e-6), device.name);
   }
 }
 
-// Gates of zero: softplus multiplies by ln 2.
 TEST(Attention, ZeroSoftplusGateMultipliesByLn2) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const AttentionGate gate : {kSoftplusHead, kSoftplusElement}) {
@@ -283,7 +287,6 @@ TEST(Attention, ZeroSoftplusGateMultipliesByLn2) {
   }
 }
 
-// Gates far from zero: softplus is the gate itself, or next to nothing; never infinite.
 TEST(Attention, LargeSoftplusGatesStayFinite) {
   for (const DeviceCase& device : sequence_devices()) {
     Shape shape = kCellShapes[0];
@@ -297,13 +300,14 @@ TEST(Attention, LargeSoftplusGatesStayFinite) {
     std::vector<float> expected = cells.attend(plain, rows.batch(), q, {});
     const std::vector<float> gates = {100.0f, 30.0f, -30.0f, -200.0f};
     for (size_t i = 0; i < expected.size(); ++i)
-      expected[i] *= std::max(gates[i / 256], 0.0f) + std::log1p(std::exp(-std::abs(gates[i / 256])));
+      expected[i] *=
+          std::max(gates[i / 256], 0.0f) + std::log1p(std::exp(-std::abs(gates[i / 256])));
     expect_close(cells.attend(shape, rows.batch(), q, gates), expected, device.gpu ? 1e-5 : 1e-12,
                  device.tolerance(1e-6), device.name);
   }
 }
 
-// A window of w keeps the row itself and w - 1 cells before it: the others may hold anything.
+// A window of w has the row itself and w - 1 cells before it.
 TEST(Attention, WindowHidesOlderCells) {
   for (const DeviceCase& device : sequence_devices()) {
     Shape shape = kCellShapes[0];
@@ -323,14 +327,19 @@ TEST(Attention, WindowHidesOlderCells) {
     }
     expect_same(cells.attend(shape, rows.batch(), q, qg), full, device.name);
     encode(shape.v, cells.v_row(rows.batch(), 0, 99 - 32, 0), nobody);
-    EXPECT_NE(cells.attend(shape, rows.batch(), q, qg), full) << device.name << " hides one cell too many";
+    EXPECT_NE(cells.attend(shape, rows.batch(), q, qg), full)
+        << device.name << " hides one cell too many";
   }
 }
 
-// The first cells are seen by their own rows alone: others see the same whatever is there.
 TEST(Attention, FirstCellHidesThoseBelow) {
-  const std::vector<std::vector<SequencePlan>> cases = {
-      {{0, 1}}, {{1, 1}}, {{300, 1}}, {{0, 80}}, {{70, 40}}, {{0, 1, {-1, 0, -1}}}, {{40, 1, {-1, 0, 0}}}};
+  const std::vector<std::vector<SequencePlan>> cases = {{{0, 1}},
+                                                        {{1, 1}},
+                                                        {{300, 1}},
+                                                        {{0, 80}},
+                                                        {{70, 40}},
+                                                        {{0, 1, {-1, 0, -1}}},
+                                                        {{40, 1, {-1, 0, 0}}}};
   for (const DeviceCase& device : sequence_devices()) {
     for (const int32_t first_cell : {1, 3}) {
       Shape shape = kCellShapes[0];
@@ -343,13 +352,14 @@ TEST(Attention, FirstCellHidesThoseBelow) {
         Cells cells(device, shape, rows, 1 << 30, random);
         const std::vector<float> q = random.normals(rows.tokens() * shape.width());
         std::vector<float> seen = cells.attend(shape, batch, q, {});
-        std::vector<float> own;  // what rows of the first cells give: their values
+        std::vector<float> own;  // result of the rows of the first cells: their values
         for (int32_t t = 0; t < rows.tokens() && batch.position[t] < first_cell; ++t)
           for (int32_t h = 0; h < shape.heads; ++h)
-            for (const float v : decode(shape.v, cells.v_row(batch, 0, batch.cell[t], 0), shape.head_dim))
+            for (const float v :
+                 decode(shape.v, cells.v_row(batch, 0, batch.cell[t], 0), shape.head_dim))
               own.push_back(v);
-        expect_close({seen.begin(), seen.begin() + std::ssize(own)}, own, 1e-7, device.tolerance(1e-6),
-                     device.name);
+        expect_close({seen.begin(), seen.begin() + std::ssize(own)}, own, 1e-7,
+                     device.tolerance(1e-6), device.name);
         const std::vector<float> nobody(static_cast<size_t>(shape.head_dim), kNobody);
         for (int32_t cell = 0; cell < std::min(first_cell, batch.context[0]); ++cell) {
           encode(shape.k, cells.k_row(batch, 0, cell, 0), nobody);

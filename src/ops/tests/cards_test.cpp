@@ -1,6 +1,5 @@
-// cards_test.cpp -- what kernels ask of the cards that people own. On a GPU the driver refuses a launch that
-// asks for more than BRAID_GPU allows; here the choices are tested without one.
-#include "ops/cuda/primitives/card.h"
+// cards_test.cpp -- kernel choices for consumer cards, tested without a GPU.
+#include "ops/cuda/card.h"
 
 #include <gtest/gtest.h>
 
@@ -28,7 +27,8 @@ TEST(Cards, CodeForOlderCardsUsesNothingOfANewerGpu) {
   const Card h100 = *cuda::card_of(90);
   const Card ptx80 = cuda::as_used_by(h100, 80, false);
   EXPECT_EQ(ptx80.capability, 80);
-  EXPECT_FALSE(ptx80.has_wgmma || ptx80.has_clusters || ptx80.has_bulk_copies || ptx80.has_dependent_launch);
+  EXPECT_FALSE(ptx80.has_wgmma || ptx80.has_clusters || ptx80.has_bulk_copies ||
+               ptx80.has_dependent_launch);
   EXPECT_EQ(ptx80.shared_bytes_per_block, h100.shared_bytes_per_block);
   // PTX for 9.0 has all but wgmma, on this card and on the next.
   Card b200 = h100;
@@ -40,13 +40,14 @@ TEST(Cards, CodeForOlderCardsUsesNothingOfANewerGpu) {
     EXPECT_TRUE(ptx90.has_clusters && ptx90.has_bulk_copies && ptx90.has_dependent_launch);
   }
   EXPECT_TRUE(cuda::as_used_by(h100, 90, true).has_wgmma);
-  // Code for 8.0 runs as it is on 8.6.
+  // Code for 8.0 runs unchanged on 8.6.
   EXPECT_EQ(cuda::as_used_by(*cuda::card_of(86), 80, false).capability, 80);
 }
 
 TEST(Cards, OneStandsInForThoseWhoseFormsItHas) {
   const Card h100 = *cuda::card_of(90);
-  for (const Card& card : cuda::kCards) EXPECT_TRUE(cuda::can_stand_in(h100, card)) << card.capability;
+  for (const Card& card : cuda::kCards)
+    EXPECT_TRUE(cuda::can_stand_in(h100, card)) << card.capability;
   EXPECT_TRUE(cuda::can_stand_in(*cuda::card_of(80), *cuda::card_of(89)));
   EXPECT_FALSE(cuda::can_stand_in(*cuda::card_of(86), h100));
   EXPECT_FALSE(cuda::can_stand_in(*cuda::card_of(120), h100));
@@ -62,7 +63,8 @@ TEST(Cards, LimitsAreTheSmallerOnes) {
   EXPECT_EQ(both.shared_bytes_per_block, rtx5090.shared_bytes_per_block);
   EXPECT_EQ(both.l2_bytes, h100.l2_bytes);
   EXPECT_FALSE(both.has_wgmma);
-  for (const Card& card : cuda::kCards) EXPECT_GE(card.shared_bytes_per_block, cuda::kLeastSharedBytes);
+  for (const Card& card : cuda::kCards)
+    EXPECT_GE(card.shared_bytes_per_block, cuda::kLeastSharedBytes);
 }
 
 #if defined(BRAID_HAS_CUDA)
@@ -84,7 +86,6 @@ constexpr int32_t kContext = 32768;
 constexpr GgmlType kTypes[] = {GgmlType::Q4_K,   GgmlType::Q6_K,  GgmlType::Q8_0, GgmlType::Q5_K,
                                GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::F16};
 
-// One card and one model on it.
 class OnCard : public ::testing::TestWithParam<std::tuple<Card, Shape>> {
  protected:
   const Card card = std::get<0>(GetParam());
@@ -126,7 +127,6 @@ class OnCard : public ::testing::TestWithParam<std::tuple<Card, Shape>> {
     buffers.push_back(std::move(buffer).value());
     return {buffers.back().data(), type, rows, cols, cols};
   }
-  // What attention of so many rows takes.
   struct AttentionRows {
     Tensor qg, q, o, k, v, rope;
     AttentionWeights weights;
@@ -139,7 +139,7 @@ class OnCard : public ::testing::TestWithParam<std::tuple<Card, Shape>> {
             tensor(rows, kv_width),  tensor(rows, kv_width), tensor(rows, 64, DType::f32),
             {norm, norm, 1e-6f}};
   }
-  // That all launches since the last call fit the card. Returns the most shared memory that one asked for.
+  // Checks the launches since the last call. Returns the most shared memory of a launch.
   size_t check(const std::string& what) {
     EXPECT_FALSE(launches.empty()) << what;
     size_t most = 0;
@@ -166,7 +166,8 @@ TEST_P(OnCard, ProductsFit) {
       const std::array<LinearPart, 1> plain = {{{w, nullptr, tensor(rows, shape.hidden)}}};
       device->ops().linear(plain, x);
       check(what);
-      const std::array<LinearPart, 1> gated = {{{w, up, tensor(rows, shape.hidden), Tail::silu_mul}}};
+      const std::array<LinearPart, 1> gated = {
+          {{w, up, tensor(rows, shape.hidden), Tail::silu_mul}}};
       device->ops().norm_linear(gated, x, tensor(rows, shape.width, DType::f32),
                                 tensor(1, shape.width, DType::f32).f32(), 1e-6f);
       check(what + ", gated");
@@ -174,7 +175,7 @@ TEST_P(OnCard, ProductsFit) {
   }
 }
 
-// Decoding, a tree, a prompt: all in kernels with cells in shared memory.
+// Decoding, a tree, a prompt.
 TEST_P(OnCard, AttentionHasItsFastForms) {
   struct Step {
     const char* name;
@@ -185,8 +186,8 @@ TEST_P(OnCard, AttentionHasItsFastForms) {
     kv.shape = {shape.kv_heads, shape.head_dim, format, format};
     kv.blocks = 64;
     kv.k = kv.v = static_cast<std::byte*>(tensor(1, 1024).data);
-    for (const Step& step :
-         {Step{"one row", 1, 1}, Step{"four", 4, 1}, Step{"a tree", 1, 22}, Step{"a prompt", 1, kMostRows}}) {
+    for (const Step& step : {Step{"one row", 1, 1}, Step{"four", 4, 1}, Step{"a tree", 1, 22},
+                             Step{"a prompt", 1, kMostRows}}) {
       Batch batch;
       batch.sequences = step.sequences;
       batch.tokens = step.sequences * step.rows;
@@ -196,13 +197,13 @@ TEST_P(OnCard, AttentionHasItsFastForms) {
       const AttentionParams params{shape.heads, 0.0625f, 0, kJointSigmoid};
       device->ops().attention(r.o, r.q, r.qg, params, kv, batch);
       EXPECT_GT(check(step.name), size_t{48} * 1024) << step.name;
-      device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv, batch);
+      device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv,
+                                 batch);
       EXPECT_GT(check(step.name), size_t{48} * 1024) << step.name;
     }
   }
 }
 
-// A layer that seals its blocks in a format.
 KvLayer sealing_layer(const Shape& shape, const KvCodec& codec, std::byte* pool) {
   KvLayer kv;
   kv.shape = {shape.kv_heads, shape.head_dim, KvFormat::f16, KvFormat::f16};
@@ -214,9 +215,8 @@ KvLayer sealing_layer(const Shape& shape, const KvCodec& codec, std::byte* pool)
   return kv;
 }
 
-// Over sealed blocks few rows read units in place (sealed cells, exact ones, seal); more get bands and an image, then
-// the kernels of f16, with as many sequences as there can be bands. The formats: the widest unit, tables of
-// channels, tables of levels.
+// Few rows read units in place (sealed cells, exact ones, seal). More rows get bands and an image,
+// then the kernels of f16. The formats: the widest unit, tables of channels, tables of levels.
 TEST_P(OnCard, SealedBlocksHaveFastForms) {
   struct Step {
     const char* name;
@@ -237,9 +237,9 @@ TEST_P(OnCard, SealedBlocksHaveFastForms) {
     device = cuda::make_rehearsal(card, launches);
     ASSERT_TRUE(device->reserve_workspaces(needs).ok());
     const KvLayer kv = sealing_layer(shape, **codec, static_cast<std::byte*>(tensor(1, 1024).data));
-    for (const Step& step :
-         {Step{"one row", 1, 1, 0, true}, Step{"four", 4, 1, 0, true}, Step{"drafts", 4, 1, 7, true},
-          Step{"a tree", 1, 1, 21, false}, Step{"a prompt", 1, kMostRows, 0, false}}) {
+    for (const Step& step : {Step{"one row", 1, 1, 0, true}, Step{"four", 4, 1, 0, true},
+                             Step{"drafts", 4, 1, 7, true}, Step{"a tree", 1, 1, 21, false},
+                             Step{"a prompt", 1, kMostRows, 0, false}}) {
       const std::string what = std::string(format) + ", " + step.name;
       Batch batch;
       batch.sequences = step.sequences;
@@ -251,9 +251,11 @@ TEST_P(OnCard, SealedBlocksHaveFastForms) {
       batch.certain = static_cast<const int32_t*>(tensor(1, 64).data);
       const AttentionRows r = attention_rows(batch.tokens);
       const AttentionParams params{shape.heads, 0.0625f, 0, kJointSigmoid};
-      device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv, batch);
-      // Where heads are wide, the smallest cards have no room for several rows that are stored on the way.
-      const bool room = card.shared_bytes_per_block > cuda::kLeastSharedBytes || shape.head_dim <= 128;
+      device->ops().store_attend(r.o, r.q, r.qg, r.k, r.v, r.qg, r.rope, r.weights, params, kv,
+                                 batch);
+      // With wide heads, the smallest cards lack room for several rows that are stored on the way.
+      const bool room =
+          card.shared_bytes_per_block > cuda::kLeastSharedBytes || shape.head_dim <= 128;
       const bool fresh = room || batch.most_rows == 1;
       if (step.in_place) {
         EXPECT_EQ(launches.size(), fresh ? 3u : 4u) << what;
@@ -312,10 +314,12 @@ std::string name_of(const ::testing::TestParamInfo<std::tuple<Card, Shape>>& inf
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(All, OnCard,
-                         ::testing::Combine(::testing::ValuesIn(cuda::kCards), ::testing::ValuesIn(kShapes)),
+                         ::testing::Combine(::testing::ValuesIn(cuda::kCards),
+                                            ::testing::ValuesIn(kShapes)),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(All, ExpertsOnCard,
-                         ::testing::Combine(::testing::ValuesIn(cuda::kCards), ::testing::Values(kShapes[1])),
+                         ::testing::Combine(::testing::ValuesIn(cuda::kCards),
+                                            ::testing::Values(kShapes[1])),
                          name_of);
 
 #endif

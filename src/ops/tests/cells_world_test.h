@@ -5,14 +5,14 @@
 #include <cmath>
 #include <cstring>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/tests/op_test.h"
 
 namespace braid::test {
 
-// What attention may be off by. Kernels for 16-bit activations also round the weights of the softmax, and
-// queries to the type of the cache; `sharp`: the size of the scores.
-inline double outputs(const DeviceCase& device, KvFormat k_format = KvFormat::f16, float sharp = 1.0f) {
+// 16-bit kernels also round softmax weights and queries. `sharp`: size of the scores.
+inline double outputs(const DeviceCase& device, KvFormat k_format = KvFormat::f16,
+                      float sharp = 1.0f) {
   if (device.activation_type == DType::f32) return sharp > 1 ? 5e-5 : 1e-5;
   return (k_format == KvFormat::bf16 ? 8 : 1) * (sharp > 1 ? 4 : 1) * device.tolerance(1e-5, 5);
 }
@@ -73,13 +73,13 @@ struct Shape {
   }
 };
 
-// A device with a KV layer whose cells 0 .. written-1 of each sequence hold random values, all others
-// kNobody.
+// Cells 0 .. written-1 of each sequence hold random values, all others kNobody.
 struct Cells {
   World world;
   KvLayer kv;
 
-  Cells(const DeviceCase& device, const Shape& shape, const TestBatch& rows, int32_t written, Random& random)
+  Cells(const DeviceCase& device, const Shape& shape, const TestBatch& rows, int32_t written,
+        Random& random)
       : world(device) {
     Device::WorkspaceNeeds needs;
     needs.max_sequences = 16;
@@ -125,14 +125,14 @@ struct Cells {
     const Tensor o = world.tensor(batch.tokens, shape.width(), std::vector<float>(q.size(), NAN));
     Tensor g;
     if (shape.gate_width() > 0) g = world.tensor(batch.tokens, shape.gate_width(), gates);
-    world.ops().attention(o, world.tensor(batch.tokens, shape.width(), q), g, shape.params(), kv, batch);
+    world.ops().attention(o, world.tensor(batch.tokens, shape.width(), q), g, shape.params(), kv,
+                          batch);
     world.device().synchronize();
     return values_of(o);
   }
 };
 
-// o of one case. `sharp` multiplies the queries, for softmax with few winners. Blocks behind the window are
-// taken away.
+// `sharp` multiplies the queries. Blocks below the window are removed.
 inline std::vector<float> attended(const DeviceCase& device, const Shape& shape,
                                    const std::vector<SequencePlan>& plans, uint64_t seed,
                                    float sharp = 1.0f) {
@@ -141,17 +141,27 @@ inline std::vector<float> attended(const DeviceCase& device, const Shape& shape,
   Cells cells(device, shape, rows, 1 << 30, random);
   if (shape.window > 0) rows.forget_behind(shape.window);
   const std::vector<float> q = random.normals(rows.tokens() * shape.width(), sharp);
-  return cells.attend(shape, rows.batch(), q, random.normals(rows.tokens() * shape.gate_width(), 3.0f));
+  return cells.attend(shape, rows.batch(), q,
+                      random.normals(rows.tokens() * shape.gate_width(), 3.0f));
 }
 
-inline constexpr AttentionGate kSoftplusHead{AttentionGate::Act::softplus, AttentionGate::Layout::head};
-inline constexpr AttentionGate kSoftplusElement{AttentionGate::Act::softplus, AttentionGate::Layout::element};
-inline constexpr AttentionGate kSigmoidHead{AttentionGate::Act::sigmoid, AttentionGate::Layout::head};
-inline constexpr AttentionGate kSigmoidElement{AttentionGate::Act::sigmoid, AttentionGate::Layout::element};
+inline constexpr AttentionGate kSoftplusHead{AttentionGate::Act::softplus,
+                                             AttentionGate::Layout::head};
+inline constexpr AttentionGate kSoftplusElement{AttentionGate::Act::softplus,
+                                                AttentionGate::Layout::element};
+inline constexpr AttentionGate kSigmoidHead{AttentionGate::Act::sigmoid,
+                                            AttentionGate::Layout::head};
+inline constexpr AttentionGate kSigmoidElement{AttentionGate::Act::sigmoid,
+                                               AttentionGate::Layout::element};
 
 inline const Shape kCellShapes[] = {
     {.heads = 4, .kv_heads = 1, .head_dim = 256, .rope_dims = 64},
-    {.heads = 8, .kv_heads = 2, .head_dim = 128, .rope_dims = 128, .k = KvFormat::bf16, .v = KvFormat::bf16},
+    {.heads = 8,
+     .kv_heads = 2,
+     .head_dim = 128,
+     .rope_dims = 128,
+     .k = KvFormat::bf16,
+     .v = KvFormat::bf16},
     {.heads = 3,
      .kv_heads = 3,
      .head_dim = 64,
@@ -173,11 +183,26 @@ inline const Shape kCellShapes[] = {
      .k = KvFormat::f16,
      .v = KvFormat::f32,
      .window = 40},
-    {.heads = 2, .kv_heads = 2, .head_dim = 64, .rope_dims = 64, .k = KvFormat::f32, .v = KvFormat::bf16},
+    {.heads = 2,
+     .kv_heads = 2,
+     .head_dim = 64,
+     .rope_dims = 64,
+     .k = KvFormat::f32,
+     .v = KvFormat::bf16},
     {.heads = 6, .kv_heads = 1, .head_dim = 32, .gate = kSoftplusHead},
     {.heads = 4, .kv_heads = 2, .head_dim = 32, .gate = kSoftplusElement},
-    {.heads = 4, .kv_heads = 2, .head_dim = 128, .rope_dims = 128, .window = 64, .gate = kSigmoidElement},
-    {.heads = 9, .kv_heads = 1, .head_dim = 64, .k = KvFormat::f32, .v = KvFormat::f32, .gate = kSigmoidHead},
+    {.heads = 4,
+     .kv_heads = 2,
+     .head_dim = 128,
+     .rope_dims = 128,
+     .window = 64,
+     .gate = kSigmoidElement},
+    {.heads = 9,
+     .kv_heads = 1,
+     .head_dim = 64,
+     .k = KvFormat::f32,
+     .v = KvFormat::f32,
+     .gate = kSigmoidHead},
     {.heads = 4, .kv_heads = 1, .head_dim = 256, .first_cell = 1},
     {.heads = 8, .kv_heads = 2, .head_dim = 128, .window = 20, .gate = {}, .first_cell = 1},
     {.heads = 4, .kv_heads = 2, .head_dim = 128, .first_cell = 45},

@@ -1,5 +1,4 @@
-// delta_ring_test.cpp -- what a slot remembers of the rows since its state: entries are folded where the
-// contract says, drafts that were accepted are as good as tokens, and bytes depend on neither.
+// delta_ring_test.cpp -- entries of slots: where they are folded; accepted drafts equal tokens.
 #include <iterator>
 #include <tuple>
 
@@ -12,16 +11,14 @@ using namespace test;
 
 constexpr int32_t kDrafts = 8;
 
-// ---- accepted drafts ----
-
 std::vector<int32_t> ancestors_of(int32_t node, const std::vector<int32_t>& parents) {
   std::vector<int32_t> path;
   for (int32_t at = node; at >= 0; at = parents[at]) path.insert(path.begin(), at);
   return path;
 }
 
-// Nodes of a path to the cells after `context`, as an engine moves them.
-void accept(Delta& delta, const std::vector<int32_t>& path, int32_t context, const TestBatch& rows) {
+void accept(Delta& delta, const std::vector<int32_t>& path, int32_t context,
+            const TestBatch& rows) {
   std::vector<CellMove> moves;
   for (int32_t i = 0; i < std::ssize(path); ++i)
     if (path[static_cast<size_t>(i)] != i)
@@ -30,7 +27,6 @@ void accept(Delta& delta, const std::vector<int32_t>& path, int32_t context, con
   delta.world.device().synchronize();
 }
 
-// By the number of a shape.
 class DeltaRingOfShape : public ::testing::TestWithParam<size_t> {
  protected:
   const DeltaShape& shape() const { return kShapes[GetParam()]; }
@@ -62,10 +58,10 @@ TEST_P(DeltaRingOfShape, AcceptedPathsEqualCertainRows) {
         const TestBatch along({{}, {context - 1, 1 + length}}, rows);
         delta.run(along, delta.picked(inputs, batch_rows));
         const std::string what = device.name + " path of " + std::to_string(length);
-        expect_close(delta.states(accepted, context + length), delta.states(sequential, context + length),
-                     kTolerance, kTolerance, what);
-        expect_same(delta.history(accepted, context + length), delta.history(sequential, context + length),
-                    what);
+        expect_close(delta.states(accepted, context + length),
+                     delta.states(sequential, context + length), kTolerance, kTolerance, what);
+        expect_same(delta.history(accepted, context + length),
+                    delta.history(sequential, context + length), what);
 
         const Rows next = delta.picked(inputs, {guess.tokens()});
         const std::vector<float> a = delta.run(TestBatch({{context + length, 1}, {}}, rows), next);
@@ -102,8 +98,6 @@ TEST(DeltaRing, SmallDecaysStayInside) {
   }
 }
 
-// ---- where it folds ----
-
 TEST(DeltaRing, FoldsWhereTheContractSays) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const int32_t drafts : {0, 3, kDrafts}) {
@@ -116,8 +110,10 @@ TEST(DeltaRing, FoldsWhereTheContractSays) {
         delta.run(TestBatch({{0, prompt}}, like), delta.random_rows(prompt, random));
         for (int32_t at = prompt; at < prompt + 40; ++at) {
           const auto guesses = static_cast<int32_t>(random.between(0, drafts));
-          delta.run(TestBatch({{at, 1, chain(guesses)}}, like), delta.random_rows(1 + guesses, random));
-          const int32_t expected = ring.every == 0 ? at + 1 : std::max(prompt, ring.fold_position(at));
+          delta.run(TestBatch({{at, 1, chain(guesses)}}, like),
+                    delta.random_rows(1 + guesses, random));
+          const int32_t expected =
+              ring.every == 0 ? at + 1 : std::max(prompt, ring.fold_position(at));
           for (int32_t h = 0; h < kSmall.value_heads; ++h)
             ASSERT_EQ(delta.layer.folded(slot)[h], expected)
                 << device.name << " row " << at << ", prompt " << prompt << ", drafts " << drafts;
@@ -129,21 +125,21 @@ TEST(DeltaRing, FoldsWhereTheContractSays) {
   }
 }
 
-// What a sequence holds that its next rows read: state, entries, convolution inputs.
 std::vector<float> held(const Delta& delta, int32_t slot, int32_t position) {
   const DeltaLayer& layer = delta.layer;
   std::vector<float> all(layer.state(slot, 0), layer.state(slot, 0) + delta.shape.state_elements());
   for (int32_t p = layer.folded(slot)[0]; p < position; ++p) {
     all.insert(all.end(), layer.key(slot, p, 0), layer.key(slot, p, 0) + delta.shape.key_width());
-    all.insert(all.end(), layer.delta(slot, p, 0), layer.delta(slot, p, 0) + delta.shape.value_width());
+    all.insert(all.end(), layer.delta(slot, p, 0),
+               layer.delta(slot, p, 0) + delta.shape.value_width());
     all.insert(all.end(), layer.gate(slot, p), layer.gate(slot, p) + delta.shape.value_heads);
   }
   for (const float v : delta.history(slot, position)) all.push_back(v);
   return all;
 }
 
-// A sequence's tokens one by one, and the same tokens behind drafts: chains and trees with wrong branches,
-// some accepted, all lengths. The bytes are the same; of the reference, the numbers.
+// Tokens one by one, and the same tokens after drafts: chains and trees with wrong branches, some
+// accepted. The bytes are equal; on the reference, the numbers.
 void expect_drafts_equal_tokens(const DeviceCase& device, const DeltaShape& shape, int32_t prompt,
                                 uint64_t seed) {
   constexpr int32_t kTokens = 120;
@@ -166,12 +162,13 @@ void expect_drafts_equal_tokens(const DeviceCase& device, const DeltaShape& shap
   const auto expect_row = [&](const std::vector<float>& o, int64_t row, int32_t position) {
     const std::vector<float> actual = row_of(o, row, width);
     const std::vector<float>& expected = outputs_of[static_cast<size_t>(position)];
-    if (!device.reference) return expect_same(actual, expected, what + " row " + std::to_string(position));
+    if (!device.reference)
+      return expect_same(actual, expected, what + " row " + std::to_string(position));
     expect_close(actual, expected, kTolerance, kTolerance, what);
   };
   int32_t at = prompt;
   while (at < kTokens - 1) {
-    // A chain of right tokens among wrong branches: right[i] is the node of position at + 1 + i.
+    // right[i] is the node of position at + 1 + i.
     const auto nodes = static_cast<int32_t>(random.between(0, kDrafts));
     std::vector<int32_t> parents, right, rows = {at};
     for (int32_t n = 0; n < nodes; ++n) {
@@ -185,35 +182,38 @@ void expect_drafts_equal_tokens(const DeviceCase& device, const DeltaShape& shap
     const TestBatch step({{at, 1, parents}, {}}, like);
     const std::vector<float> o = delta.run(step, delta.picked(inputs, rows));
     expect_row(o, 0, at);
-    for (size_t i = 0; i < right.size(); ++i) expect_row(o, 1 + right[i], at + 1 + static_cast<int32_t>(i));
+    for (size_t i = 0; i < right.size(); ++i)
+      expect_row(o, 1 + right[i], at + 1 + static_cast<int32_t>(i));
     right.resize(static_cast<size_t>(random.between(0, std::ssize(right))));
     accept(delta, right, at + 1, step);
     at += 1 + static_cast<int32_t>(right.size());
   }
-  // One more row of its own, so that both have folded as far.
+  // One more row, so that both have folded as far.
   if (at == kTokens - 1)
     expect_row(delta.run(TestBatch({{at, 1}, {}}, like), delta.picked(inputs, {at})), 0, at);
   if (device.gpu) {
     EXPECT_EQ(delta.layer.folded(drafted)[0], delta.layer.folded(plain)[0]) << what;
     expect_same(held(delta, drafted, kTokens), held(delta, plain, kTokens), what + " held");
   }
-  const std::vector<float> states = delta.states(drafted, kTokens), wanted = delta.states(plain, kTokens);
+  const std::vector<float> states = delta.states(drafted, kTokens),
+                           wanted = delta.states(plain, kTokens);
   if (!device.reference) return expect_same(states, wanted, what + " states");
   expect_close(states, wanted, kTolerance, kTolerance, what);
 }
 
 TEST_P(DeltaRingOfShape, DraftsGiveWhatTokensGive) {
   for (const DeviceCase& device : sequence_devices())
-    for (const int32_t prompt : {2, 8, 13, 31}) expect_drafts_equal_tokens(device, shape(), prompt, 93);
+    for (const int32_t prompt : {2, 8, 13, 31})
+      expect_drafts_equal_tokens(device, shape(), prompt, 93);
 }
 TEST(DeltaRing, DraftsOfAnyKindGiveWhatTokensGive) {
   for (const DeviceCase& device : sequence_devices()) {
-    for (uint64_t seed = 94; seed < 100; ++seed) expect_drafts_equal_tokens(device, kSmall, 5, seed);
+    for (uint64_t seed = 94; seed < 100; ++seed)
+      expect_drafts_equal_tokens(device, kSmall, 5, seed);
   }
 }
 
-// One row of each of many sequences: other kernels on a GPU, by how many heads all sequences have. Over a
-// whole cycle of folding.
+// Over a whole cycle of folds; a GPU picks kernels by the number of heads of all sequences.
 TEST(DeltaRing, StepsOfManyGiveTheBytesOfOne) {
   for (const DeviceCase& device : sequence_devices()) {
     for (const DeltaShape& shape : {kShapes[1], kShapes[2], kShapes[3], kShapes[6]}) {
@@ -230,7 +230,8 @@ TEST(DeltaRing, StepsOfManyGiveTheBytesOfOne) {
         std::vector<Rows> inputs;
         std::vector<std::vector<float>> first_row;
         for (int32_t step = 0; step < 10; ++step) {
-          for (int32_t s = 0; s < sequences; ++s) plans[static_cast<size_t>(s)].past = 40 + s % 9 + step;
+          for (int32_t s = 0; s < sequences; ++s)
+            plans[static_cast<size_t>(s)].past = 40 + s % 9 + step;
           inputs.push_back(delta.random_rows(sequences, random));
           first_row.push_back(
               row_of(delta.run(TestBatch(plans, like), inputs.back()), 0, shape.value_width()));
@@ -248,8 +249,7 @@ TEST(DeltaRing, StepsOfManyGiveTheBytesOfOne) {
   }
 }
 
-// Drafts of many sequences, of which some have none, two certain rows or no row: other kernels on a GPU than
-// for one sequence. Over a whole cycle of folding, which begins in front of, among and behind the drafts.
+// Some sequences have no drafts, two certain rows or no row. All phases of the fold cycle occur.
 class DeltaRingOfMany : public ::testing::TestWithParam<std::tuple<size_t, int32_t>> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, DeltaRingOfMany,
                          ::testing::Combine(::testing::Values<size_t>(1, 2, 5),
@@ -272,13 +272,13 @@ TEST_P(DeltaRingOfMany, DraftsGiveTheBytesOfOne) {
         const int32_t certain = kind == 3 ? 0 : kind == 5 ? 2 : 1;
         const auto drafts = static_cast<int32_t>(random.between(0, kMost));
         SequencePlan& plan = plans[static_cast<size_t>(step)].emplace_back();
-        if (certain > 0) plan = {at, certain, s % 2 == 0 ? chain(drafts) : random_tree(drafts, random)};
+        if (certain > 0)
+          plan = {at, certain, s % 2 == 0 ? chain(drafts) : random_tree(drafts, random)};
         at += certain;
       }
     }
-    // Room for the longest of all steps.
-    const TestBatch like(std::vector<SequencePlan>(static_cast<size_t>(sequences), {70, 2, chain(kMost)}),
-                         random);
+    const TestBatch like(
+        std::vector<SequencePlan>(static_cast<size_t>(sequences), {70, 2, chain(kMost)}), random);
     Delta delta(device, shape, like.slots(), random, sequences, kMost);
     delta.stand(TestBatch(first, like), random);
     const std::string what = device.name + ", " + std::to_string(sequences) + " sequences";

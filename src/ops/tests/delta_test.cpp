@@ -1,8 +1,5 @@
-// delta_test.cpp -- the gated delta rule over certain rows and trees, on every device. What slots remember
-// of rows since their states: delta_ring_test.cpp.
-//
-// Inputs of unit scale; states of a few tenths with a random decay beside them. Outputs are normalised, so
-// absolute tolerances are relative to about 1.
+// delta_test.cpp -- the gated delta rule over certain rows and trees, on every device.
+// Outputs are normalized, so absolute tolerances are relative to about 1.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,24 +11,22 @@ namespace {
 
 using namespace test;
 
-// ---- agreement with the reference ----
-
 struct StepResult {
   std::vector<float> o;
-  std::vector<float> states;   // of all slots, conv rings of sequences behind them
+  std::vector<float> states;   // of all slots, then conv rings of sequences
   std::vector<float> entries;  // of uncertain rows, with their convolution inputs
 };
 
-// Slots remember some rows before the step already.
-StepResult step(const DeviceCase& device, const DeltaShape& shape, const std::vector<SequencePlan>& plans,
-                uint64_t seed) {
+StepResult step(const DeviceCase& device, const DeltaShape& shape,
+                const std::vector<SequencePlan>& plans, uint64_t seed) {
   Random random(seed);
   const TestBatch rows(plans, random);
   const Batch& batch = rows.batch();
   Delta delta(device, shape, rows.slots(), random);
   for (int32_t s = 0; s < batch.sequences; ++s) {
     const int32_t past = batch.context[s] - batch.certain[s];
-    delta.stand(batch.slot[s], past, static_cast<int32_t>(random.between(0, std::min(past, 7))), random);
+    delta.stand(batch.slot[s], past, static_cast<int32_t>(random.between(0, std::min(past, 7))),
+                random);
   }
   StepResult result;
   result.o = delta.run(rows, delta.random_rows(rows.tokens(), random));
@@ -44,8 +39,8 @@ StepResult step(const DeviceCase& device, const DeltaShape& shape, const std::ve
   for (int32_t s = 0; s < batch.sequences; ++s) {
     const int32_t slot = batch.slot[s];
     for (float v : delta.history(slot, batch.context[s])) result.states.push_back(v);
-    for (int32_t cell = batch.context[s]; cell < batch.context[s] + batch.rows[s] - batch.certain[s];
-         ++cell) {
+    for (int32_t cell = batch.context[s];
+         cell < batch.context[s] + batch.rows[s] - batch.certain[s]; ++cell) {
       const auto keep = [&](const float* data, int64_t width) {
         result.entries.insert(result.entries.end(), data, data + width);
       };
@@ -64,7 +59,8 @@ TEST(Delta, AgreesWithTheReferenceOnRandomBatches) {
     for (const DeltaShape& shape : kShapes) {
       for (int round = 0; round < 3; ++round) {
         Random random(++seed);
-        const auto plans = random_plans(random, static_cast<int32_t>(random.between(1, 6)), 60, 40, 24);
+        const auto plans =
+            random_plans(random, static_cast<int32_t>(random.between(1, 6)), 60, 40, 24);
         const StepResult actual = step(device, shape, plans, seed);
         const StepResult expected = step(reference_for(device), shape, plans, seed);
         const std::string what = device.name + " seed " + std::to_string(seed);
@@ -94,10 +90,8 @@ TEST(Delta, SixtyFourUncertainRows) {
   }
 }
 
-// Long runs of certain rows, which a device may take in chunks of its own: every length around a border,
-// positions that begin inside a chunk, several sequences of different lengths. A chunk form rounds more than
-// the recurrence: 1e-3 of the whole (relative RMS), and single values of outputs that the norm made large up
-// to 1e-2.
+// Runs of every length around the border of a device's chunks. A chunk form rounds more than the
+// recurrence: 1e-3 (relative RMS), up to 1e-2 for single values that the norm made large.
 void expect_long_run(const std::vector<float>& actual, const std::vector<float>& expected,
                      const DeviceCase& device, const std::string& what) {
   const double each = device.gpu ? 1e-2 : kTolerance;
@@ -112,11 +106,12 @@ void expect_long_run(const std::vector<float>& actual, const std::vector<float>&
 }
 
 TEST(Delta, LongRunsAgreeWithTheReference) {
-  std::vector<std::vector<SequencePlan>> cases = {{{0, 512}},
-                                                  {{64, 63}},
-                                                  {{1, 64}, {128, 128}},
-                                                  {{63, 65}, {0, 1}, {100, 49}, {0, 48}, {7, 200, chain(3)}},
-                                                  {{3000, 190}, {17, 1}, {0, 0}, {40, 300}}};
+  std::vector<std::vector<SequencePlan>> cases = {
+      {{0, 512}},
+      {{64, 63}},
+      {{1, 64}, {128, 128}},
+      {{63, 65}, {0, 1}, {100, 49}, {0, 48}, {7, 200, chain(3)}},
+      {{3000, 190}, {17, 1}, {0, 0}, {40, 300}}};
   for (const DeviceCase& device : sequence_devices()) {
     for (size_t i = 0; i < cases.size(); ++i) {
       for (const DeltaShape& shape : {kShapes[i % 2], kShapes[5]}) {
@@ -132,7 +127,6 @@ TEST(Delta, LongRunsAgreeWithTheReference) {
   }
 }
 
-// Every length: the run that follows sees what the run before it left.
 TEST(Delta, RunsOfEveryLengthFollowEachOther) {
   const DeltaShape& shape = kShapes[0];
   for (const DeviceCase& device : sequence_devices()) {
@@ -143,7 +137,8 @@ TEST(Delta, RunsOfEveryLengthFollowEachOther) {
       delta.stand(like.batch().slot[0], 0, 0, random);
       std::vector<float> all;
       int32_t at = 0;
-      for (int32_t rows : {47, 48, 49, 50, 63, 64, 65, 1, 79, 80, 81, 3, 127, 128, 129, 191, 192, 193, 2}) {
+      for (int32_t rows :
+           {47, 48, 49, 50, 63, 64, 65, 1, 79, 80, 81, 3, 127, 128, 129, 191, 192, 193, 2}) {
         for (float v : delta.run(TestBatch({{at, rows}}, like), delta.random_rows(rows, random)))
           all.push_back(v);
         at += rows;
@@ -155,7 +150,7 @@ TEST(Delta, RunsOfEveryLengthFollowEachOther) {
   }
 }
 
-// The same sequence alone and among others: blocks, clusters and grids differ, bytes do not.
+// Blocks, clusters and grids differ, bytes do not.
 TEST(Delta, ManySequencesGiveTheBytesOfOne) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(87);
@@ -181,8 +176,6 @@ TEST(Delta, ManySequencesGiveTheBytesOfOne) {
   }
 }
 
-// Several rows of many sequences in one step, and the same rows one step each, where certain rows are folded
-// at once.
 void expect_bytes_of_steps(const DeviceCase& device, const DeltaShape& shape, int32_t sequences) {
   constexpr int32_t kRows = 3;
   const std::string what = device.name + ", " + std::to_string(sequences) + " sequences";
@@ -216,8 +209,6 @@ TEST(Delta, RowsInOneStepGiveTheBytesOfSteps) {
   }
 }
 
-// ---- what may be written ----
-
 TEST(Delta, WritesOnlyItsSlots) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(11);
@@ -234,7 +225,6 @@ TEST(Delta, WritesOnlyItsSlots) {
     for (int32_t s = 0; s < batch.sequences; ++s) runs[batch.slot[s]] = batch.rows[s] > 0;
     for (int32_t s = 0; s < rows.slots(); ++s)
       EXPECT_EQ(delta.bytes(s) != before[s], runs[s]) << device.name << " slot " << s;
-    // Uncertain rows leave the state alone.
     const int32_t tree = batch.slot[1];
     EXPECT_TRUE(std::equal(before[tree].begin(), before[tree].begin() + shape.state_elements(),
                            delta.layer.slot(tree)))
@@ -259,9 +249,7 @@ TEST(Delta, FreshSequenceIgnoresWhatTheSlotHeld) {
   }
 }
 
-// ---- cuts ----
-
-// Bytes, not values. Where a lone row leaves an entry instead of folding, a cut leaves two rows at least.
+// Where a lone row leaves an entry instead of folding, a cut leaves at least two rows.
 TEST(Delta, FourThousandTokensCutAnywhereGiveTheSameBytes) {
   constexpr int32_t kTokens = 4096;
   for (const DeviceCase& device : sequence_devices()) {
@@ -304,7 +292,8 @@ TEST(Delta, LongRunsStayWithTheReference) {
     Delta delta(device, kSmall, like.slots(), random);
     std::vector<float> o;
     for (int32_t at = 0; at < 3000; at += 500) {
-      for (float v : delta.run(TestBatch({{at, 500}}, like), delta.random_rows(500, random))) o.push_back(v);
+      for (float v : delta.run(TestBatch({{at, 500}}, like), delta.random_rows(500, random)))
+        o.push_back(v);
     }
     for (float v : delta.states(like.batch().slot[0], 3000)) o.push_back(v);
     return o;
@@ -318,7 +307,8 @@ TEST(Delta, LongRunsStayWithTheReference) {
 TEST(Delta, CompanyChangesNothing) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(23);
-    const std::vector<SequencePlan> plans = {{5, 20}, {9, 1}, {3, 2, {-1, 0, 0, 2}}, {7, 0, {-1, -1, 1}}};
+    const std::vector<SequencePlan> plans = {
+        {5, 20}, {9, 1}, {3, 2, {-1, 0, 0, 2}}, {7, 0, {-1, -1, 1}}};
     const TestBatch whole(plans, random);
     Delta together(device, kShapes[1], whole.slots(), random);
     together.stand(whole, random);
@@ -341,9 +331,7 @@ TEST(Delta, CompanyChangesNothing) {
   }
 }
 
-// ---- chosen gates and keys ----
-
-// Inputs that make the rule readable: no convolution mixing, gates from closed forms.
+// No convolution mixing, gates from closed forms.
 struct Chosen {
   Delta delta;
   TestBatch like;
@@ -370,7 +358,9 @@ struct Chosen {
     for (float& value : rows.beta) value = beta == 1 ? 200.0f : -200.0f;
     return rows;
   }
-  void run(int32_t position, const Rows& rows) { delta.run(TestBatch({{position, 1}}, like), rows); }
+  void run(int32_t position, const Rows& rows) {
+    delta.run(TestBatch({{position, 1}}, like), rows);
+  }
 };
 
 float silu(float x) { return x / (1 + std::exp(-x)); }
@@ -411,7 +401,8 @@ TEST(Delta, OrthonormalKeysReturnStoredValues) {
       for (int32_t k = 0; k < 32; ++k) {
         for (int32_t v = 0; v < 32; ++v) {
           const float expected = silu(stored[k].qkv[64 + h * 32 + v]);
-          ASSERT_NEAR(states[static_cast<size_t>((h * 32 + k) * 32 + v)], expected, 3e-6) << device.name;
+          ASSERT_NEAR(states[static_cast<size_t>((h * 32 + k) * 32 + v)], expected, 3e-6)
+              << device.name;
         }
       }
     }
@@ -432,14 +423,15 @@ TEST(Delta, BetaZeroOnlyDecays) {
   }
 }
 
-// With states wiped before each token and one key, S[key] is what the convolution made of the values.
+// With states cleared before each token and one key, S[key] is the convolution of the values.
 TEST(Delta, ConvolutionOfAnImpulseIsItsTaps) {
   for (const DeviceCase& device : exact_devices()) {
     Random random(41);
     Chosen chosen(device, random);
     std::vector<float> conv(static_cast<size_t>(kSmall.channels() * 4), 0.0f);
     for (int64_t c = 0; c < kSmall.channels(); ++c) {
-      for (int64_t j = 0; j < 4; ++j) conv[c * 4 + j] = c < 64 ? (j == 3 ? 1.0f : 0.0f) : random.normal();
+      for (int64_t j = 0; j < 4; ++j)
+        conv[c * 4 + j] = c < 64 ? (j == 3 ? 1.0f : 0.0f) : random.normal();
     }
     chosen.delta.weights.conv = chosen.delta.world.array(conv);
     constexpr int32_t kChannel = 64 + 32 + 5;  // value 5 of head 1
@@ -456,8 +448,6 @@ TEST(Delta, ConvolutionOfAnImpulseIsItsTaps) {
     }
   }
 }
-
-// ---- trees ----
 
 std::vector<int32_t> path_to(int32_t node, const std::vector<int32_t>& parents) {
   std::vector<int32_t> path;
@@ -489,8 +479,8 @@ TEST(DeltaTree, EveryNodeAgreesWithTheRecurrenceAlongItsPath) {
           const TestBatch along({{}, {context, static_cast<int32_t>(path.size())}}, rows);
           const std::vector<float> o = delta.run(along, delta.picked(inputs, path));
           expect_close(row_of(peeked, node, shape.value_width()),
-                       row_of(o, std::ssize(path) - 1, shape.value_width()), outputs(device), outputs(device),
-                       device.name + " node " + std::to_string(node));
+                       row_of(o, std::ssize(path) - 1, shape.value_width()), outputs(device),
+                       outputs(device), device.name + " node " + std::to_string(node));
         }
       }
     }
@@ -517,14 +507,14 @@ TEST(DeltaTree, TwinBranchesAgreeAndSiblingsMayChangePlaces) {
     };
     const std::vector<float> a = run({-1, 0, 0}, {0, 1, 2, 3});
     const std::vector<float> b = run({-1, 0, 0}, {0, 1, 3, 2});
-    expect_close(row_of(a, 2, shape.value_width()), row_of(b, 3, shape.value_width()), device.tolerance(1e-6),
-                 device.tolerance(1e-6), device.name);
-    expect_close(row_of(a, 3, shape.value_width()), row_of(b, 2, shape.value_width()), device.tolerance(1e-6),
-                 device.tolerance(1e-6), device.name);
+    expect_close(row_of(a, 2, shape.value_width()), row_of(b, 3, shape.value_width()),
+                 device.tolerance(1e-6), device.tolerance(1e-6), device.name);
+    expect_close(row_of(a, 3, shape.value_width()), row_of(b, 2, shape.value_width()),
+                 device.tolerance(1e-6), device.tolerance(1e-6), device.name);
   }
 }
 
-// Decays of very different size on branches that do not see each other must not meet in one exponent.
+// Decays of very different size on separate branches must not share an exponent.
 TEST(DeltaTree, BranchesOfUnequalDecayStayFinite) {
   auto run = [](const DeviceCase& device) {
     Random random(59);
@@ -533,12 +523,14 @@ TEST(DeltaTree, BranchesOfUnequalDecayStayFinite) {
     delta.stand(rows, random);
     delta.weights.a = delta.world.array({-4.0f, -30.0f});
     Rows inputs = delta.random_rows(rows.tokens(), random);
-    for (int32_t t : {1, 3, 5}) inputs.alpha[t * 2] = inputs.alpha[t * 2 + 1] = 40.0f;  // g = -160 and -1200
+    // g = -160, -1200
+    for (int32_t t : {1, 3, 5}) inputs.alpha[t * 2] = inputs.alpha[t * 2 + 1] = 40.0f;
     for (int32_t t : {2, 4, 6}) inputs.alpha[t * 2] = inputs.alpha[t * 2 + 1] = -40.0f;
     return delta.run(rows, inputs);
   };
   for (const DeviceCase& device : sequence_devices()) {
-    expect_close(run(device), run(reference_for(device)), outputs(device), outputs(device), device.name);
+    expect_close(run(device), run(reference_for(device)), outputs(device), outputs(device),
+                 device.name);
   }
 }
 

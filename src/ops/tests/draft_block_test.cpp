@@ -1,4 +1,4 @@
-// draft_block_test.cpp -- rows mixed inside draft blocks, and which candidate follows which.
+// draft_block_test.cpp -- ops of draft blocks, on every device.
 #include <algorithm>
 
 #include "ops/tests/op_test.h"
@@ -8,7 +8,6 @@ namespace {
 
 using namespace test;
 
-// Blocks of a drafter: certain rows, after any context.
 std::vector<SequencePlan> blocks_of(const std::vector<int32_t>& rows) {
   std::vector<SequencePlan> plans;
   for (const int32_t count : rows) plans.push_back({40 + 3 * count, count});
@@ -20,9 +19,9 @@ struct ConvCase {
   int32_t group, taps;
 };
 
-// [y | y after adding] of one block after the other, in one batch or each alone.
-std::vector<float> convolved(const DeviceCase& device, const ConvCase& c, const std::vector<int32_t>& blocks,
-                             bool together) {
+// [y | y after adding] per block.
+std::vector<float> convolved(const DeviceCase& device, const ConvCase& c,
+                             const std::vector<int32_t>& blocks, bool together) {
   Random random(static_cast<uint64_t>(c.width) * 10 + static_cast<uint64_t>(c.taps));
   World world(device);
   world.prepare({}, {.max_tokens = 64, .max_width = c.width, .model_width = c.width});
@@ -70,8 +69,9 @@ TEST(ShortConv, AgreesWithTheReference) {
   for (const ConvCase& c : kConvCases)
     for (const DeviceCase& device : sequence_devices()) {
       const std::vector<int32_t> blocks = {8, 1, 3, 16};
-      expect_close(convolved(device, c, blocks, true), convolved(reference_for(device), c, blocks, true),
-                   device.tolerance(1e-5), device.tolerance(1e-5), device.name);
+      expect_close(convolved(device, c, blocks, true),
+                   convolved(reference_for(device), c, blocks, true), device.tolerance(1e-5),
+                   device.tolerance(1e-5), device.name);
     }
 }
 
@@ -79,11 +79,11 @@ TEST(ShortConv, NeverCrossesBlocks) {
   for (const ConvCase& c : kConvCases)
     for (const DeviceCase& device : sequence_devices()) {
       const std::vector<int32_t> blocks = {8, 8, 2};
-      expect_same(convolved(device, c, blocks, true), convolved(device, c, blocks, false), device.name);
+      expect_same(convolved(device, c, blocks, true), convolved(device, c, blocks, false),
+                  device.name);
     }
 }
 
-// What makes a drafter with convolutions one without.
 TEST(ShortConv, WithNothingMixedARowIsItself) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(3);
@@ -94,8 +94,8 @@ TEST(ShortConv, WithNothingMixedARowIsItself) {
     std::fill_n(base.begin(), 64, 1.0f);
     for (float& v : values) v = static_cast<float>(random.between(-64, 64));
     const Tensor y = world.tensor(12, 64);
-    world.ops().short_conv(y, world.tensor(12, 64, values), world.tensor(12, 8), {world.array(base), 2, 16},
-                           Tail::store, batch.batch());
+    world.ops().short_conv(y, world.tensor(12, 64, values), world.tensor(12, 8),
+                           {world.array(base), 2, 16}, Tail::store, batch.batch());
     world.device().synchronize();
     expect_same(values_of(y), values, device.name);
   }
@@ -107,7 +107,6 @@ struct PairCase {
   bool gated, mapped, judged;
 };
 
-// Scores, and confidence where it is asked for, of all pairs that there are.
 std::vector<float> paired(const DeviceCase& device, const PairCase& c) {
   Random random(static_cast<uint64_t>(c.candidates * 1000 + c.rank));
   constexpr int32_t kVocabulary = 300;
@@ -123,7 +122,7 @@ std::vector<float> paired(const DeviceCase& device, const PairCase& c) {
   World world(device);
   world.prepare({&predecessor->weight, &successor->weight}, {.max_tokens = 64, .max_width = 512});
 
-  // Blocks of 5, 1, 8 rows, whose first row asks for nothing where there are others.
+  // Blocks of 5, 1, 8 rows; the first row of a longer block has no output.
   const TestBatch rows(blocks_of({5, 1, 8}), random);
   std::vector<int32_t> output_row = {1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13};
   Batch batch = rows.batch();

@@ -8,7 +8,7 @@ namespace {
 
 using namespace test;
 
-// [y | residual] after add_norm in calls of the given row counts.
+// [y | residual]
 std::vector<float> normed(const DeviceCase& device, int64_t width, bool with_x,
                           const std::vector<int64_t>& cuts) {
   Random random(static_cast<uint64_t>(width) * 2 + with_x);
@@ -38,7 +38,8 @@ TEST(AddNorm, AgreesWithTheReference) {
         const std::vector<int64_t> cuts = {1, 5, 40};
         const std::vector<float> actual = normed(device, width, with_x, cuts);
         const std::vector<float> expected = normed(reference_for(device), width, with_x, cuts);
-        const double smallest = device.activation_type == DType::f32 ? 1e-30 : 1e-7;  // f16 has no less
+        // f16 has no smaller numbers
+        const double smallest = device.activation_type == DType::f32 ? 1e-30 : 1e-7;
         expect_close(actual, expected, smallest, device.tolerance(1e-6),
                      device.name + " width " + std::to_string(width));
         for (const DeviceCase& other : other_thread_counts(device)) {
@@ -101,7 +102,8 @@ TEST(AddNorm, GivesARowTheSameBytesInAnyCompany) {
           world.tensor(1, kWidth, {rows.begin() + t * kWidth, rows.begin() + (t + 1) * kWidth});
       world.ops().add_norm(one, row, {}, weight, 1e-5f);
       world.device().synchronize();
-      expect_same(values_of(one), {expected.begin() + t * kWidth, expected.begin() + (t + 1) * kWidth},
+      expect_same(values_of(one),
+                  {expected.begin() + t * kWidth, expected.begin() + (t + 1) * kWidth},
                   device.name);
     }
   }
@@ -122,15 +124,15 @@ TEST(RopeTable, HoldsCosAndSinOfEveryPair) {
         for (int32_t i = 0; i < dims / 2; ++i) {
           const double angle = rows.batch().position[t] * std::pow(1e7, -2.0 * i / dims);
           ASSERT_NEAR(table.f32(t)[2 * i], std::cos(angle), 1e-7) << device.name << " pair " << i;
-          ASSERT_NEAR(table.f32(t)[2 * i + 1], std::sin(angle), 1e-7) << device.name << " pair " << i;
+          ASSERT_NEAR(table.f32(t)[2 * i + 1], std::sin(angle), 1e-7)
+              << device.name << " pair " << i;
         }
       }
     }
   }
 }
 
-// YaRN of Laguna's full layers: pair 5 is the last that keeps its frequency, pair 16 the first that is
-// divided.
+// Laguna's full layers: pair 5 is the last with its own frequency, pair 16 the first divided one.
 TEST(RopeTable, StretchesSlowPairsAsYarnSays) {
   RopeParams rope{64, 5e5};
   EXPECT_NEAR(rope_frequency(rope, 1), 0.66360124, 1e-8);
@@ -157,14 +159,14 @@ TEST(RopeTable, StretchesSlowPairsAsYarnSays) {
           const double angle = rows.batch().position[t] * rope_frequency(params, i);
           ASSERT_NEAR(table.f32(t)[2 * i], params.magnitude * std::cos(angle), 2e-7)
               << device.name << " pair " << i;
-          ASSERT_NEAR(table.f32(t)[2 * i + 1], params.magnitude * std::sin(angle), 2e-7) << device.name;
+          ASSERT_NEAR(table.f32(t)[2 * i + 1], params.magnitude * std::sin(angle), 2e-7)
+              << device.name;
         }
       }
     }
   }
 }
 
-// Known angles of published models: theta 1e7, 64 dims.
 TEST(RopeTable, HasThePublishedFrequencies) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(11);
@@ -198,7 +200,6 @@ TEST(GatherRows, CopiesBytes) {
   }
 }
 
-// Into some columns of a wider tensor, as activations.
 TEST(GatherRows, CopiesAllRowsBesideOthers) {
   for (const DeviceCase& device : sequence_devices()) {
     World world(device);

@@ -1,4 +1,4 @@
-// hidden_test.cpp -- the hidden row of the position before, whatever a sequence's steps were.
+// hidden_test.cpp -- the hidden row of the previous position, for any steps of a sequence.
 #include <algorithm>
 #include <cmath>
 
@@ -13,8 +13,7 @@ constexpr int32_t kUncertain = 5;
 constexpr int64_t kWidth = 37;
 constexpr float kNothing = -1.0f;  // the first number of the row before position 0
 
-// Sequences that go on step by step, and the first number of the hidden row of each of their positions. Every
-// number is a small integer, exact in any type.
+// Every number of a hidden row is a small integer, exact in any type.
 struct Hidden {
   World world;
   HiddenRing ring;
@@ -25,17 +24,19 @@ struct Hidden {
       : world(device), rows(static_cast<size_t>(sequences)) {
     world.prepare({}, {.max_tokens = 256, .max_width = kWidth, .model_width = kWidth});
     ring = {kWidth, kUncertain + 1, slots, nullptr};
-    ring.data = world.array(std::vector<float>(static_cast<size_t>(slots * ring.slot_elements()), 30000.0f));
+    ring.data = world.array(
+        std::vector<float>(static_cast<size_t>(slots * ring.slot_elements()), 30000.0f));
   }
 
   static std::vector<float> row_of(float first) {
     std::vector<float> row(static_cast<size_t>(kWidth), 0.0f);
     if (first == kNothing) return row;
-    for (int64_t i = 0; i < kWidth; ++i) row[static_cast<size_t>(i)] = first + static_cast<float>(i);
+    for (int64_t i = 0; i < kWidth; ++i)
+      row[static_cast<size_t>(i)] = first + static_cast<float>(i);
     return row;
   }
 
-  // Runs a step; what it accepts of the uncertain rows, relative to the first of them, becomes certain.
+  // Runs a step; `accepted` uncertain rows, relative to the first of them, become certain.
   void step(const std::vector<SequencePlan>& plans, const TestBatch& batch_rows,
             const std::vector<std::vector<int32_t>>& accepted, const std::string& what) {
     const Batch& batch = batch_rows.batch();
@@ -82,11 +83,11 @@ struct Hidden {
   }
 };
 
-// A path from a root of the forest, as a judge accepts them.
 std::vector<int32_t> random_path(const std::vector<int32_t>& parents, Random& random) {
   std::vector<int32_t> path;
   for (int32_t node = 0; node < std::ssize(parents); ++node)
-    if (parents[static_cast<size_t>(node)] == (path.empty() ? -1 : path.back()) && random.between(0, 2) > 0)
+    if (parents[static_cast<size_t>(node)] == (path.empty() ? -1 : path.back()) &&
+        random.between(0, 2) > 0)
       path.push_back(node);
   return path;
 }
@@ -104,7 +105,8 @@ TEST(HiddenRing, GivesThePositionBeforeWhateverTheStepsWere) {
         std::vector<std::vector<int32_t>> accepted;
         for (const std::vector<float>& held : hidden.rows) {
           SequencePlan plan{static_cast<int32_t>(held.size()), 0};
-          const int64_t kind = random.between(0, 5);  // nothing, chunks, one row, trees behind one or none
+          // nothing, chunks, one row, trees after one or none
+          const int64_t kind = random.between(0, 5);
           if (kind == 1) plan.certain = static_cast<int32_t>(random.between(2, 20));
           if (kind >= 2) plan.certain = kind == 5 && plan.past > 0 ? 0 : 1;
           if (kind >= 3)
@@ -120,7 +122,7 @@ TEST(HiddenRing, GivesThePositionBeforeWhateverTheStepsWere) {
   }
 }
 
-// Without x every row reads the ring: what a head that drafts starts from. Slots travel as they are.
+// Reads without x, as at the start of a draft head. Slots are copied whole.
 TEST(HiddenRing, IsReadWithoutRows) {
   for (const DeviceCase& device : sequence_devices()) {
     Random random(7);
@@ -138,11 +140,13 @@ TEST(HiddenRing, IsReadWithoutRows) {
     expect_same(values_of(y), expected, device.name);
 
     const int32_t from = tables.batch().slot[0], to = tables.batch().slot[1];
-    hidden.world.ops().state_copy(hidden.ring.slot(to), hidden.ring.slot(from), hidden.ring.slot_elements());
+    hidden.world.ops().state_copy(hidden.ring.slot(to), hidden.ring.slot(from),
+                                  hidden.ring.slot_elements());
     const TestBatch twin({{}, {40, 1}}, tables);
     hidden.world.ops().hidden_before(y.top(1), {}, hidden.ring, twin.batch());
     hidden.world.device().synchronize();
-    expect_same(values_of(y.top(1)), Hidden::row_of(hidden.rows[0].back()), device.name + " copied");
+    expect_same(values_of(y.top(1)), Hidden::row_of(hidden.rows[0].back()),
+                device.name + " copied");
   }
 }
 

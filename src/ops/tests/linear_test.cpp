@@ -1,13 +1,12 @@
 // linear_test.cpp -- products with weights of every type, and row look-ups, on every device.
-//
-// Quantized products round their activations per 32 values on some devices. Inputs that such a format holds
-// exactly (codes times a power of two, the largest code in every 32) take that rounding away, so one tight
-// tolerance, relative to sum |w x|, fits every format. Ordinary inputs then bound the rounding itself.
+// Some devices round activations per 32 values. Inputs that such a format holds exactly (codes
+// times a power of two, the largest code in every 32) allow one tight tolerance relative to sum |w
+// x|. Ordinary inputs then bound the rounding itself.
 #include <cmath>
 #include <cstring>
 
-#include "gguf/formats/block_layouts.h"
-#include "gguf/formats/half.h"
+#include "gguf/block_layouts.h"
+#include "gguf/half.h"
 #include "ops/tests/op_test.h"
 
 namespace braid {
@@ -16,22 +15,22 @@ namespace {
 using namespace test;
 
 constexpr GgmlType kTypes[] = {
-    GgmlType::F32,    GgmlType::F16,     GgmlType::BF16,  GgmlType::Q8_0,  GgmlType::Q4_0,  GgmlType::Q4_1,
-    GgmlType::Q5_0,   GgmlType::Q5_1,    GgmlType::Q4_K,  GgmlType::Q5_K,  GgmlType::Q6_K,  GgmlType::IQ4_NL,
-    GgmlType::IQ4_XS, GgmlType::MXFP4,   GgmlType::NVFP4, GgmlType::Q2_K,  GgmlType::Q3_K,  GgmlType::IQ2_XXS,
-    GgmlType::IQ2_XS, GgmlType::IQ3_XXS, GgmlType::IQ1_S, GgmlType::IQ3_S, GgmlType::IQ2_S, GgmlType::IQ1_M,
-    GgmlType::TQ1_0,  GgmlType::TQ2_0,   GgmlType::Q1_0,  GgmlType::Q2_0};
+    GgmlType::F32,   GgmlType::F16,    GgmlType::BF16,    GgmlType::Q8_0,   GgmlType::Q4_0,
+    GgmlType::Q4_1,  GgmlType::Q5_0,   GgmlType::Q5_1,    GgmlType::Q4_K,   GgmlType::Q5_K,
+    GgmlType::Q6_K,  GgmlType::IQ4_NL, GgmlType::IQ4_XS,  GgmlType::MXFP4,  GgmlType::NVFP4,
+    GgmlType::Q2_K,  GgmlType::Q3_K,   GgmlType::IQ2_XXS, GgmlType::IQ2_XS, GgmlType::IQ3_XXS,
+    GgmlType::IQ1_S, GgmlType::IQ3_S,  GgmlType::IQ2_S,   GgmlType::IQ1_M,  GgmlType::TQ1_0,
+    GgmlType::TQ2_0, GgmlType::Q1_0,   GgmlType::Q2_0};
 
 bool is_float(GgmlType type) { return block_elems(type) == 1; }
 
-// What a device keeps exactly when it multiplies with `type`.
 Activations kept(const DeviceCase& device, GgmlType type) {
   return is_float(type) ? Activations::f32 : device.activations;
 }
 
 std::vector<float> exact_inputs(Random& random, int64_t rows, int64_t k, Activations activations) {
   if (activations == Activations::f32) {
-    // Numbers that f16 holds, for GPUs; a CPU does not care.
+    // Numbers that f16 holds, for GPUs.
     std::vector<float> x = random.normals(rows * k);
     for (float& v : x) v = f16_to_f32(f32_to_f16(v));
     return x;
@@ -42,16 +41,16 @@ std::vector<float> exact_inputs(Random& random, int64_t rows, int64_t k, Activat
     const float unit = std::ldexp(1.0f, static_cast<int>(random.between(-4, 2))) / 64.0f;
     const auto largest = static_cast<size_t>(random.between(0, 31));
     for (size_t i = 0; i < 32; ++i) {
-      const int64_t code = i == largest ? (random.next() & 1 ? most : -most) : random.between(-most, most);
+      const int64_t code =
+          i == largest ? (random.next() & 1 ? most : -most) : random.between(-most, most);
       x[block + i] = unit * static_cast<float>(code);
     }
   }
   return x;
 }
 
-// y = x W^T in calls of the given row counts.
-std::vector<float> multiply(const DeviceCase& device, const TestWeight& w, const std::vector<float>& x,
-                            const std::vector<int64_t>& cuts) {
+std::vector<float> multiply(const DeviceCase& device, const TestWeight& w,
+                            const std::vector<float>& x, const std::vector<int64_t>& cuts) {
   World world(device);
   Weight weight = w.weight;
   world.prepare({&weight}, {.max_tokens = 128, .max_width = weight.k});
@@ -89,9 +88,9 @@ Exact exact_product(const TestWeight& w, int64_t row, const float* x) {
   return sum;
 }
 
-// |y - x W^T| <= tolerance * sum |w x| in every element. A GPU multiplies with weights rounded to f16 (twice
-// or three times where a scale and a minimum meet): independent errors of 2^-11 each, so their sum is
-// measured against sqrt(sum (w x)^2). Weights that f16 pairs hold keep the tight limit.
+// |y - x W^T| <= tolerance * sum |w x|. A GPU rounds weights to f16 (two or three times where a
+// scale and a minimum meet): independent errors of 2^-11, so the measure is sqrt(sum (w x)^2).
+// Weights that f16 pairs hold keep the tight limit.
 void expect_product(const std::vector<float>& y, const TestWeight& w, const std::vector<float>& x,
                     double tolerance, const DeviceCase& device, const std::string& note = "") {
   const std::string what = device.name + note;
@@ -110,8 +109,9 @@ void expect_product(const std::vector<float>& y, const TestWeight& w, const std:
       worst_at = i;
     }
   }
-  EXPECT_LE(worst, tolerance) << what << " " << w.weight.name << " with " << rows << " rows, worst at row "
-                              << worst_at / w.weight.n << " output " << worst_at % w.weight.n;
+  EXPECT_LE(worst, tolerance) << what << " " << w.weight.name << " with " << rows
+                              << " rows, worst at row " << worst_at / w.weight.n << " output "
+                              << worst_at % w.weight.n;
 }
 
 std::string name_of(const ::testing::TestParamInfo<GgmlType>& info) {
@@ -140,7 +140,6 @@ TEST_P(LinearOfType, AgreesWithDecodedWeightsOnRaggedShapes) {
   }
 }
 
-// Every rounding of an activation is at most half a step of its block of 32.
 TEST_P(LinearOfType, RoundsActivationsNoMoreThanItsFormat) {
   for (const DeviceCase& device : all_devices()) {
     Random random(19 + static_cast<uint64_t>(GetParam()));
@@ -171,18 +170,21 @@ TEST_P(LinearOfType, GivesARowTheSameBytesInAnyCompany) {
     const auto w = random_weight(random, GetParam(), 37, k);
     const std::vector<float> x = random.normals(100 * k);
     const std::vector<float> whole = multiply(device, *w, x, {100});
-    const std::vector<float> pieces = multiply(device, *w, x, {1, 3, 16, 1, 1, 2, 4, 8, 5, 7, 33, 19});
+    const std::vector<float> pieces =
+        multiply(device, *w, x, {1, 3, 16, 1, 1, 2, 4, 8, 5, 7, 33, 19});
     if (device
-            .gpu) {  // other row counts cut the sum over k elsewhere; one or two rows keep weights unrounded
+            // other row counts cut the sum over k elsewhere; one or two rows keep weights unrounded
+            .gpu) {
       float most = 0;
       for (float v : whole) most = std::max(most, std::fabs(v));
       expect_close(pieces, whole, 1e-3 * most, 0, device.name);
       const std::vector<float> many = multiply(device, *w, x, {3, 16, 4, 8, 5, 7, 57});
       expect_close(many, whole, 3e-6 * most, 0, device.name + " three and more");
       expect_same(multiply(device, *w, x, {8, 3, 5, 4, 16, 7, 57}),
-                  multiply(device, *w, x, {3, 8, 4, 5, 16, 7, 57}), device.name + " three to eight");
-      expect_same(multiply(device, *w, x, {1, 2, 1, 16, 80}), multiply(device, *w, x, {2, 1, 1, 16, 80}),
-                  device.name + " one and two");
+                  multiply(device, *w, x, {3, 8, 4, 5, 16, 7, 57}),
+                  device.name + " three to eight");
+      expect_same(multiply(device, *w, x, {1, 2, 1, 16, 80}),
+                  multiply(device, *w, x, {2, 1, 1, 16, 80}), device.name + " one and two");
       expect_same(multiply(device, *w, x, {100}), whole, device.name + " again");
       continue;
     }
@@ -194,7 +196,6 @@ TEST_P(LinearOfType, GivesARowTheSameBytesInAnyCompany) {
   }
 }
 
-// Plain loops and vectors take the same steps in the same order.
 TEST_P(LinearOfType, GivesTheBytesOfTheScalarPath) {
   for (const DeviceCase& device : all_devices()) {
     if (device.reference || device.gpu) continue;
@@ -208,7 +209,7 @@ TEST_P(LinearOfType, GivesTheBytesOfTheScalarPath) {
   }
 }
 
-// Fills every byte of the blocks, then gives the scales the value 1 (their largest, for nvfp4).
+// Sets every byte, then the scales to 1 (their largest, for nvfp4).
 void fill_codes(TestWeight& w, int code) {
   const GgmlType type = w.weight.type;
   const size_t size = block_bytes(type);
@@ -244,9 +245,9 @@ void fill_codes(TestWeight& w, int code) {
 }
 
 TEST(Linear, ExtremeCodesDoNotSaturate) {
-  for (GgmlType type : {GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1,
-                        GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::IQ4_NL, GgmlType::IQ4_XS,
-                        GgmlType::MXFP4, GgmlType::NVFP4}) {
+  for (GgmlType type : {GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0,
+                        GgmlType::Q5_1, GgmlType::Q4_K, GgmlType::Q5_K, GgmlType::Q6_K,
+                        GgmlType::IQ4_NL, GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::NVFP4}) {
     Random random(31);
     const auto w = random_weight(random, type, 20, 512);
     for (int code : {0xff, 0x80, 0x7f, 0x00}) {
@@ -256,14 +257,14 @@ TEST(Linear, ExtremeCodesDoNotSaturate) {
         std::vector<float> x(5 * 512, most);
         std::fill(x.begin() + 512, x.begin() + 3 * 512, -most);
         for (int64_t i = 0; i < 512; ++i) x[4 * 512 + i] = i % 2 == 0 ? most : -most;
-        // Equal terms round alike, up to half an ulp of the sum each; saturation would cost percents. On a
-        // GPU every weight of a row is the same f16, off by the same rounding.
+        // Equal terms round alike, by half an ulp of the sum each; saturation would cost percents.
         const double limit = 512 * 0x1p-24;
         const std::vector<float> y = multiply(device, *w, x, {5});
         if (!device.gpu) expect_product(y, *w, x, limit, device, " codes " + std::to_string(code));
         for (int64_t i = 0; device.gpu && i < std::ssize(y); ++i) {
           const Exact exact = exact_product(*w, i % 20, x.data() + i / 20 * 512);
-          ASSERT_NEAR(y[i], exact.value, 0x1p-10 * exact.magnitude) << w->weight.name << " codes " << code;
+          ASSERT_NEAR(y[i], exact.value, 0x1p-10 * exact.magnitude)
+              << w->weight.name << " codes " << code;
         }
       }
     }
@@ -271,20 +272,20 @@ TEST(Linear, ExtremeCodesDoNotSaturate) {
 }
 
 TEST(Linear, ZeroRowsGiveZero) {
-  for (GgmlType type : {GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::Q6_K,
-                        GgmlType::Q5_K, GgmlType::MXFP4}) {
+  for (GgmlType type : {GgmlType::F32, GgmlType::BF16, GgmlType::Q8_0, GgmlType::Q4_K,
+                        GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::MXFP4}) {
     for (const DeviceCase& device : all_devices()) {
       Random random(37);
       const auto w = random_weight(random, type, 17, 256);
       std::vector<float> x = random.normals(3 * 256);
       std::fill(x.begin() + 256, x.begin() + 512, 0.0f);
       const std::vector<float> y = multiply(device, *w, x, {3});
-      for (int64_t i = 17; i < 34; ++i) EXPECT_EQ(y[i], 0.0f) << device.name << " " << w->weight.name;
+      for (int64_t i = 17; i < 34; ++i)
+        EXPECT_EQ(y[i], 0.0f) << device.name << " " << w->weight.name;
     }
   }
 }
 
-// One call with several parts: other types, other widths, other tails.
 void expect_tails(const std::vector<GgmlType>& types) {
   constexpr int64_t kWidth = 256;
   for (const DeviceCase& device : all_devices()) {
@@ -309,7 +310,8 @@ void expect_tails(const std::vector<GgmlType>& types) {
         const Tail tail = static_cast<Tail>(i % 3);
         before.push_back(random.normals(rows * gates[i]->weight.n));
         const Tensor y = world.tensor(rows, gates[i]->weight.n, before.back());
-        parts.push_back({&gates[i]->weight, tail == Tail::silu_mul ? &ups[i]->weight : nullptr, y, tail});
+        parts.push_back(
+            {&gates[i]->weight, tail == Tail::silu_mul ? &ups[i]->weight : nullptr, y, tail});
       }
       world.ops().linear(parts, world.tensor(rows, kWidth, x));
       world.device().synchronize();
@@ -342,11 +344,11 @@ TEST(Linear, PartsOfOneInputKeepTheirTails) {
   expect_tails({GgmlType::Q8_0, GgmlType::Q4_K, GgmlType::BF16, GgmlType::Q6_K, GgmlType::F32});
   expect_tails({GgmlType::Q5_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::Q4_1});
   expect_tails({GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::Q4_K, GgmlType::Q4_K});
-  // Two forms of 4-bit codes on a GPU, with five meanings.
-  expect_tails({GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::NVFP4, GgmlType::Q4_0, GgmlType::IQ4_NL});
+  expect_tails(
+      {GgmlType::IQ4_XS, GgmlType::MXFP4, GgmlType::NVFP4, GgmlType::Q4_0, GgmlType::IQ4_NL});
 }
 
-// ssm_alpha and ssm_beta are views into one wide activation; rows may lie apart.
+// ssm_alpha and ssm_beta are views into one wide activation; rows may have gaps.
 TEST(Linear, HonoursStrides) {
   for (const DeviceCase& device : all_devices()) {
     Random random(43);
@@ -389,10 +391,11 @@ TEST(Logits, AgreeWithDecodedWeights) {
   }
 }
 
-// A GPU keeps one power of two for 32 rows: those that are a thousand times smaller keep their digits, or
-// with a minimum beside the scale (the larger, the more it takes away) those that are 32 times smaller.
+// A GPU keeps one power of two for 32 rows. Rows that are a thousand times smaller (32 times with a
+// minimum beside the scale) keep their digits.
 TEST(Linear, SmallRowsBesideLargeOnes) {
-  for (GgmlType type : {GgmlType::Q8_0, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::IQ4_NL, GgmlType::MXFP4}) {
+  for (GgmlType type :
+       {GgmlType::Q8_0, GgmlType::Q5_K, GgmlType::Q5_1, GgmlType::IQ4_NL, GgmlType::MXFP4}) {
     const int64_t sizes = type == GgmlType::Q5_K || type == GgmlType::Q5_1 ? 6 : 11;
     Random random(67);
     const auto w = random_weight(random, type, 40, 512);
@@ -411,22 +414,24 @@ TEST(Linear, SmallRowsBesideLargeOnes) {
   }
 }
 
-// Long sums, many rows, widths beside every tile: what a GPU cuts into tiles and shares.
 TEST(Linear, AgreesOnLargeShapes) {
   struct Case {
     GgmlType type;
     int64_t n, k, rows;
   };
-  const Case cases[] = {
-      {GgmlType::Q4_K, 1000, 2048, 1},  {GgmlType::Q4_K, 300, 5120, 9},    {GgmlType::Q4_K, 520, 1024, 130},
-      {GgmlType::Q6_K, 1030, 1024, 5},  {GgmlType::Q6_K, 257, 2304, 70},   {GgmlType::Q8_0, 999, 1056, 17},
-      {GgmlType::BF16, 513, 1000, 33},  {GgmlType::F32, 256, 2048, 200},   {GgmlType::Q8_0, 70000, 64, 3},
-      {GgmlType::Q8_0, 36000, 96, 2},   {GgmlType::F16, 70000, 64, 12},    {GgmlType::Q5_K, 1000, 2048, 2},
-      {GgmlType::Q5_K, 300, 5120, 6},   {GgmlType::Q5_K, 800, 1024, 24},   {GgmlType::Q5_K, 520, 1024, 130},
-      {GgmlType::Q5_0, 999, 1056, 50},  {GgmlType::IQ4_XS, 1000, 2048, 2}, {GgmlType::MXFP4, 300, 5120, 6},
-      {GgmlType::NVFP4, 800, 1024, 24}, {GgmlType::MXFP4, 520, 1024, 130}, {GgmlType::IQ4_NL, 999, 1056, 50},
-      {GgmlType::F32, 256, 2048, 1},    {GgmlType::F32, 256, 2048, 7},     {GgmlType::F32, 130, 3080, 3},
-      {GgmlType::F16, 500, 4088, 4},    {GgmlType::F32, 16, 72, 2}};
+  const Case cases[] = {{GgmlType::Q4_K, 1000, 2048, 1},   {GgmlType::Q4_K, 300, 5120, 9},
+                        {GgmlType::Q4_K, 520, 1024, 130},  {GgmlType::Q6_K, 1030, 1024, 5},
+                        {GgmlType::Q6_K, 257, 2304, 70},   {GgmlType::Q8_0, 999, 1056, 17},
+                        {GgmlType::BF16, 513, 1000, 33},   {GgmlType::F32, 256, 2048, 200},
+                        {GgmlType::Q8_0, 70000, 64, 3},    {GgmlType::Q8_0, 36000, 96, 2},
+                        {GgmlType::F16, 70000, 64, 12},    {GgmlType::Q5_K, 1000, 2048, 2},
+                        {GgmlType::Q5_K, 300, 5120, 6},    {GgmlType::Q5_K, 800, 1024, 24},
+                        {GgmlType::Q5_K, 520, 1024, 130},  {GgmlType::Q5_0, 999, 1056, 50},
+                        {GgmlType::IQ4_XS, 1000, 2048, 2}, {GgmlType::MXFP4, 300, 5120, 6},
+                        {GgmlType::NVFP4, 800, 1024, 24},  {GgmlType::MXFP4, 520, 1024, 130},
+                        {GgmlType::IQ4_NL, 999, 1056, 50}, {GgmlType::F32, 256, 2048, 1},
+                        {GgmlType::F32, 256, 2048, 7},     {GgmlType::F32, 130, 3080, 3},
+                        {GgmlType::F16, 500, 4088, 4},     {GgmlType::F32, 16, 72, 2}};
   for (const Case& c : cases) {
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;
@@ -446,30 +451,29 @@ TEST(Linear, AgreesOnLargeShapes) {
   }
 }
 
-// Matrices of which a GPU with many processors has enough to do. They repeat kBlock rows, so that the exact
-// answer is soon known.
+// For GPUs with many processors. Rows repeat after kBlock, so the exact answer is cheap.
 TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
   constexpr int64_t kBlock = 160;
   struct Case {
-    std::vector<GgmlType> types;  // of as many matrices of one input
+    std::vector<GgmlType> types;  // of matrices with the same input
     int64_t n, k;
     std::vector<int64_t> rows;
     Tail tail;
   };
-  const Case cases[] = {{{GgmlType::Q4_K}, 10550, 5120, {9, 16, 17, 32, 64, 96, 128}, Tail::store},
-                        {{GgmlType::Q4_K}, 3200, 17408, {13, 26, 90, 128}, Tail::add},
-                        {{GgmlType::Q4_K}, 2048, 4096, {16, 24}, Tail::add},
-                        {{GgmlType::Q6_K}, 5120, 6144, {16, 31, 64, 96, 120}, Tail::add},
-                        {{GgmlType::Q6_K, GgmlType::Q4_K}, 4130, 5120, {12, 22, 50, 96}, Tail::store},
-                        {{GgmlType::Q4_K, GgmlType::Q6_K}, 2080, 2048, {16, 25}, Tail::store},
-                        {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul},
-                        // Some tiles more than an H100 has processors.
-                        {{GgmlType::Q4_K}, 17380, 2048, {17, 64, 90, 128}, Tail::silu_mul},
-                        {{GgmlType::Q6_K}, 34100, 1024, {20, 50, 96, 128}, Tail::add},
-                        // Several waves of tiles, of more columns than a wave takes together.
-                        {{GgmlType::Q4_K}, 4130, 512, {520, 700}, Tail::silu_mul},
-                        {{GgmlType::Q6_K}, 2600, 768, {650}, Tail::store},
-                        {{GgmlType::Q8_0}, 2600, 512, {650}, Tail::add}};
+  const Case cases[] = {
+      {{GgmlType::Q4_K}, 10550, 5120, {9, 16, 17, 32, 64, 96, 128}, Tail::store},
+      {{GgmlType::Q4_K}, 3200, 17408, {13, 26, 90, 128}, Tail::add},
+      {{GgmlType::Q4_K}, 2048, 4096, {16, 24}, Tail::add},
+      {{GgmlType::Q6_K}, 5120, 6144, {16, 31, 64, 96, 120}, Tail::add},
+      {{GgmlType::Q6_K, GgmlType::Q4_K}, 4130, 5120, {12, 22, 50, 96}, Tail::store},
+      {{GgmlType::Q4_K, GgmlType::Q6_K}, 2080, 2048, {16, 25}, Tail::store},
+      {{GgmlType::Q4_K}, 5300, 5120, {10, 16, 32}, Tail::silu_mul},
+      // A few tiles more than an H100 has processors.
+      {{GgmlType::Q4_K}, 17380, 2048, {17, 64, 90, 128}, Tail::silu_mul},
+      {{GgmlType::Q6_K}, 34100, 1024, {20, 50, 96, 128}, Tail::add},
+      {{GgmlType::Q4_K}, 4130, 512, {520, 700}, Tail::silu_mul},
+      {{GgmlType::Q6_K}, 2600, 768, {650}, Tail::store},
+      {{GgmlType::Q8_0}, 2600, 512, {650}, Tail::add}};
   for (const Case& c : cases) {
     Random random(71);
     std::vector<std::unique_ptr<TestWeight>> blocks;
@@ -479,11 +483,12 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
       const int64_t row_bytes = std::ssize(block.bytes) / kBlock;
       auto& all = bytes.emplace_back(static_cast<size_t>(c.n * row_bytes));
       for (int64_t row = 0; row < c.n; ++row)
-        std::copy_n(block.bytes.data() + row % kBlock * row_bytes, row_bytes, all.data() + row * row_bytes);
+        std::copy_n(block.bytes.data() + row % kBlock * row_bytes, row_bytes,
+                    all.data() + row * row_bytes);
     }
     for (const DeviceCase& device : all_devices()) {
       if (device.reference || device.activations == Activations::i16) continue;
-      std::vector<Weight> weights;  // and their up twins
+      std::vector<Weight> weights;  // and their up weights
       for (size_t i = 0; i < 2 * c.types.size(); ++i) {
         weights.push_back(blocks[i / 2]->weight);
         weights.back().n = c.n;
@@ -492,13 +497,15 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
       std::vector<Weight*> load;
       for (Weight& w : weights) load.push_back(&w);
       World world(device);
-      world.prepare(load, {.max_tokens = static_cast<int32_t>(std::ranges::max(c.rows)), .max_width = c.k});
+      world.prepare(
+          load, {.max_tokens = static_cast<int32_t>(std::ranges::max(c.rows)), .max_width = c.k});
       for (const int64_t rows : c.rows) {
         if (rows > 32 && !device.gpu) continue;  // forms of GPUs
         const std::vector<float> x = exact_inputs(random, rows, c.k, kept(device, c.types[0]));
         std::vector<LinearPart> parts;
         for (size_t i = 0; i < c.types.size(); ++i)
-          parts.push_back({&weights[2 * i], c.tail == Tail::silu_mul ? &weights[2 * i + 1] : nullptr,
+          parts.push_back({&weights[2 * i],
+                           c.tail == Tail::silu_mul ? &weights[2 * i + 1] : nullptr,
                            world.tensor(rows, c.n, std::vector<float>(rows * c.n, 1.0f)), c.tail});
         world.ops().linear(parts, world.tensor(rows, c.k, x));
         world.device().synchronize();
@@ -516,8 +523,8 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
             }
             for (int64_t n = i % kBlock; n < c.n; n += kBlock)
               ASSERT_NEAR(values[token * c.n + n], expected, (device.gpu ? 4e-3 : 1.5e-6) * size)
-                  << device.name << " " << type_name(c.types[p]) << " " << rows << " rows, token " << token
-                  << " output " << n;
+                  << device.name << " " << type_name(c.types[p]) << " " << rows << " rows, token "
+                  << token << " output " << n;
           }
         }
       }
@@ -525,7 +532,7 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
   }
 }
 
-// --deterministic on a GPU: large matrices, whose tiles several processors share.
+// Several processors share a tile on a GPU.
 TEST(Linear, DeterministicRowsHaveTheSameBytesInAnyCompany) {
   struct Case {
     GgmlType type;
@@ -545,8 +552,12 @@ TEST(Linear, DeterministicRowsHaveTheSameBytesInAnyCompany) {
       const auto w = random_weight(random, c.type, c.n, c.k);
       const std::vector<float> x = random.normals(kRows * c.k);
       const std::vector<float> whole = multiply(device, *w, x, {kRows});
-      for (const std::vector<int64_t>& cuts :
-           {std::vector<int64_t>{1, 8, 16, 32, 64, 7}, {64, 64}, {65, 63}, {96, 32}, {33, 95}, {100, 28}}) {
+      for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{1, 8, 16, 32, 64, 7},
+                                               {64, 64},
+                                               {65, 63},
+                                               {96, 32},
+                                               {33, 95},
+                                               {100, 28}}) {
         expect_same(multiply(device, *w, x, cuts), whole,
                     device.name + " " + std::string(type_name(c.type)) + " " + std::to_string(c.k) +
                         " rows " + std::to_string(cuts[0]) + " first");
@@ -556,8 +567,10 @@ TEST(Linear, DeterministicRowsHaveTheSameBytesInAnyCompany) {
 }
 
 TEST(TopK, AgreesWithTheReference) {
-  for (auto sizes : {std::pair{5, 5}, {100, 64}, {4097, 20}, {30000, 128}, {70000, 1}, {70000, 128}}) {
-    const auto width = sizes.first, k = sizes.second;  // names that a lambda may capture in clang 14, too
+  for (auto sizes :
+       {std::pair{5, 5}, {100, 64}, {4097, 20}, {30000, 128}, {70000, 1}, {70000, 128}}) {
+    // names that a lambda may capture in clang 14, too
+    const auto width = sizes.first, k = sizes.second;
     for (const DeviceCase& device : plain_devices()) {
       Random random(61);
       std::vector<float> logits = random.normals(3 * width, 8.0f);
@@ -572,13 +585,13 @@ TEST(TopK, AgreesWithTheReference) {
         world.device().synchronize();
         const auto* id = static_cast<const int32_t*>(ids.data);
         const std::vector<int32_t> columns(id, id + 3 * k);
-        // With names of their own for the columns.
         const Tensor token_of = world.tensor(1, width, DType::i32);
         auto* name = static_cast<int32_t*>(token_of.data);
         for (int i = 0; i < width; ++i) name[i] = 3 * (width - i);
         world.ops().top_k(values, ids, log_sum, world.tensor(3, width, logits), name);
         world.device().synchronize();
-        for (size_t i = 0; i < columns.size(); ++i) EXPECT_EQ(id[i], 3 * (width - columns[i])) << d.name;
+        for (size_t i = 0; i < columns.size(); ++i)
+          EXPECT_EQ(id[i], 3 * (width - columns[i])) << d.name;
         return std::tuple{values_of(values), columns, values_of(log_sum)};
       };
       const auto [values, ids, log_sum] = run(device);
@@ -590,7 +603,7 @@ TEST(TopK, AgreesWithTheReference) {
   }
 }
 
-// Rows of a second weight become other rows of the first one, whose blocks have ranges of their own.
+// The blocks of the two weights have different ranges.
 TEST_P(LinearOfType, RowsThatChangeAreThoseOfTheOther) {
   for (const DeviceCase& device : plain_devices()) {
     Random random(57);
@@ -602,10 +615,12 @@ TEST_P(LinearOfType, RowsThatChangeAreThoseOfTheOther) {
     for (int64_t i = 0; i < kFew; ++i) few.runs.push_back({i, 1});
     World world(device);
     world.prepare({&all->weight, &few}, {.max_tokens = 64, .max_width = k});
-    const std::vector<int32_t> rounds[] = {{}, {0, 31, 32, 39}, {7, 8, 9, 15, 16, 17, 23, 24, 31, 33}};
+    const std::vector<int32_t> rounds[] = {
+        {}, {0, 31, 32, 39}, {7, 8, 9, 15, 16, 17, 23, 24, 31, 33}};
     for (const std::vector<int32_t>& changed : rounds) {
       for (const int32_t row : changed)
-        few.runs[static_cast<size_t>(row)].first = static_cast<int64_t>(random.uniform(0, kRows - 0.5f));
+        few.runs[static_cast<size_t>(row)].first =
+            static_cast<int64_t>(random.uniform(0, kRows - 0.5f));
       world.device().copy_rows(few, all->weight, changed);
       for (const int64_t rows : {1, 5, 12, 40}) {
         const Tensor x = world.tensor(rows, k, random.normals(rows * k));
@@ -647,8 +662,7 @@ TEST_P(LinearOfType, EmbedsTheRowsOfTheFile) {
   }
 }
 
-// What may be rounded is on a CPU what Q8_0 makes of it, where activations are rounded as well, and nothing for
-// rows that hold more than numbers; elsewhere it is what the file says.
+// A CPU that rounds activations keeps them as Q8_0, with zeros for rows with NaN or infinity.
 TEST(MayRound, FloatsAreKeptAsQ8_0WhereActivationsAreRounded) {
   for (const DeviceCase& device : all_devices()) {
     const bool rounds = !device.reference && !device.gpu && device.activations != Activations::f32;
@@ -661,26 +675,31 @@ TEST(MayRound, FloatsAreKeptAsQ8_0WhereActivationsAreRounded) {
         rounded.weight.type = GgmlType::Q8_0;
         rounded.bytes.resize(kRows * rounded.weight.file_row_bytes());
         for (int64_t i = 0; i < kRows; ++i)
-          encode_row(GgmlType::Q8_0, w->values.data() + i * kWidth,
-                     rounded.bytes.data() + static_cast<size_t>(i) * rounded.weight.file_row_bytes(), kWidth);
+          encode_row(
+              GgmlType::Q8_0, w->values.data() + i * kWidth,
+              rounded.bytes.data() + static_cast<size_t>(i) * rounded.weight.file_row_bytes(),
+              kWidth);
       }
       rounded.weight.file = rounded.bytes;
       w->weight.may_round = true;
       const std::vector<float> x = random.normals(25 * kWidth);
       const std::string what = device.name + " " + type_name(type).data();
-      expect_same(multiply(device, *w, x, {1, 3, 21}), multiply(device, rounded, x, {1, 3, 21}), what);
+      expect_same(multiply(device, *w, x, {1, 3, 21}), multiply(device, rounded, x, {1, 3, 21}),
+                  what);
       World world(device);
-      EXPECT_EQ(world.device().weight_bytes(w->weight), world.device().weight_bytes(rounded.weight)) << what;
+      EXPECT_EQ(world.device().weight_bytes(w->weight), world.device().weight_bytes(rounded.weight))
+          << what;
     }
     if (!rounds) continue;
     Random random(69);
     const auto w = random_weight(random, GgmlType::F32, 20, 64);
-    const float bad[] = {NAN, INFINITY, 3e38f};  // the last has a factor that no half holds
+    const float bad[] = {NAN, INFINITY, 3e38f};  // the last has a factor that no f16 holds
     for (int i = 0; i < 3; ++i)
       std::memcpy(w->bytes.data() + i * 5 * 64 * sizeof(float), &bad[i], sizeof(float));
     w->weight.may_round = true;
     const std::vector<float> y = multiply(device, *w, random.normals(64), {1});
-    for (int i = 0; i < 20; ++i) EXPECT_EQ(y[static_cast<size_t>(i)] == 0, i % 5 == 0 && i < 15) << i;
+    for (int i = 0; i < 20; ++i)
+      EXPECT_EQ(y[static_cast<size_t>(i)] == 0, i % 5 == 0 && i < 15) << i;
   }
 }
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/ops.h"
 
 namespace braid::test {
@@ -21,7 +21,7 @@ struct Twin {
   size_t size_bytes = 0;
   Buffer device;  // empty where the device computes in host memory
 };
-// Host address -> twin. One for all mirrors: Buffer's release function knows an address only.
+// Host address -> twin. Global, because Buffer's release function gets only an address.
 std::map<std::byte*, Twin>& twins() {
   static std::map<std::byte*, Twin> map;
   return map;
@@ -39,7 +39,6 @@ float rounded(float x, DType type) {
 
 class MirrorDevice;
 
-// One op call: what goes up before it and comes down after it.
 class Call {
  public:
   Call(Device& inner, DType type) : inner_(inner), type_(type) {
@@ -47,7 +46,6 @@ class Call {
     for (auto& [host, twin] : twins()) inner_.to_device(twin.device.data(), host, twin.size_bytes);
   }
 
-  // A pointer into mirrored memory.
   template <typename T>
   T* at(T* host) {
     if (host == nullptr || inner_.computes_in_host_memory()) return host;
@@ -62,7 +60,6 @@ class Call {
     t.data = at(static_cast<std::byte*>(t.data));
     return t;
   }
-  // Host values for this op only.
   template <typename T>
   const T* list(const T* host, int64_t count) {
     if (host == nullptr || inner_.computes_in_host_memory()) return host;
@@ -73,14 +70,17 @@ class Call {
   Batch batch(Batch b) {
     const int64_t t = b.tokens;
     const int64_t s = b.sequences;
-    for (auto* array : {&b.token, &b.position, &b.cell, &b.sequence, &b.parent}) *array = list(*array, t);
-    for (auto* array : {&b.first_row, &b.rows, &b.certain, &b.context, &b.slot}) *array = list(*array, s);
-    for (auto* table : {&b.block_table, &b.cold_table}) *table = list(*table, s * b.blocks_per_sequence);
+    for (auto* array : {&b.token, &b.position, &b.cell, &b.sequence, &b.parent})
+      *array = list(*array, t);
+    for (auto* array : {&b.first_row, &b.rows, &b.certain, &b.context, &b.slot})
+      *array = list(*array, s);
+    for (auto* table : {&b.block_table, &b.cold_table})
+      *table = list(*table, s * b.blocks_per_sequence);
     b.output_row = list(b.output_row, b.outputs);
     return b;
   }
 
-  // An activation: rounded to the device's type on the way in; on the way out only what changed comes back.
+  // Inputs are rounded to the device's type; only changed outputs are copied back.
   Tensor in(Tensor t) { return narrow(t, true); }
   Tensor out(Tensor t) {
     Tensor device = narrow(t, false);
@@ -147,7 +147,8 @@ class Call {
     inner_.synchronize();
     const size_t width = size_bytes(o.device.type);
     for (int64_t row = 0; row < o.host.rows; ++row) {
-      for (int64_t col = 0; col < o.host.stride && (row + 1 < o.host.rows || col < o.host.cols); ++col) {
+      for (int64_t col = 0; col < o.host.stride && (row + 1 < o.host.rows || col < o.host.cols);
+           ++col) {
         const auto i = static_cast<size_t>(row * o.host.stride + col);
         if (std::memcmp(&now[i * width], &o.before[i * width], width) == 0) continue;
         float x;
@@ -178,7 +179,7 @@ class MirrorOps final : public Ops {
     call.finish();
   }
 
-  // An announced product is made with the op that writes its x, while that has not left the device.
+  // An announced product runs with the op that writes its x, while x is still on the device.
   void announce_product(std::span<const LinearPart> parts, Tensor x) override {
     announced_ = {{parts.begin(), parts.end()}, x.data, false};
   }
@@ -188,8 +189,8 @@ class MirrorOps final : public Ops {
       inner_.ops().linear(copies, call.in(x));
     });
   }
-  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                   float eps) override {
+  void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                   const float* weight, float eps) override {
     if (parts.size() == 1 && parts[0].y.data == announced_.x) {
       Call call(inner_, type_);
       const LinearPart first = {parts[0].w, parts[0].up, call.out(parts[0].y), parts[0].tail};
@@ -218,12 +219,13 @@ class MirrorOps final : public Ops {
     call.finish();
   }
   void qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                          const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                          const Batch& batch) override {
+                          const AttentionWeights& w, const AttentionParams& params,
+                          const KvLayer& kv, const Batch& batch) override {
     Call call(inner_, type_);
     const AttentionWeights weights{call.at(w.q_norm), call.at(w.k_norm), w.eps};
-    inner_.ops().qk_norm_rope_store(call.out(q), call.in(qg), call.in(k), call.in(v), call.wide(rope_table),
-                                    weights, params, cells(call, kv), call.batch(batch));
+    inner_.ops().qk_norm_rope_store(call.out(q), call.in(qg), call.in(k), call.in(v),
+                                    call.wide(rope_table), weights, params, cells(call, kv),
+                                    call.batch(batch));
     call.finish();
   }
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
@@ -233,15 +235,15 @@ class MirrorOps final : public Ops {
                            cells(call, kv), call.batch(batch));
     call.finish();
   }
-  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
-                    const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                    const Batch& batch) override {
+  void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                    Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
+                    const KvLayer& kv, const Batch& batch) override {
     Call call(inner_, type_);
     const AttentionWeights weights{call.at(w.q_norm), call.at(w.k_norm), w.eps};
     const Tensor query = call.in(qg);
     inner_.ops().store_attend(call.out(o), call.out(q), query, call.in(k), call.in(v),
-                              gates_of(call, params, gates, query), call.wide(rope_table), weights, params,
-                              cells(call, kv), call.batch(batch));
+                              gates_of(call, params, gates, query), call.wide(rope_table), weights,
+                              params, cells(call, kv), call.batch(batch));
     call.finish();
   }
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
@@ -269,7 +271,8 @@ class MirrorOps final : public Ops {
     inner_.ops().hidden_keep(rows_of(call, ring), call.in(x), call.batch(batch));
     call.finish();
   }
-  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves, const Batch& batch) override {
+  void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
+                   const Batch& batch) override {
     Call call(inner_, type_);
     inner_.ops().hidden_move(rows_of(call, ring), moves, call.batch(batch));
     call.finish();
@@ -286,7 +289,8 @@ class MirrorOps final : public Ops {
   }
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override {
     Call call(inner_, type_);
-    inner_.ops().moe_route(call.wide(ids), call.wide(weights), call.wide(logits), route_of(call, params));
+    inner_.ops().moe_route(call.wide(ids), call.wide(weights), call.wide(logits),
+                           route_of(call, params));
     call.finish();
   }
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override {
@@ -302,8 +306,8 @@ class MirrorOps final : public Ops {
     MoeWeights moved = w;
     moved.shared_scale = call.at(w.shared_scale);
     const RouteParams moved_route = route_of(call, params);
-    inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights), call.wide(logits),
-                     moved_route, moved);
+    inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights),
+                     call.wide(logits), moved_route, moved);
     call.finish();
   }
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override {
@@ -317,7 +321,8 @@ class MirrorOps final : public Ops {
     inner_.ops().logits(call.wide(logits), w, call.in(x));
     call.finish();
   }
-  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits, const int32_t* token_of) override {
+  void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
+             const int32_t* token_of) override {
     Call call(inner_, type_);
     inner_.ops().top_k(call.wide(values), call.wide(ids), call.wide(log_sum), call.wide(logits),
                        call.at(token_of));
@@ -340,7 +345,8 @@ class MirrorOps final : public Ops {
     moved.confidence = call.at(w.confidence);
     const PairInputs inputs = {call.wide(in.values), call.wide(in.ids), call.wide(in.gate),
                                call.wide(in.confidence)};
-    inner_.ops().pair_scores(call.wide(scores), call.wide(confidence), inputs, moved, call.batch(batch));
+    inner_.ops().pair_scores(call.wide(scores), call.wide(confidence), inputs, moved,
+                             call.batch(batch));
     call.finish();
   }
   void state_copy(float* dst, const float* src, int64_t elements) override {
@@ -355,7 +361,7 @@ class MirrorOps final : public Ops {
   }
 
  private:
-  // `query`: where joint gates have been brought already.
+  // `query`: holds joint gates that are already uploaded.
   static Tensor gates_of(Call& call, const AttentionParams& params, Tensor gates, Tensor query) {
     if (params.gate.act == AttentionGate::Act::none) return {};
     if (params.gate.joint() && query) return query;
@@ -370,8 +376,7 @@ class MirrorOps final : public Ops {
     return params;
   }
 
-  // Stored products once as f32, which shows the product itself, and once as activations, which must be the
-  // same numbers rounded. run(call, parts) is the op.
+  // f32 results, then results as activations, which must be the same numbers rounded.
   template <typename Run>
   void multiply(std::span<const LinearPart> parts, int64_t rows, Run run) {
     std::vector<std::vector<float>> narrow(parts.size());
@@ -383,7 +388,8 @@ class MirrorOps final : public Ops {
         Tensor y = parts[i].y;
         memory[i].assign(static_cast<size_t>(y.rows * y.stride), NAN);
         if (parts[i].tail == Tail::add) {
-          for (int64_t t = 0; t < y.rows; ++t) std::copy_n(y.f32(t), y.cols, &memory[i][t * y.stride]);
+          for (int64_t t = 0; t < y.rows; ++t)
+            std::copy_n(y.f32(t), y.cols, &memory[i][t * y.stride]);
         }
         y.data = memory[i].data();
         if (parts[i].tail == Tail::add) {
@@ -408,9 +414,10 @@ class MirrorOps final : public Ops {
       const Tensor& y = parts[i].y;
       for (int64_t t = 0; t < rows; ++t) {
         for (int64_t j = 0; j < y.cols; ++j) {
-          // A gated product may keep its up half as an activation meanwhile.
+          // A gated product may keep its up half as an activation.
           const float wanted = rounded(y.f32(t)[j], type_);
-          const float slack = parts[i].tail == Tail::silu_mul ? std::fabs(wanted) * 0x1p-9f + 0x1p-20f : 0.0f;
+          const float slack =
+              parts[i].tail == Tail::silu_mul ? std::fabs(wanted) * 0x1p-9f + 0x1p-20f : 0.0f;
           ASSERT_NEAR(narrow[i][t * y.stride + j], wanted, slack)
               << "as an activation, row " << t << " column " << j;
         }
@@ -448,7 +455,8 @@ class MirrorOps final : public Ops {
 
 class MirrorDevice final : public Device {
  public:
-  MirrorDevice(std::unique_ptr<Device> inner, DType type) : inner_(std::move(inner)), ops_(*inner_, type) {}
+  MirrorDevice(std::unique_ptr<Device> inner, DType type)
+      : inner_(std::move(inner)), ops_(*inner_, type) {}
 
   std::string description() const override { return inner_->description() + ", mirrored"; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override {
@@ -480,7 +488,9 @@ class MirrorDevice final : public Device {
   void to_device(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
-  void to_host(void* dst, const void* src, size_t size_bytes) override { std::memcpy(dst, src, size_bytes); }
+  void to_host(void* dst, const void* src, size_t size_bytes) override {
+    std::memcpy(dst, src, size_bytes);
+  }
   void synchronize() override { inner_->synchronize(); }
   Ops& ops() override { return ops_; }
 

@@ -43,7 +43,8 @@ TEST(MoeRoute, AgreesWithTheReference) {
         const Routed actual = route(device, logits, {experts, used});
         const Routed expected = route(reference_device(), logits, {experts, used});
         EXPECT_EQ(actual.ids, expected.ids) << device.name << " " << experts << " experts";
-        expect_close(actual.weights, expected.weights, 1e-12, device.gpu ? 1e-5 : 2e-6, device.name);
+        expect_close(actual.weights, expected.weights, 1e-12, device.gpu ? 1e-5 : 2e-6,
+                     device.name);
         for (const DeviceCase& other : other_thread_counts(device)) {
           const Routed same = route(other, logits, {experts, used});
           EXPECT_EQ(same.ids, actual.ids) << other.name;
@@ -62,7 +63,8 @@ TEST(MoeRoute, TiesGoToTheLowestId) {
     std::vector<float> logits(40, -1.0f);
     for (int i : {38, 21, 7, 30}) logits[i] = 2.0f;
     logits[33] = 5.0f;
-    EXPECT_EQ(route(device, logits, {40, 4}).ids, (std::vector<int32_t>{33, 7, 21, 30})) << device.name;
+    EXPECT_EQ(route(device, logits, {40, 4}).ids, (std::vector<int32_t>{33, 7, 21, 30}))
+        << device.name;
     EXPECT_EQ(route(device, logits, {40, 6}).ids, (std::vector<int32_t>{33, 7, 21, 30, 38, 0}))
         << device.name;
   }
@@ -82,7 +84,7 @@ TEST(MoeRoute, WeightsOfEveryRowSumToOne) {
   }
 }
 
-// Laguna's router: sigmoid scores, a bias that only the choice sees, a factor.
+// Laguna's router: sigmoid scores, a bias for the choice only, a factor.
 TEST(MoeRoute, OfSigmoidScoresAgreesWithTheReference) {
   for (const DeviceCase& device : plain_devices()) {
     for (auto [experts, used] :
@@ -95,7 +97,8 @@ TEST(MoeRoute, OfSigmoidScoresAgreesWithTheReference) {
         const Routed actual = route(device, logits, params, bias);
         const Routed expected = route(reference_device(), logits, params, bias);
         EXPECT_EQ(actual.ids, expected.ids) << device.name << " " << experts << " experts";
-        expect_close(actual.weights, expected.weights, 1e-12, device.gpu ? 1e-5 : 2e-6, device.name);
+        expect_close(actual.weights, expected.weights, 1e-12, device.gpu ? 1e-5 : 2e-6,
+                     device.name);
         for (const DeviceCase& other : other_thread_counts(device)) {
           const Routed same = route(other, logits, params, bias);
           EXPECT_EQ(same.ids, actual.ids) << other.name;
@@ -111,20 +114,17 @@ TEST(MoeRoute, BiasDecidesTheChoiceAndNotTheWeights) {
     const std::vector<float> logits = {0.0f, 2.0f, -2.0f, 0.0f};
     const RouteParams params{4, 2, RouteParams::Score::sigmoid, nullptr, 2.5f};
     const Routed plain = route(device, logits, params);
-    EXPECT_EQ(plain.ids, (std::vector<int32_t>{1, 0})) << device.name;  // a tie: the lowest
+    EXPECT_EQ(plain.ids, (std::vector<int32_t>{1, 0})) << device.name;  // a tie: the lowest id
     const Routed biased = route(device, logits, params, {0.0f, -0.9f, 1.0f, 0.1f});
     EXPECT_EQ(biased.ids, (std::vector<int32_t>{2, 3})) << device.name;
     const double low = 1 / (1 + std::exp(2.0));
     EXPECT_NEAR(biased.weights[0], 2.5 * low / (low + 0.5), 1e-6) << device.name;
     EXPECT_NEAR(biased.weights[1], 2.5 * 0.5 / (low + 0.5), 1e-6) << device.name;
-    // Scores of nothing: no weight is anything but a number.
     const Routed none = route(device, {-200.0f, -200.0f, -200.0f, -200.0f}, params);
     EXPECT_EQ(none.ids, (std::vector<int32_t>{0, 1})) << device.name;
     for (const float w : none.weights) EXPECT_TRUE(w >= 0 && w < 1e-6f) << device.name << " " << w;
   }
 }
-
-// ---- experts ----
 
 struct Shape {
   GgmlType gate = GgmlType::F32;
@@ -135,13 +135,14 @@ struct Shape {
   int64_t expert_width = 256;  // Fe
   int64_t shared_width = 0;    // Fs; 0: no shared expert
   bool with_scales = false;
-  float input = 1.0f;  // scale of x; f16 inner rows end at 65504
+  float input = 1.0f;  // scale of x; the inner rows of f16 are limited to 65504
   bool shared_gated = true;
   bool sigmoid = false;  // scores of the router: with a bias, and weights with a factor
 };
 
 struct Model {
-  std::vector<std::unique_ptr<TestWeight>> weights;  // gate up down, then the same of the shared expert
+  // gate, up, down, then those of the shared expert
+  std::vector<std::unique_ptr<TestWeight>> weights;
   std::vector<float> shared_scale;
   std::vector<float> bias;
 };
@@ -164,7 +165,6 @@ Model random_model(const Shape& shape, Random& random) {
   return model;
 }
 
-// A device with the experts loaded.
 struct Experts {
   World world;
   std::vector<Weight> loaded;
@@ -188,7 +188,8 @@ struct Experts {
     w.down = &loaded[2];
     route = {shape.experts, shape.used};
     if (shape.sigmoid)
-      route = {shape.experts, shape.used, RouteParams::Score::sigmoid, world.array(model.bias), 2.5f};
+      route = {shape.experts, shape.used, RouteParams::Score::sigmoid, world.array(model.bias),
+               2.5f};
     if (shape.shared_width == 0) return;
     w.shared_gate = &loaded[3];
     w.shared_up = &loaded[4];
@@ -203,7 +204,6 @@ struct Inputs {
   std::vector<int32_t> ids;
   std::vector<float> weights;
 };
-// Skewed: low ids get many rows, some ids none.
 Inputs random_inputs(const Shape& shape, int32_t rows, Random& random) {
   Inputs in{rows, random.normals(rows * shape.width, shape.input), {}, {}};
   for (int32_t t = 0; t < rows; ++t) {
@@ -221,17 +221,17 @@ Inputs random_inputs(const Shape& shape, int32_t rows, Random& random) {
 
 constexpr float kStart = 1.0f / 64;
 
-// What moe_ffn adds to a small number in calls of the given row counts.
-std::vector<float> added(const DeviceCase& device, const Shape& shape, const Model& model, const Inputs& in,
-                         const std::vector<int32_t>& cuts) {
+// The start value of y is subtracted.
+std::vector<float> added(const DeviceCase& device, const Shape& shape, const Model& model,
+                         const Inputs& in, const std::vector<int32_t>& cuts) {
   Experts experts(device, shape, model);
   World& world = experts.world;
   const Tensor x = world.tensor(in.rows, shape.width, in.x);
   const Tensor weights = world.tensor(in.rows, shape.used, in.weights);
   const Tensor ids = world.tensor(in.rows, shape.used, DType::i32);
   std::copy(in.ids.begin(), in.ids.end(), static_cast<int32_t*>(ids.data));
-  const Tensor y = world.tensor(in.rows, shape.width,
-                                std::vector<float>(static_cast<size_t>(in.rows * shape.width), kStart));
+  const Tensor y = world.tensor(
+      in.rows, shape.width, std::vector<float>(static_cast<size_t>(in.rows * shape.width), kStart));
   int32_t first = 0;
   for (int32_t rows : cuts) {
     auto part = [&](Tensor t) {
@@ -248,8 +248,8 @@ std::vector<float> added(const DeviceCase& device, const Shape& shape, const Mod
   return result;
 }
 
-void expect_relative_rms(const std::vector<float>& actual, const std::vector<float>& expected, double limit,
-                         const std::string& what) {
+void expect_relative_rms(const std::vector<float>& actual, const std::vector<float>& expected,
+                         double limit, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size());
   double error = 0;
   double size = 0;
@@ -261,7 +261,12 @@ void expect_relative_rms(const std::vector<float>& actual, const std::vector<flo
 }
 
 const Shape kShapes[] = {
-    {.gate = GgmlType::F32, .down = GgmlType::F32, .experts = 4, .used = 2, .width = 64, .expert_width = 40},
+    {.gate = GgmlType::F32,
+     .down = GgmlType::F32,
+     .experts = 4,
+     .used = 2,
+     .width = 64,
+     .expert_width = 40},
     {.gate = GgmlType::BF16,
      .down = GgmlType::F16,
      .experts = 6,
@@ -292,7 +297,11 @@ const Shape kShapes[] = {
      .shared_width = 64,
      .with_scales = true,
      .input = 0.03f},
-    {.gate = GgmlType::IQ4_XS, .down = GgmlType::Q5_K, .experts = 4, .used = 1, .shared_width = 256},
+    {.gate = GgmlType::IQ4_XS,
+     .down = GgmlType::Q5_K,
+     .experts = 4,
+     .used = 1,
+     .shared_width = 256},
     {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 6, .used = 2, .shared_width = 256},
     {.gate = GgmlType::MXFP4,
      .down = GgmlType::MXFP4,
@@ -316,7 +325,6 @@ const Shape kShapes[] = {
      .shared_width = 64,
      .shared_gated = false},
 };
-// Many experts, of which many are used: the routers of published models.
 const Shape kManyExperts[] = {
     {.gate = GgmlType::Q8_0,
      .down = GgmlType::Q8_0,
@@ -365,7 +373,6 @@ TEST(MoeFfn, AgreesWithTheReferenceInAnyCompanyOnAnyThreads) {
   }
 }
 
-// Many experts with few rows each, as in a published model: GPUs have a kernel for these.
 TEST(MoeFfn, ManyExpertsWithFewRowsEach) {
   const Shape shapes[] = {{.gate = GgmlType::Q4_K,
                            .down = GgmlType::Q6_K,
@@ -424,21 +431,25 @@ TEST(MoeFfn, ManyExpertsWithFewRowsEach) {
       Random random(29);
       const Model model = random_model(shape, random);
       const Inputs in = random_inputs(shape, 45, random);
-      const std::string what =
-          device.name + " " + std::string(type_name(shape.gate)) + " " + std::to_string(shape.width);
+      const std::string what = device.name + " " + std::string(type_name(shape.gate)) + " " +
+                               std::to_string(shape.width);
       const std::vector<float> expected = added(reference_device(), shape, model, in, {45});
       const std::vector<float> actual = added(device, shape, model, in, {45});
       expect_relative_rms(actual, expected, 2e-3, what);
       expect_same(added(device, shape, model, in, {45}), actual, what + " again");
-      expect_relative_rms(added(device, shape, model, in, {1, 9, 2, 33}), actual, 2e-4, what + " in pieces");
+      expect_relative_rms(added(device, shape, model, in, {1, 9, 2, 33}), actual, 2e-4,
+                          what + " in pieces");
     }
   }
 }
 
-// The formula once more, with a shared expert, in the simplest numbers there are.
 TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
-  const Shape shape{
-      .experts = 4, .used = 2, .width = 32, .expert_width = 32, .shared_width = 32, .with_scales = true};
+  const Shape shape{.experts = 4,
+                    .used = 2,
+                    .width = 32,
+                    .expert_width = 32,
+                    .shared_width = 32,
+                    .with_scales = true};
   Random random(17);
   const Model model = random_model(shape, random);
   const Inputs in{1, random.normals(32), {3, 1}, {0.75f, 0.25f}};
@@ -469,7 +480,7 @@ TEST(MoeFfn, AddsWeightedExpertsAndTheGatedSharedOne) {
   }
 }
 
-// A device may group rows by expert; the sum over a row's experts still runs in ascending id.
+// A device may group rows by expert, but a row's sum must run in ascending id.
 TEST(MoeFfn, OrderOfTheChosenExpertsDoesNotMatter) {
   for (const Shape& shape : kShapes) {
     Random random(13);
@@ -479,15 +490,16 @@ TEST(MoeFfn, OrderOfTheChosenExpertsDoesNotMatter) {
       const std::vector<float> expected = added(device, shape, model, in, {6});
       Inputs turned = in;
       for (int32_t t = 0; t < 6; ++t) {
-        std::reverse(turned.ids.begin() + t * shape.used, turned.ids.begin() + (t + 1) * shape.used);
-        std::reverse(turned.weights.begin() + t * shape.used, turned.weights.begin() + (t + 1) * shape.used);
+        std::reverse(turned.ids.begin() + t * shape.used,
+                     turned.ids.begin() + (t + 1) * shape.used);
+        std::reverse(turned.weights.begin() + t * shape.used,
+                     turned.weights.begin() + (t + 1) * shape.used);
       }
       expect_same(added(device, shape, model, turned, {6}), expected, device.name);
     }
   }
 }
 
-// What a device makes of both at once is what it makes of one after the other.
 TEST(Moe, IsRouteAndThenFfn) {
   Shape biased = kShapes[3];
   biased.sigmoid = true;
@@ -526,13 +538,12 @@ TEST(Moe, IsRouteAndThenFfn) {
   }
 }
 
-// ---- few tokens ----
+enum class Crowd { spread, same, apart };  // whether tokens choose the same experts
 
-enum class Crowd { spread, same, apart };  // do tokens choose the same experts?
-
-// What moe() adds to y, whose rows stand apart; then the weights of the choice.
-std::vector<float> few_result(const DeviceCase& device, const Shape& shape, const Model& model, int32_t rows,
-                              const std::vector<float>& input, const std::vector<float>& scores) {
+// What moe() adds to y, whose rows have gaps; then the weights of the choice.
+std::vector<float> few_result(const DeviceCase& device, const Shape& shape, const Model& model,
+                              int32_t rows, const std::vector<float>& input,
+                              const std::vector<float>& scores) {
   constexpr int64_t kApart = 4;
   Experts experts(device, shape, model);
   World& world = experts.world;
@@ -581,7 +592,11 @@ const Shape kFewShapes[] = {
     {.gate = GgmlType::Q4_K, .down = GgmlType::Q4_K, .experts = 6, .used = 4, .expert_width = 512},
     {.gate = GgmlType::Q6_K, .down = GgmlType::Q8_0, .experts = 7, .used = 3, .width = 1280},
     {.gate = GgmlType::Q5_K, .down = GgmlType::Q6_K, .experts = 9, .used = 3, .width = 512},
-    {.gate = GgmlType::IQ4_XS, .down = GgmlType::MXFP4, .experts = 9, .used = 3, .shared_width = 256},
+    {.gate = GgmlType::IQ4_XS,
+     .down = GgmlType::MXFP4,
+     .experts = 9,
+     .used = 3,
+     .shared_width = 256},
     {.gate = GgmlType::MXFP4,
      .down = GgmlType::Q5_K,
      .experts = 20,
@@ -601,7 +616,12 @@ const Shape kFewShapes[] = {
      .width = 72,
      .expert_width = 50,
      .shared_width = 300},
-    {.gate = GgmlType::F32, .down = GgmlType::F16, .experts = 9, .used = 2, .width = 264, .expert_width = 33},
+    {.gate = GgmlType::F32,
+     .down = GgmlType::F16,
+     .experts = 9,
+     .used = 2,
+     .width = 264,
+     .expert_width = 33},
     {.gate = GgmlType::Q4_K,
      .down = GgmlType::Q6_K,
      .experts = 20,
@@ -624,7 +644,8 @@ TEST_P(MoeFewTokens, OfEveryFormAndCrowdAgreeWithTheReference) {
     for (const Crowd crowd : {Crowd::spread, Crowd::same, Crowd::apart}) {
       const std::vector<float> input = random.normals(int64_t{rows} * shape.width, shape.input);
       const std::vector<float> scores = scores_for(shape, rows, crowd, random);
-      const std::vector<float> expected = few_result(reference_device(), shape, model, rows, input, scores);
+      const std::vector<float> expected =
+          few_result(reference_device(), shape, model, rows, input, scores);
       for (const DeviceCase& device : plain_devices()) {
         const std::string what = device.name + " " + std::string(type_name(shape.gate)) + " " +
                                  std::to_string(rows) + " rows, crowd " +

@@ -1,6 +1,4 @@
-// norm_linear_test.cpp -- norm and products as one op give the bytes of the two ops, on every device.
-//
-// What the two ops themselves give is held to the reference in elementwise_test.cpp and linear_test.cpp.
+// norm_linear_test.cpp -- norm and products as one op give the bytes of the two ops.
 #include <algorithm>
 #include <cmath>
 
@@ -11,7 +9,6 @@ namespace {
 
 using namespace test;
 
-// A product of the case; `up` of the same shape makes it gated.
 struct Product {
   GgmlType type;
   int64_t n;
@@ -25,16 +22,18 @@ struct Case {
   int64_t apart = 0;  // unused columns between rows
 };
 
-Tensor placed(World& world, int64_t rows, int64_t cols, int64_t apart, const std::vector<float>& values) {
+Tensor placed(World& world, int64_t rows, int64_t cols, int64_t apart,
+              const std::vector<float>& values) {
   Tensor t = world.tensor(rows, cols + apart, std::vector<float>(rows * (cols + apart), -77.0f));
   t.cols = cols;
-  for (int64_t row = 0; row < rows; ++row) std::copy_n(values.data() + row * cols, cols, t.f32(row));
+  for (int64_t row = 0; row < rows; ++row)
+    std::copy_n(values.data() + row * cols, cols, t.f32(row));
   return t;
 }
 
-// [h | y of every product | residual], and what lies between the rows of each, for calls of some row counts.
-std::vector<float> results(const DeviceCase& device, const Case& c, const std::vector<int64_t>& rows_of_calls,
-                           bool together) {
+// [h | y of every product | residual], with the gaps between their rows.
+std::vector<float> results(const DeviceCase& device, const Case& c,
+                           const std::vector<int64_t>& rows_of_calls, bool together) {
   Random random(static_cast<uint64_t>(c.width * 31 + c.apart));
   World world(device);
   std::vector<std::unique_ptr<TestWeight>> weights;
@@ -57,8 +56,10 @@ std::vector<float> results(const DeviceCase& device, const Case& c, const std::v
     for (float v : values_of(t)) out.push_back(v);
   };
   for (int64_t rows : rows_of_calls) {
-    const Tensor residual = placed(world, rows, c.width, c.apart, random.normals(rows * c.width, 40.0f));
-    const Tensor h = placed(world, rows, c.width, c.apart, std::vector<float>(rows * c.width, 1e3f));
+    const Tensor residual =
+        placed(world, rows, c.width, c.apart, random.normals(rows * c.width, 40.0f));
+    const Tensor h =
+        placed(world, rows, c.width, c.apart, std::vector<float>(rows * c.width, 1e3f));
     for (LinearPart& p : parts)
       p.y = placed(world, rows, p.w->n, c.apart, random.normals(rows * p.w->n, 0.5f));
     if (together) {
@@ -78,8 +79,10 @@ std::vector<float> results(const DeviceCase& device, const Case& c, const std::v
 void expect_equal(const Case& c, const std::vector<int64_t>& rows) {
   for (const DeviceCase& device : all_devices()) {
     const std::vector<float> together = results(device, c, rows, true);
-    ASSERT_TRUE(std::all_of(together.begin(), together.end(), [](float v) { return std::isfinite(v); }));
-    expect_same(together, results(device, c, rows, false), device.name + " width " + std::to_string(c.width));
+    ASSERT_TRUE(
+        std::all_of(together.begin(), together.end(), [](float v) { return std::isfinite(v); }));
+    expect_same(together, results(device, c, rows, false),
+                device.name + " width " + std::to_string(c.width));
   }
 }
 
@@ -93,11 +96,12 @@ TEST_P(NormLinearOfType, GivesTheBytesOfNormThenProducts) {
   expect_equal({1024, {{type, 90, Tail::silu_mul, type}}}, kRows);
 }
 INSTANTIATE_TEST_SUITE_P(Types, NormLinearOfType,
-                         ::testing::Values(GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K, GgmlType::IQ4_XS,
-                                           GgmlType::Q8_0, GgmlType::BF16, GgmlType::F32),
+                         ::testing::Values(GgmlType::Q4_K, GgmlType::Q6_K, GgmlType::Q5_K,
+                                           GgmlType::IQ4_XS, GgmlType::Q8_0, GgmlType::BF16,
+                                           GgmlType::F32),
                          [](const auto& info) { return std::string(type_name(info.param)); });
 
-// In-projections of a layer: several launches may share one input, all of them need it.
+// In-projections of a layer: several launches may share one input.
 TEST(NormLinear, ServesProductsOfSeveralFormats) {
   const std::vector<Product> mixed = {{GgmlType::Q6_K, 100},
                                       {GgmlType::Q4_K, 64, Tail::silu_mul, GgmlType::Q4_K},
@@ -107,8 +111,10 @@ TEST(NormLinear, ServesProductsOfSeveralFormats) {
                                       {GgmlType::F32, 24}};
   expect_equal({512, mixed}, kRows);
   expect_equal({512, mixed, 4}, kRows);
-  expect_equal({512, {{GgmlType::Q5_K, 100}, {GgmlType::Q6_K, 70}, {GgmlType::Q5_K, 33, Tail::add}}}, kRows);
-  expect_equal({512, {{GgmlType::Q5_K, 90, Tail::silu_mul, GgmlType::Q6_K}, {GgmlType::Q4_K, 40}}}, kRows);
+  expect_equal(
+      {512, {{GgmlType::Q5_K, 100}, {GgmlType::Q6_K, 70}, {GgmlType::Q5_K, 33, Tail::add}}}, kRows);
+  expect_equal({512, {{GgmlType::Q5_K, 90, Tail::silu_mul, GgmlType::Q6_K}, {GgmlType::Q4_K, 40}}},
+               kRows);
   expect_equal({512, {{GgmlType::Q6_K, 64}, {GgmlType::Q4_K, 70}, {GgmlType::Q5_K, 33}}}, kRows);
   expect_equal({512,
                 {{GgmlType::MXFP4, 40},
@@ -118,7 +124,6 @@ TEST(NormLinear, ServesProductsOfSeveralFormats) {
                kRows);
 }
 
-// Widths and distances between rows that suit no vector.
 TEST(NormLinear, TakesAnyWidthAndStride) {
   for (int64_t apart : {0, 3, 8, 12}) {
     expect_equal({32, {{GgmlType::Q8_0, 17}}, apart}, {1, 3, 8, 9});
@@ -127,7 +132,7 @@ TEST(NormLinear, TakesAnyWidthAndStride) {
   }
 }
 
-// Widths of real models: k is cut over blocks of a cluster, a router has so few outputs that it is cut more.
+// k is split over the blocks of a cluster; a router with few outputs is split more.
 TEST(NormLinear, ServesWideModels) {
   expect_equal({5120, {{GgmlType::Q4_K, 320, Tail::silu_mul, GgmlType::Q4_K}}}, {1, 2, 8});
   expect_equal({5120, {{GgmlType::Q6_K, 200}, {GgmlType::Q4_K, 120}, {GgmlType::F32, 48}}}, {1, 3});

@@ -1,4 +1,4 @@
-// op_test.cpp -- the helpers of op_test.h, and the one list of devices that op tests run on.
+// op_test.cpp -- the helpers of op_test.h, and the list of devices that op tests run on.
 #include "ops/tests/op_test.h"
 
 #include <algorithm>
@@ -11,13 +11,11 @@
 
 #include <map>
 
-#include "gguf/formats/block_layouts.h"
-#include "gguf/formats/half.h"
+#include "gguf/block_layouts.h"
+#include "gguf/half.h"
 #include "ops/tests/mirror_test.h"
 
 namespace braid::test {
-
-// ---- random numbers ----
 
 uint64_t Random::next() {
   uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
@@ -46,18 +44,14 @@ std::vector<float> Random::normals(int64_t count, float scale) {
   return values;
 }
 
-// ---- devices ----
-
 namespace {
 
-// A processor that no CPU path supports tests the reference alone.
 bool cpu_usable() {
   static const bool usable = make_cpu_device({.threads = 1}).ok();
   return usable;
 }
 
-// The GPU, or the reason why there is none. BRAID_TEST_DEVICES=gpu leaves the CPU out: a run on a GPU machine
-// need not repeat what any machine can test.
+// Null, with a reason, if there is none. BRAID_TEST_DEVICES=gpu skips the CPU.
 const DeviceCase* gpu_case() {
   static const DeviceCase* found = []() -> const DeviceCase* {
     auto made = make_cuda_device({});
@@ -65,7 +59,8 @@ const DeviceCase* gpu_case() {
       fmt::print("no GPU is tested: {}\n", made.error().message);
       return nullptr;
     }
-    return new DeviceCase{.name = "cuda", .gpu = true, .activation_type = (*made)->activation_type()};
+    return new DeviceCase{
+        .name = "cuda", .gpu = true, .activation_type = (*made)->activation_type()};
   }();
   return found;
 }
@@ -74,7 +69,6 @@ bool only_gpu() {
   return devices != nullptr && std::strcmp(devices, "gpu") == 0;
 }
 
-// Says at the end how many worlds ran on each device.
 class CountWorlds : public ::testing::Environment {
  public:
   static std::map<std::string, int>& counts() {
@@ -148,8 +142,6 @@ std::vector<DeviceCase> other_thread_counts(const DeviceCase& device) {
   return others;
 }
 
-// ---- world ----
-
 World::World(const DeviceCase& device) {
   const DeviceOptions options{.threads = device.threads,
                               .activations = device.activations,
@@ -172,7 +164,8 @@ World::World(const DeviceCase& device) {
   const std::string kept = before != nullptr ? before : "";
   if (!device.path.empty()) setenv("BRAID_CPU", device.path.c_str(), 1);
   auto made = make_cpu_device(options);
-  if (!device.path.empty()) before != nullptr ? setenv("BRAID_CPU", kept.c_str(), 1) : unsetenv("BRAID_CPU");
+  if (!device.path.empty())
+    before != nullptr ? setenv("BRAID_CPU", kept.c_str(), 1) : unsetenv("BRAID_CPU");
   BRAID_CHECK(made.ok());
   device_ = std::move(*made);
 }
@@ -200,7 +193,9 @@ Tensor World::tensor(int64_t rows, int64_t cols, const std::vector<float>& value
 }
 
 float* World::array(int64_t count) { return tensor(1, count).f32(); }
-float* World::array(const std::vector<float>& values) { return tensor(1, std::ssize(values), values).f32(); }
+float* World::array(const std::vector<float>& values) {
+  return tensor(1, std::ssize(values), values).f32();
+}
 
 KvLayer World::kv_layer(const KvShape& shape, int32_t blocks) {
   KvLayer kv;
@@ -212,18 +207,18 @@ KvLayer World::kv_layer(const KvShape& shape, int32_t blocks) {
 }
 
 DeltaLayer World::delta_layer(const DeltaShape& shape, int32_t slots, int32_t uncertain) {
-  DeltaLayer layer{shape, device_->delta_ring(uncertain), slots, device_->state_tile_columns(shape), nullptr};
+  DeltaLayer layer{shape, device_->delta_ring(uncertain), slots, device_->state_tile_columns(shape),
+                   nullptr};
   layer.data = array(slots * layer.slot_elements());
   return layer;
 }
 
 std::vector<float> values_of(const Tensor& t) {
   std::vector<float> values;
-  for (int64_t row = 0; row < t.rows; ++row) values.insert(values.end(), t.f32(row), t.f32(row) + t.cols);
+  for (int64_t row = 0; row < t.rows; ++row)
+    values.insert(values.end(), t.f32(row), t.f32(row) + t.cols);
   return values;
 }
-
-// ---- batches ----
 
 std::vector<int32_t> chain(int32_t rows) {
   std::vector<int32_t> parents(static_cast<size_t>(rows));
@@ -233,7 +228,8 @@ std::vector<int32_t> chain(int32_t rows) {
 
 std::vector<int32_t> random_tree(int32_t rows, Random& random) {
   std::vector<int32_t> parents;
-  for (int32_t i = 0; i < rows; ++i) parents.push_back(static_cast<int32_t>(random.between(-1, i - 1)));
+  for (int32_t i = 0; i < rows; ++i)
+    parents.push_back(static_cast<int32_t>(random.between(-1, i - 1)));
   return parents;
 }
 
@@ -243,7 +239,7 @@ std::vector<SequencePlan> random_plans(Random& random, int32_t sequences, int32_
   for (int32_t s = 0; s < sequences; ++s) {
     SequencePlan plan;
     const int64_t kind =
-        random.between(0, 5);  // 0 fresh, 1 longer, 2 mixed tree, 3 mixed chain, 4 tree alone, 5 empty
+        random.between(0, 5);  // fresh, longer, mixed tree, mixed chain, tree alone, empty
     if (kind != 0) plan.past = static_cast<int32_t>(random.between(1, most_past));
     if (kind <= 3) plan.certain = static_cast<int32_t>(random.between(1, most_certain));
     const auto uncertain = static_cast<int32_t>(random.between(1, most_uncertain));
@@ -312,7 +308,8 @@ void TestBatch::add_rows(const std::vector<SequencePlan>& plans) {
     context_.push_back(plan.past + plan.certain);
     for (int32_t i = 0; i < plan.certain + uncertain; ++i) {
       const int32_t own = i - plan.certain;  // among the uncertain rows
-      const int32_t parent = own < 0 || plan.parents[own] < 0 ? -1 : first + plan.certain + plan.parents[own];
+      const int32_t parent =
+          own < 0 || plan.parents[own] < 0 ? -1 : first + plan.certain + plan.parents[own];
       token_.push_back(first + i);
       sequence_.push_back(static_cast<int32_t>(s));
       cell_.push_back(plan.past + i);
@@ -360,10 +357,8 @@ void TestBatch::finish() {
   batch_.output_row = output_row_.data();
 }
 
-// ---- comparison ----
-
-void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, double absolute,
-                  double relative, const std::string& what) {
+void expect_close(const std::vector<float>& actual, const std::vector<float>& expected,
+                  double absolute, double relative, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   size_t worst = 0;
   double worst_excess = -1;
@@ -375,8 +370,8 @@ void expect_close(const std::vector<float>& actual, const std::vector<float>& ex
       worst_excess = std::isnan(ratio) ? INFINITY : ratio;
     }
   }
-  EXPECT_LE(worst_excess, 1.0) << what << ": at " << worst << " of " << actual.size() << ": " << actual[worst]
-                               << " instead of " << expected[worst];
+  EXPECT_LE(worst_excess, 1.0) << what << ": at " << worst << " of " << actual.size() << ": "
+                               << actual[worst] << " instead of " << expected[worst];
 }
 
 void expect_same(const std::vector<float>& actual, const std::vector<float>& expected,
@@ -391,8 +386,6 @@ void expect_same(const std::vector<float>& actual, const std::vector<float>& exp
   EXPECT_EQ(different, 0u) << what << ": first at " << first << " of " << actual.size() << ": "
                            << actual[first] << " instead of " << expected[first];
 }
-
-// ---- weights ----
 
 namespace {
 
@@ -410,8 +403,7 @@ std::vector<size_t> scale_offsets(GgmlType type) {
   }
 }
 
-// Random codes with scales of a sensible size. iq1_m spreads its scale over the top nibbles of its last four
-// words.
+// Random codes, sensible scales. iq1_m has its scale in the top nibbles of its last four words.
 void random_blocks(Random& random, GgmlType type, std::byte* bytes, int64_t blocks) {
   const size_t size = block_bytes(type);
   for (int64_t b = 0; b < blocks; ++b) {
@@ -439,7 +431,7 @@ std::unique_ptr<TestWeight> random_weight(Random& random, GgmlType type, int64_t
   for (int64_t row = 0; row < rows; ++row) {
     std::byte* dst = made->bytes.data() + bytes * static_cast<size_t>(row);
     if (can_encode(type)) {
-      // nvfp4 scales underflow with small weights, so its tensors hold large ones and a factor beside them.
+      // nvfp4 scales underflow with small weights, so its tensors have a separate factor.
       encode_row(type, random.normals(k, type == GgmlType::NVFP4 ? 20.0f : 0.05f).data(), dst, k);
     } else {
       random_blocks(random, type, dst, k / block_elems(type));

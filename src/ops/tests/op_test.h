@@ -1,9 +1,7 @@
-// op_test.h -- the small world in which op tests run one case on every device of the build.
-//
-// A case is a pure function of its seed: it builds inputs, runs ops on the given device and returns what they
-// wrote. Running it on the reference and on a device gives two answers to compare; running it on one device
-// with other thread counts or cuts gives bytes to compare. Devices under test share the host's memory. Cells
-// and slots that no row may read hold large finite values, so that reading one shows.
+// op_test.h -- runs one case of an op test on every device of the build.
+// A case is a pure function of its seed: it builds inputs, runs ops on a device and returns what
+// they wrote. Answers of the reference and a device, or of one device with other thread counts or
+// cuts, are compared. Unreadable cells and slots hold large finite values, to expose reads.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +29,8 @@ class Random {
   std::vector<float> normals(int64_t count, float scale = 1.0f);
   template <typename T>
   void shuffle(std::vector<T>& items) {
-    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[between(0, int64_t(i) - 1)]);
+    for (size_t i = items.size(); i > 1; --i)
+      std::swap(items[i - 1], items[between(0, int64_t(i) - 1)]);
   }
 
  private:
@@ -43,32 +42,31 @@ struct DeviceCase {
   bool reference = false;
   Activations activations = Activations::f32;
   int threads = 1;
-  std::string path = {};  // BRAID_CPU while the device is made; empty: as the environment says
+  std::string path = {};  // BRAID_CPU while the device is made; empty: unchanged
   bool gpu = false;
-  DType activation_type = DType::f32;  // what goes into ops is rounded to this
-  bool deterministic = false;          // DeviceOptions::deterministic
+  DType activation_type = DType::f32;  // inputs of ops are rounded to this
+  bool deterministic = false;
 
-  // What one activation rounded to nearest may be off by, relative to itself.
+  // Relative error of one activation.
   double rounding() const {
     return activation_type == DType::f16 ? 0x1p-11 : activation_type == DType::bf16 ? 0x1p-8 : 0.0;
   }
-  // A limit that holds for f32 activations, widened by `roundings` of them.
+  // A limit for f32 activations, widened by `roundings` of them.
   double tolerance(double f32_limit, double roundings = 2) const {
     return f32_limit + roundings * rounding();
   }
 };
 DeviceCase reference_device();
-// The reference with its inputs rounded as those of `device`.
+// The reference, with inputs rounded as on `device`.
 DeviceCase reference_for(const DeviceCase& device);
-// The reference, and every other device with each activation format; the GPU if there is one.
+// With each activation format.
 std::vector<DeviceCase> all_devices();
-// The reference and each other device once, for ops that activation formats do not touch.
+// Each device once, for ops that activation formats do not affect.
 std::vector<DeviceCase> plain_devices();
-// For ops on what sequences own, which take activations of either type: plain_devices() with the GPU twice,
-// with its own activations and with f32; and with f32 alone, where results are compared to closed forms.
+// plain_devices() with the GPU twice, with its own activations and with f32; and f32 alone.
 std::vector<DeviceCase> sequence_devices();
 std::vector<DeviceCase> exact_devices();
-// The same device with other thread counts (itself excluded); empty for the reference.
+// The same device with other thread counts; empty for the reference.
 std::vector<DeviceCase> other_thread_counts(const DeviceCase& device);
 
 class World {
@@ -95,8 +93,7 @@ class World {
 
 std::vector<float> values_of(const Tensor& t);  // rows * cols
 
-// One sequence of a batch. `parents` has one entry per uncertain row, relative to the first of them; -1 is a
-// root.
+// `parents` has one entry per uncertain row, relative to the first; -1: a root.
 struct SequencePlan {
   int32_t past = 0;  // positions held before this batch
   int32_t certain = 0;
@@ -104,20 +101,18 @@ struct SequencePlan {
 };
 std::vector<int32_t> chain(int32_t rows);                        // -1 0 1 2 ...
 std::vector<int32_t> random_tree(int32_t rows, Random& random);  // a forest
-// Sequences of every kind: certain only, mixed, uncertain only, trees and chains, empty.
 std::vector<SequencePlan> random_plans(Random& random, int32_t sequences, int32_t most_past,
                                        int32_t most_certain, int32_t most_uncertain);
 
-// A Batch with shuffled block tables and slots. Entries of the block table that nobody needs are -1.
+// Shuffled block tables and slots. Unused entries of the block table are -1.
 class TestBatch {
  public:
   TestBatch(const std::vector<SequencePlan>& plans, Random& random);
-  // The same sequences, blocks and slots at a later or earlier cut.
+  // The same sequences, blocks and slots at another cut.
   TestBatch(const std::vector<SequencePlan>& plans, const TestBatch& like);
-  // One of these sequences without the others.
   TestBatch(const SequencePlan& plan, const TestBatch& like, int32_t sequence);
 
-  // Blocks that no row of a layer with this window sees are taken away: their entries become -1.
+  // Sets table entries of blocks below the window of all rows to -1.
   void forget_behind(int32_t window);
 
   const Batch& batch() const { return batch_; }
@@ -136,20 +131,18 @@ class TestBatch {
   Batch batch_;
 };
 
-// Fails unless |actual - expected| <= absolute + relative |expected| everywhere; names the worst place.
-void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, double absolute,
-                  double relative, const std::string& what);
+// Checks |actual - expected| <= absolute + relative |expected|; reports the worst place.
+void expect_close(const std::vector<float>& actual, const std::vector<float>& expected,
+                  double absolute, double relative, const std::string& what);
 void expect_same(const std::vector<float>& actual, const std::vector<float>& expected,
                  const std::string& what);
 
-// A weight with the file bytes it needs to live.
 struct TestWeight {
   Weight weight;
   std::vector<std::byte> bytes;
   std::vector<float> scales;
   std::vector<float> values;  // decoded [experts][n][k]
 };
-// Random weights of any type: encoded from normal values where there is an encoder, else random codes.
 std::unique_ptr<TestWeight> random_weight(Random& random, GgmlType type, int64_t n, int64_t k,
                                           int64_t experts = 1, bool with_scales = false);
 

@@ -1,5 +1,4 @@
-// store_test.cpp -- what cells get, within the rounding of their format, and how they are copied, on every
-// device.
+// store_test.cpp -- content of cells, within the rounding of their format, and copies.
 #include "ops/tests/cells_world_test.h"
 
 namespace braid {
@@ -20,8 +19,10 @@ Stored stored(const DeviceCase& device, const Shape& shape, const std::vector<Se
   Cells cells(device, shape, rows, 0, random);
   World& world = cells.world;
   const int32_t tokens = rows.tokens();
-  const Tensor k = world.tensor(tokens, shape.kv_width(), random.normals(tokens * shape.kv_width(), 0.3f));
-  const Tensor v = world.tensor(tokens, shape.kv_width(), random.normals(tokens * shape.kv_width()));
+  const Tensor k =
+      world.tensor(tokens, shape.kv_width(), random.normals(tokens * shape.kv_width(), 0.3f));
+  const Tensor v =
+      world.tensor(tokens, shape.kv_width(), random.normals(tokens * shape.kv_width()));
   const Tensor table = world.tensor(tokens, shape.rope_dims);
   world.ops().rope_table(table, {shape.rope_dims, 1e6}, rows.batch());
   const AttentionWeights w{world.array(random.normals(shape.head_dim)),
@@ -29,7 +30,8 @@ Stored stored(const DeviceCase& device, const Shape& shape, const std::vector<Se
   Tensor q, qg;
   if (shape.heads > 0) {
     q = world.tensor(tokens, shape.width());
-    qg = world.tensor(tokens, shape.query_width(), random.normals(tokens * shape.query_width(), 2.0f));
+    qg = world.tensor(tokens, shape.query_width(),
+                      random.normals(tokens * shape.query_width(), 2.0f));
   }
   world.ops().qk_norm_rope_store(q, qg, k, v, table, w, shape.params(), cells.kv, rows.batch());
   world.device().synchronize();
@@ -37,15 +39,17 @@ Stored stored(const DeviceCase& device, const Shape& shape, const std::vector<Se
   for (int32_t b = 0; b < cells.kv.blocks; ++b) {
     for (int32_t h = 0; h < shape.kv_heads; ++h) {
       for (int32_t c = 0; c < kBlockTokens; ++c) {
-        for (float x : decode(shape.k, cells.kv.k_row(b, h, c), shape.head_dim)) result.k.push_back(x);
-        for (float x : decode(shape.v, cells.kv.v_row(b, h, c), shape.head_dim)) result.v.push_back(x);
+        for (float x : decode(shape.k, cells.kv.k_row(b, h, c), shape.head_dim))
+          result.k.push_back(x);
+        for (float x : decode(shape.v, cells.kv.v_row(b, h, c), shape.head_dim))
+          result.v.push_back(x);
       }
     }
   }
   return result;
 }
 
-// Every cell that no row owns keeps its bytes: the decoded pools are compared whole.
+// Compares the whole decoded pools: unowned cells keep their bytes.
 TEST(QkNormRopeStore, AgreesWithTheReference) {
   for (const DeviceCase& device : sequence_devices()) {
     uint64_t seed = 500;
@@ -54,14 +58,17 @@ TEST(QkNormRopeStore, AgreesWithTheReference) {
       const auto plans = random_plans(random, 4, 100, 40, 10);
       const Stored actual = stored(device, shape, plans, seed);
       const Stored expected = stored(reference_for(device), shape, plans, seed);
-      const double ulp = shape.k == KvFormat::f32 ? 2e-6 : shape.k == KvFormat::f16 ? 0x1p-10 : 0x1p-7;
+      const double ulp = shape.k == KvFormat::f32   ? 2e-6
+                         : shape.k == KvFormat::f16 ? 0x1p-10
+                                                    : 0x1p-7;
       expect_close(actual.q, expected.q, 2e-6, device.tolerance(2e-6), device.name + " q");
       expect_close(actual.k, expected.k, 2e-6, ulp, device.name + " k");
       expect_same(actual.v, expected.v, device.name + " v");
       size_t different = 0;
       for (size_t i = 0; i < actual.k.size(); ++i) different += actual.k[i] != expected.k[i];
       if (shape.k != KvFormat::f32) {
-        EXPECT_LE(different, actual.k.size() / 50) << device.name << " keys are not rounded to nearest";
+        EXPECT_LE(different, actual.k.size() / 50)
+            << device.name << " keys are not rounded to nearest";
       }
       for (const DeviceCase& other : other_thread_counts(device)) {
         const Stored same = stored(other, shape, plans, seed);
@@ -82,31 +89,36 @@ TEST(QkNormRopeStore, PositionZeroIsNotRotated) {
     world.prepare({}, needs);
     Random random(3);
     const TestBatch rows({{0, 1}}, random);
-    const Shape shape{.heads = 1, .kv_heads = 1, .k = KvFormat::f32, .v = KvFormat::f32, .gate = {}};
+    const Shape shape{
+        .heads = 1, .kv_heads = 1, .k = KvFormat::f32, .v = KvFormat::f32, .gate = {}};
     const KvLayer kv = world.kv_layer(shape.kv(), rows.blocks());
     const Tensor table = world.tensor(1, 64);
     world.ops().rope_table(table, {64, 1e4}, rows.batch());
     const Tensor q = world.tensor(1, 64);
     const Tensor x = world.tensor(1, 64, random.normals(64));
     const float* ones = world.array(std::vector<float>(64, 1.0f));
-    world.ops().qk_norm_rope_store(q, x, x, x, table, {ones, ones, 0.0f}, shape.params(), kv, rows.batch());
+    world.ops().qk_norm_rope_store(q, x, x, x, table, {ones, ones, 0.0f}, shape.params(), kv,
+                                   rows.batch());
     world.device().synchronize();
     double square = 0;
     for (float v : values_of(x)) square += double{v} * v;
     std::vector<float> expected = values_of(x);
     for (float& v : expected) v = static_cast<float>(v / std::sqrt(square / 64));
     expect_close(values_of(q), expected, 0, 1e-6, device.name);
-    expect_same(decode(KvFormat::f32, kv.k_row(rows.batch().block_table[0], 0, 0), 64), values_of(q),
-                device.name);
+    expect_same(decode(KvFormat::f32, kv.k_row(rows.batch().block_table[0], 0, 0), 64),
+                values_of(q), device.name);
   }
 }
 
-// Pairs are (i, i + dims / 2); values beyond dims pass through.
 TEST(QkNormRopeStore, RotatesHalvesOfTheFirstDims) {
   for (const DeviceCase& device : exact_devices()) {
     Random random(5);
-    const Shape shape{
-        .heads = 2, .kv_heads = 1, .head_dim = 64, .rope_dims = 32, .k = KvFormat::f32, .v = KvFormat::f32};
+    const Shape shape{.heads = 2,
+                      .kv_heads = 1,
+                      .head_dim = 64,
+                      .rope_dims = 32,
+                      .k = KvFormat::f32,
+                      .v = KvFormat::f32};
     const TestBatch rows({{1000, 1}}, random);
     Cells cells(device, shape, rows, 0, random);
     World& world = cells.world;
@@ -117,8 +129,8 @@ TEST(QkNormRopeStore, RotatesHalvesOfTheFirstDims) {
     const Tensor k = world.tensor(1, 64, random.normals(64));
     const std::vector<float> norm = random.normals(64);
     const float* weight = world.array(norm);
-    world.ops().qk_norm_rope_store(q, qg, k, k, table, {weight, weight, 1e-6f}, shape.params(), cells.kv,
-                                   rows.batch());
+    world.ops().qk_norm_rope_store(q, qg, k, k, table, {weight, weight, 1e-6f}, shape.params(),
+                                   cells.kv, rows.batch());
     world.device().synchronize();
     auto expected = [&](const float* x) {
       double square = 0;
@@ -134,14 +146,15 @@ TEST(QkNormRopeStore, RotatesHalvesOfTheFirstDims) {
       return out;
     };
     const std::vector<float> actual = values_of(q);
-    expect_close({actual.begin(), actual.begin() + 64}, expected(qg.f32()), 1e-6, 1e-6, device.name);
-    expect_close({actual.begin() + 64, actual.end()}, expected(qg.f32() + 128), 1e-6, 1e-6, device.name);
+    expect_close({actual.begin(), actual.begin() + 64}, expected(qg.f32()), 1e-6, 1e-6,
+                 device.name);
+    expect_close({actual.begin() + 64, actual.end()}, expected(qg.f32() + 128), 1e-6, 1e-6,
+                 device.name);
     const std::vector<float> key = decode(KvFormat::f32, cells.k_row(rows.batch(), 0, 1000, 0), 64);
     expect_close(key, expected(k.f32()), 1e-6, 1e-6, device.name);
   }
 }
 
-// What both ops leave, as one op or as two: outputs, then the bytes of the pools.
 struct Attended {
   std::vector<float> o;
   std::vector<std::byte> cells;
@@ -164,15 +177,17 @@ Attended attended_with_store(const DeviceCase& device, const Shape& shape,
   const Tensor k = inputs(shape.kv_width(), 0.3f);
   const Tensor v = inputs(shape.kv_width(), 1.0f);
   Tensor gates = qg;
-  if (!shape.gate.joint()) gates = shape.gate_width() > 0 ? inputs(shape.gate_width(), 2.0f) : Tensor{};
+  if (!shape.gate.joint())
+    gates = shape.gate_width() > 0 ? inputs(shape.gate_width(), 2.0f) : Tensor{};
   const Tensor table = world.tensor(tokens, shape.rope_dims);
   world.ops().rope_table(table, {shape.rope_dims, 1e6}, rows.batch());
   const AttentionWeights w{world.array(random.normals(shape.head_dim)),
                            world.array(random.normals(shape.head_dim)), 1e-6f};
-  // Twice, as two steps would: nothing of the first may stay behind.
+  // The first step must not leave anything.
   for (int step = 0; step < 2; ++step) {
     if (together) {
-      world.ops().store_attend(o, q, qg, k, v, gates, table, w, shape.params(), cells.kv, rows.batch());
+      world.ops().store_attend(o, q, qg, k, v, gates, table, w, shape.params(), cells.kv,
+                               rows.batch());
     } else {
       world.ops().qk_norm_rope_store(q, qg, k, v, table, w, shape.params(), cells.kv, rows.batch());
       world.ops().attention(o, q, gates, shape.params(), cells.kv, rows.batch());
@@ -201,7 +216,12 @@ TEST(StoreAttend, GivesTheBytesOfTheTwoOps) {
        .rope_dims = 128,
        .window = 300,
        .gate = kSoftplusElement},
-      {.heads = 72, .kv_heads = 8, .head_dim = 128, .rope_dims = 128, .window = 512, .gate = kSoftplusHead},
+      {.heads = 72,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .rope_dims = 128,
+       .window = 512,
+       .gate = kSoftplusHead},
   };
   Random random(699);
   const std::vector<std::vector<SequencePlan>> cases = {
@@ -231,8 +251,9 @@ TEST(StoreAttend, GivesTheBytesOfTheTwoOps) {
       for (size_t i = 0; i < cases.size(); ++i) {
         const Attended one = attended_with_store(device, shape, cases[i], 700 + i, true);
         const Attended two = attended_with_store(device, shape, cases[i], 700 + i, false);
-        const std::string name = device.name + " heads " + std::to_string(shape.heads) + " window " +
-                                 std::to_string(shape.window) + " case " + std::to_string(i);
+        const std::string name = device.name + " heads " + std::to_string(shape.heads) +
+                                 " window " + std::to_string(shape.window) + " case " +
+                                 std::to_string(i);
         expect_same(one.o, two.o, name);
         EXPECT_TRUE(one.cells == two.cells) << name;
         for (float x : one.o) ASSERT_TRUE(std::isfinite(x)) << name;
@@ -250,8 +271,9 @@ TEST(KvMove, CopiesTheCellsOfAcceptedRows) {
       Cells expected(reference_device(), shape, rows, 0, random);
       std::memcpy(expected.kv.k, cells.kv.k, cells.kv.blocks * cells.kv.shape.k_block_bytes());
       std::memcpy(expected.kv.v, cells.kv.v, cells.kv.blocks * cells.kv.shape.v_block_bytes());
-      // Sources may be targets of later moves only: each source is above every target so far.
-      const CellMove moves[] = {{0, 54, 52}, {0, 60, 53}, {0, 61, 54}, {0, 81, 55}, {1, 6, 5}, {1, 8, 6}};
+      // Only later moves may write to a source: each source is above all targets so far.
+      const CellMove moves[] = {{0, 54, 52}, {0, 60, 53}, {0, 61, 54},
+                                {0, 81, 55}, {1, 6, 5},   {1, 8, 6}};
       for (const CellMove& move : moves) {
         for (int32_t h = 0; h < shape.kv_heads; ++h) {
           std::memcpy(expected.k_row(rows.batch(), move.sequence, move.to, h),
@@ -281,8 +303,8 @@ TEST(BlockCopy, CopiesOneBlockOfKeysAndValues) {
       const int64_t k_bytes = cells.kv.shape.k_block_bytes();
       const int64_t v_bytes = cells.kv.shape.v_block_bytes();
       std::memcpy(expected.data() + dst * k_bytes, cells.kv.k + src * k_bytes, k_bytes);
-      std::memcpy(expected.data() + cells.kv.blocks * k_bytes + dst * v_bytes, cells.kv.v + src * v_bytes,
-                  v_bytes);
+      std::memcpy(expected.data() + cells.kv.blocks * k_bytes + dst * v_bytes,
+                  cells.kv.v + src * v_bytes, v_bytes);
       cells.world.ops().block_copy(cells.kv, dst, src);
       cells.world.device().synchronize();
       EXPECT_TRUE(cells.bytes() == expected) << device.name;

@@ -1,4 +1,4 @@
-// answer_usage.h -- the tokens of one answer, as every API and the metrics count them, and its loops.
+// answer_usage.h -- token counts and loops of one answer, for every API and the metrics.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,10 @@ struct AnswerUsage {
   int64_t cached_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t reasoning_tokens = 0;
-  int64_t drafted_tokens = 0;   // guessed ahead and verified
-  int64_t accepted_tokens = 0;  // of them
+  int64_t drafted_tokens = 0;   // draft tokens verified
+  int64_t accepted_tokens = 0;  // draft tokens accepted
 };
 
-// Parts of an answer that were ended because they went round in a loop.
 struct AnswerLoops {
   int32_t thoughts = 0, contents = 0;
 };

@@ -45,7 +45,8 @@ Json ApiError::body(Family family, std::string_view request_id) const {
                 {"error", {{"type", anthropic_type(*this)}, {"message", message}}},
                 {"request_id", request_id}};
   }
-  Json inner{{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}};
+  Json inner{
+      {"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}};
   for (const auto& [key, value] : extra.items()) inner[key] = value;
   return Json{{"error", std::move(inner)}};
 }
@@ -60,22 +61,29 @@ ApiError invalid_type(std::string param, std::string message) {
 
 ApiError missing_field(std::string param) {
   std::string message = param + ": field required";
-  return {.code = "missing_required_parameter", .param = std::move(param), .message = std::move(message)};
+  return {.code = "missing_required_parameter",
+          .param = std::move(param),
+          .message = std::move(message)};
 }
 
 ApiError unsupported(std::string param, std::string message) {
-  return {.code = "unsupported_parameter", .param = std::move(param), .message = std::move(message)};
+  return {
+      .code = "unsupported_parameter", .param = std::move(param), .message = std::move(message)};
 }
 
 ApiError too_long(int64_t prompt_tokens, int64_t context_tokens) {
-  // Clients look for these very words to start their compaction.
+  // Clients start compaction when they find exactly these words.
   return {.code = "context_length_exceeded",
-          .message = fmt::format("prompt is too long: {} tokens > {} maximum", prompt_tokens, context_tokens),
+          .message = fmt::format("prompt is too long: {} tokens > {} maximum", prompt_tokens,
+                                 context_tokens),
           .extra = {{"n_prompt_tokens", prompt_tokens}, {"n_ctx", context_tokens}}};
 }
 
 ApiError internal_error(std::string message) {
-  return {.status = 500, .type = "server_error", .code = "internal_error", .message = std::move(message)};
+  return {.status = 500,
+          .type = "server_error",
+          .code = "internal_error",
+          .message = std::move(message)};
 }
 
 }  // namespace braid::server

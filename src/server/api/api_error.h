@@ -1,4 +1,4 @@
-// api_error.h -- what is wrong with a request, in the words of the API it came through.
+// api_error.h -- an error of a request, and its form in each API.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ namespace braid::server {
 
 using Json = nlohmann::ordered_json;
 
-// Two families of answers: Anthropic's paths, and everything else.
+// Anthropic's paths, and everything else.
 enum class Family { openai, anthropic };
 
 struct ApiError {
@@ -25,11 +25,10 @@ struct ApiError {
   int retry_after_s = 0;        // 0: no Retry-After
   Json extra = Json::object();  // further members of the error object (OpenAI family)
 
-  // The server has too much to do, whoever asks; a 429 with another code is a limit of this client alone.
+  // The whole server is overloaded. A 429 with another code is a limit of this client.
   bool is_overload() const { return status == 503 || (status == 429 && code == "queue_full"); }
-  // The status in this family: Anthropic's clients know 529 where others are told of an overload.
+  // Anthropic's clients expect 529 for an overload.
   int status_for(Family family) const;
-  // The whole JSON body.
   Json body(Family family, std::string_view request_id) const;
 };
 
@@ -40,7 +39,6 @@ ApiError unsupported(std::string param, std::string message);
 ApiError too_long(int64_t prompt_tokens, int64_t context_tokens);
 ApiError internal_error(std::string message);
 
-// A T, or what is wrong with the request.
 template <typename T>
 class [[nodiscard]] ApiResult {
  public:

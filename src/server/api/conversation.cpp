@@ -11,7 +11,9 @@ using Role = Message::Role;
 
 constexpr std::string_view kBlanks = " \t\r\n\v\f";
 
-bool is_blank(std::string_view text) { return text.find_first_not_of(kBlanks) == std::string_view::npos; }
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(kBlanks) == std::string_view::npos;
+}
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(kBlanks);
@@ -25,7 +27,6 @@ void append_paragraph(std::string& text, std::string_view more) {
   text += more;
 }
 
-// The system messages at the start become one; empty ones vanish.
 Messages merge_head(Messages messages) {
   Messages out;
   size_t at = 0;
@@ -42,9 +43,8 @@ std::string reminder(const std::string& text) {
   return "<system-reminder>\n" + std::string(trimmed(text)) + "\n</system-reminder>";
 }
 
-// Late system messages keep their place: each joins the turn before it, so that what was rendered before
-// stays. In a user's turn they come before the user's own words, which are set aside meanwhile: a turn is
-// written once, however many join it.
+// Joins late system messages to the turn before, so that text rendered earlier does not change. In
+// a user turn they precede the user's words, kept in own_ so that a turn is written once.
 class LateMessages {
  public:
   void push(Message message) {
@@ -86,7 +86,7 @@ class LateMessages {
   }
 
   Messages out_;
-  std::optional<std::string> own_;  // of the last turn, a user's
+  std::optional<std::string> own_;  // the user's words of the last turn
 };
 
 Messages merge_late(Messages messages) {
@@ -102,7 +102,8 @@ Messages merge_late(Messages messages) {
   return out;
 }
 
-Messages place_late_system(Messages messages, const TemplateAbilities& abilities, LateSystem policy) {
+Messages place_late_system(Messages messages, const TemplateAbilities& abilities,
+                           LateSystem policy) {
   if (policy == LateSystem::native && abilities.late_system) return messages;
   if (policy == LateSystem::merge) return merge_late(std::move(messages));
   LateMessages out;
@@ -116,7 +117,7 @@ Messages place_late_system(Messages messages, const TemplateAbilities& abilities
   return out.take();
 }
 
-// The results that follow an assistant turn, in the order of its calls. Results of unknown calls stay put.
+// Sorts the results after an assistant turn by its calls. Results of unknown calls stay put.
 void sort_results(Messages& messages) {
   std::map<std::string, std::string> names;  // call id -> tool
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -139,26 +140,28 @@ void sort_results(Messages& messages) {
   }
   for (Message& message : messages) {
     if (message.role != Role::tool || !message.name.empty()) continue;
-    if (const auto found = names.find(message.call_id); found != names.end()) message.name = found->second;
+    if (const auto found = names.find(message.call_id); found != names.end())
+      message.name = found->second;
   }
 }
 
-// Templates of the family look for a user message that is no tool response.
+// Templates of the family look for a user message that is not a tool response.
 bool is_query(const Message& message, const Dialect& dialect) {
   return message.role == Role::user && !dialect.is_result(trimmed(message.text));
 }
 
-// Results that a client kept although it dropped what led to them come first too; templates look back from a
-// result.
+// Templates look back from a tool result, so a leading one gets a user message before it.
 void ensure_query(Messages& messages, const Dialect& dialect) {
-  const bool query = std::any_of(messages.begin(), messages.end(),
-                                 [&](const Message& message) { return is_query(message, dialect); });
+  const bool query = std::any_of(messages.begin(), messages.end(), [&](const Message& message) {
+    return is_query(message, dialect);
+  });
   if (!query && !messages.empty() && messages.back().role == Role::system) {
     messages.back().role = Role::user;
     messages.back().system_bytes = messages.back().text.size();
     return;
   }
-  const auto first = messages.begin() + (!messages.empty() && messages[0].role == Role::system ? 1 : 0);
+  const auto first =
+      messages.begin() + (!messages.empty() && messages[0].role == Role::system ? 1 : 0);
   const bool orphan = first != messages.end() && first->role == Role::tool;
   if (!query || orphan) messages.insert(first, Message{.role = Role::user});
 }
@@ -180,7 +183,8 @@ const char* role_name(Role role) {
 }
 
 void join_text(std::string& text, std::string_view more) {
-  if (!text.empty() && !more.empty() && !text.ends_with('\n') && !more.starts_with('\n')) text += '\n';
+  if (!text.empty() && !more.empty() && !text.ends_with('\n') && !more.starts_with('\n'))
+    text += '\n';
   text += more;
 }
 
@@ -202,10 +206,12 @@ Messages normalise(Messages messages, const TemplateAbilities& abilities, LateSy
   if (!abilities.system_role && !messages.empty() && messages[0].role == Role::system) {
     const std::string text = std::move(messages[0].text);
     messages.erase(messages.begin());
-    const auto user = std::find_if(messages.begin(), messages.end(),
-                                   [](const Message& message) { return message.role == Role::user; });
+    const auto user = std::find_if(messages.begin(), messages.end(), [](const Message& message) {
+      return message.role == Role::user;
+    });
     if (user == messages.end()) {
-      messages.insert(messages.begin(), {.role = Role::user, .text = text, .system_bytes = text.size()});
+      messages.insert(messages.begin(),
+                      {.role = Role::user, .text = text, .system_bytes = text.size()});
     } else {
       const std::string own = std::move(user->text);
       user->text = text + "\n\n";
@@ -247,17 +253,15 @@ std::vector<size_t> instruction_bytes(const Messages& messages) {
   return out;
 }
 
-// ---- What a template can do ------------------------------------------------------------------------------
-
 namespace {
 
 class Prober {
  public:
   explicit Prober(const ChatTemplate& chat) : chat_(chat) {}
 
-  // Empty when the template refuses. One that has once run into its limits is not asked again: a model must
-  // not take long to load because of it.
-  std::string render(const Json& messages, const Json& tools = nullptr, const ChatOptions& options = {}) {
+  // Empty if the template fails. After it hit its limits it is not run again: loading stays fast.
+  std::string render(const Json& messages, const Json& tools = nullptr,
+                     const ChatOptions& options = {}) {
     if (endless_) return {};
     auto text = chat_.render(messages, tools, options);
     endless_ = !text.ok() && text.error().kind == ErrorKind::exhausted;
@@ -267,9 +271,10 @@ class Prober {
   static Json call_turn(const Json& arguments, int calls) {
     Json list = Json::array();
     for (int i = 0; i < calls; ++i) {
-      list.push_back({{"id", "call_" + std::to_string(i)},
-                      {"type", "function"},
-                      {"function", {{"name", "FUNCNAME" + std::to_string(i)}, {"arguments", arguments}}}});
+      list.push_back(
+          {{"id", "call_" + std::to_string(i)},
+           {"type", "function"},
+           {"function", {{"name", "FUNCNAME" + std::to_string(i)}, {"arguments", arguments}}}});
     }
     return Json{{"role", "assistant"}, {"content", ""}, {"tool_calls", std::move(list)}};
   }
@@ -279,7 +284,9 @@ class Prober {
   bool endless_ = false;
 };
 
-bool has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
 
 void probe_calls(Prober& prober, TemplateAbilities& abilities) {
   const Json user = chat_message("user", "USERTEXT"), later = chat_message("user", "AGAIN");
@@ -306,7 +313,7 @@ void probe_calls(Prober& prober, TemplateAbilities& abilities) {
   turn["reasoning_content"] = "THOUGHT";
   const Json result{
       {"role", "tool"}, {"content", "RESULT"}, {"tool_call_id", "call_0"}, {"name", "FUNCNAME0"}};
-  // Some keep it only where thinking is on, and for some that is not the default.
+  // Some templates keep reasoning only with thinking on, which may not be their default.
   ChatOptions on;
   on.enable_thinking = true;
   const Json loop = Json::array({user, turn, result});
@@ -322,7 +329,8 @@ TemplateAbilities probe_template(const ChatTemplate& chat) {
   const Json system = chat_message("system", "SYSTEXT"), user = chat_message("user", "USERTEXT");
   const Json assistant = chat_message("assistant", "SAID"), again = chat_message("user", "AGAIN");
   abilities.system_role = has(prober.render(Json::array({system, user})), "SYSTEXT");
-  abilities.late_system = has(prober.render(Json::array({user, assistant, system, again})), "SYSTEXT");
+  abilities.late_system =
+      has(prober.render(Json::array({user, assistant, system, again})), "SYSTEXT");
   probe_calls(prober, abilities);
 
   Json thought = assistant;
@@ -330,16 +338,18 @@ TemplateAbilities probe_template(const ChatTemplate& chat) {
   ChatOptions keep;
   keep.variables["preserve_thinking"] = true;
   const Json earlier = Json::array({user, thought, again});
-  abilities.preserve_thinking =
-      has(prober.render(earlier, nullptr, keep), "THOUGHT") && chat.program().mentions("preserve_thinking");
+  abilities.preserve_thinking = has(prober.render(earlier, nullptr, keep), "THOUGHT") &&
+                                chat.program().mentions("preserve_thinking");
   ChatOptions on, off, bare;
   on.enable_thinking = true;
   off.enable_thinking = false;
   bare.add_generation_prompt = false;
-  abilities.dialect.read_thought(prober.render(Json::array({user, thought}), nullptr, on), "THOUGHT", "SAID");
+  abilities.dialect.read_thought(prober.render(Json::array({user, thought}), nullptr, on),
+                                 "THOUGHT", "SAID");
   const Json one = Json::array({user});
   const std::string asked = prober.render(one), said = prober.render(one, nullptr, bare);
-  if (asked.starts_with(said)) abilities.dialect.read_turn(std::string_view(asked).substr(said.size()));
+  if (asked.starts_with(said))
+    abilities.dialect.read_turn(std::string_view(asked).substr(said.size()));
   abilities.thinks_by_default = abilities.dialect.opens_thought(asked);
   abilities.thinking_switch = prober.render(one, nullptr, on) != prober.render(one, nullptr, off);
   abilities.effort = chat.program().mentions("reasoning_effort");

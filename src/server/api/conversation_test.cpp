@@ -1,11 +1,10 @@
-// conversation_test.cpp -- conversations of real clients, made fit for the template, and how their prompts
-// grow.
+// conversation_test.cpp -- repaired conversations of real clients, and how their prompts grow.
 #include "server/api/conversation.h"
 
 #include <gtest/gtest.h>
 
-#include "server/requests/prompt.h"
-#include "server/requests/read_request.h"
+#include "server/api/prompt.h"
+#include "server/api/read_request.h"
 #include "server/test_server_test.h"
 
 namespace braid::server {
@@ -33,8 +32,8 @@ TEST(Conversation, LeadingSystemMessagesBecomeOne) {
                              {.role = Role::user, .text = "u"}},
                             kQwen, LateSystem::attach)),
             "system(a\n\nb) user(u)");
-  EXPECT_EQ(shape(normalise({{.role = Role::system, .text = ""}, {.role = Role::user, .text = "u"}}, kQwen,
-                            LateSystem::attach)),
+  EXPECT_EQ(shape(normalise({{.role = Role::system, .text = ""}, {.role = Role::user, .text = "u"}},
+                            kQwen, LateSystem::attach)),
             "user(u)");
 }
 
@@ -46,14 +45,14 @@ TEST(Conversation, LateSystemMessagesKeepTheirPlace) {
   EXPECT_EQ(shape(normalise(late, kQwen, LateSystem::attach)),
             "user(<system-reminder>\ns\n</system-reminder>\n\nu) assistant(a) "
             "user(<system-reminder>\nt\n</system-reminder>)");
-  EXPECT_EQ(shape(normalise(late, kQwen, LateSystem::merge)), "system(s\n\nt) user(u) assistant(a)");
+  EXPECT_EQ(shape(normalise(late, kQwen, LateSystem::merge)),
+            "system(s\n\nt) user(u) assistant(a)");
   TemplateAbilities native = kQwen;
   native.late_system = true;
-  EXPECT_EQ(shape(normalise(late, native, LateSystem::native)), "user(u) system(s) assistant(a) system(t)");
+  EXPECT_EQ(shape(normalise(late, native, LateSystem::native)),
+            "user(u) system(s) assistant(a) system(t)");
 }
 
-// What a late system message says comes before the question, several in their order; behind a tool's result
-// it has no question to come before.
 TEST(Conversation, AUsersQuestionStaysLastInItsTurn) {
   const auto in_turn = [](Messages messages) {
     return normalise(std::move(messages), kQwen, LateSystem::attach);
@@ -104,23 +103,22 @@ TEST(Conversation, ManyLateSystemMessagesJoinOneTurn) {
   EXPECT_EQ(placed[1].system_bytes, 0u);
 }
 
-// A conversation with system messages anywhere grows at its end only, whatever is said next.
 TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
   const auto model = demo_served_model(nullptr);
   model->chat = ChatTemplate::built_in("", "<|im_end|>");
-  const Messages all = {{.role = Role::system, .text = "head"},
-                        {.role = Role::user, .text = "one"},
-                        {.role = Role::system, .text = "s <tool_call>"},
-                        {.role = Role::assistant, .text = "", .calls = {{"1", "f", Json::object()}}},
-                        {.role = Role::tool, .text = "r", .call_id = "1"},
-                        {.role = Role::system, .text = "t"},
-                        {.role = Role::assistant, .text = "a"},
-                        {.role = Role::system, .text = "v"},
-                        {.role = Role::user, .text = "two"},
-                        {.role = Role::system, .text = "w"},
-                        {.role = Role::assistant, .text = "b"},
-                        {.role = Role::user, .text = "three"}};
-  // A client asks whenever the last word is not the model's.
+  const Messages all = {
+      {.role = Role::system, .text = "head"},
+      {.role = Role::user, .text = "one"},
+      {.role = Role::system, .text = "s <tool_call>"},
+      {.role = Role::assistant, .text = "", .calls = {{"1", "f", Json::object()}}},
+      {.role = Role::tool, .text = "r", .call_id = "1"},
+      {.role = Role::system, .text = "t"},
+      {.role = Role::assistant, .text = "a"},
+      {.role = Role::system, .text = "v"},
+      {.role = Role::user, .text = "two"},
+      {.role = Role::system, .text = "w"},
+      {.role = Role::assistant, .text = "b"},
+      {.role = Role::user, .text = "three"}};
   std::vector<int32_t> before;
   for (const size_t count : {size_t{3}, size_t{6}, size_t{10}, size_t{12}}) {
     Generation generation;
@@ -133,8 +131,8 @@ TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
     ASSERT_GT(ids->size(), before.size());
     EXPECT_TRUE(std::equal(before.begin(), before.end(), ids->begin())) << prompt->text.text;
     if (count == 3) {
-      EXPECT_TRUE(prompt->text.text.ends_with("</system-reminder>\n\none<|im_end|>\n")) << prompt->text.text;
-      // The system's words have the tokens that a system message has.
+      EXPECT_TRUE(prompt->text.text.ends_with("</system-reminder>\n\none<|im_end|>\n"))
+          << prompt->text.text;
       EXPECT_EQ(std::count(ids->begin(), ids->end(), *model->tokenizer->find("<tool_call>")), 1);
     }
     before = *ids;
@@ -142,14 +140,15 @@ TEST(Conversation, LateSystemMessagesLeaveWhatWasRenderedBefore) {
 }
 
 TEST(Conversation, ThereIsAlwaysAQuery) {
-  EXPECT_EQ(shape(normalise({{.role = Role::system, .text = "s"}}, kQwen, LateSystem::attach)), "user(s)");
-  EXPECT_EQ(shape(normalise({{.role = Role::system, .text = "s"}, {.role = Role::assistant, .text = "a"}},
+  EXPECT_EQ(shape(normalise({{.role = Role::system, .text = "s"}}, kQwen, LateSystem::attach)),
+            "user(s)");
+  EXPECT_EQ(
+      shape(normalise({{.role = Role::system, .text = "s"}, {.role = Role::assistant, .text = "a"}},
+                      kQwen, LateSystem::attach)),
+      "system(s) user() assistant(a)");
+  EXPECT_EQ(shape(normalise({{.role = Role::user, .text = "<tool_response>x</tool_response>"}},
                             kQwen, LateSystem::attach)),
-            "system(s) user() assistant(a)");
-  EXPECT_EQ(shape(normalise({{.role = Role::user, .text = "<tool_response>x</tool_response>"}}, kQwen,
-                            LateSystem::attach)),
             "user() user(<tool_response>x</tool_response>)");
-  // What is left of a conversation that was cut.
   EXPECT_EQ(shape(normalise({{.role = Role::system, .text = "s"},
                              {.role = Role::tool, .text = "r", .call_id = "1"},
                              {.role = Role::user, .text = "u"}},
@@ -158,13 +157,14 @@ TEST(Conversation, ThereIsAlwaysAQuery) {
 }
 
 TEST(Conversation, ResultsComeInTheOrderOfTheirCalls) {
-  const Messages messages = normalise({{.role = Role::user, .text = "u"},
-                                       {.role = Role::assistant, .calls = {{"1", "f", {}}, {"2", "g", {}}}},
-                                       {.role = Role::tool, .text = "two", .call_id = "2"},
-                                       {.role = Role::tool, .text = "other", .call_id = "x"},
-                                       {.role = Role::tool, .text = "one", .call_id = "1"},
-                                       {.role = Role::assistant}},
-                                      kQwen, LateSystem::attach);
+  const Messages messages =
+      normalise({{.role = Role::user, .text = "u"},
+                 {.role = Role::assistant, .calls = {{"1", "f", {}}, {"2", "g", {}}}},
+                 {.role = Role::tool, .text = "two", .call_id = "2"},
+                 {.role = Role::tool, .text = "other", .call_id = "x"},
+                 {.role = Role::tool, .text = "one", .call_id = "1"},
+                 {.role = Role::assistant}},
+                kQwen, LateSystem::attach);
   EXPECT_EQ(shape(messages), "user(u) assistant()[f][g] tool(one) tool(other) tool(two)");
   EXPECT_EQ(messages[2].name, "f");
 }
@@ -207,9 +207,10 @@ TEST(Conversation, ClaudeCodeRequestsRenderTheSameInBothShapes) {
     "thinking":{"type":"adaptive"},"output_config":{"effort":"high"},"unknown":[1],
     "context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]}})"),
                                     {});
-  const auto strings = read_messages(Json::parse(R"({"max_tokens":10,"system":"Be good.","messages":[
+  const auto strings =
+      read_messages(Json::parse(R"({"max_tokens":10,"system":"Be good.","messages":[
     {"role":"user","content":"hi"},{"role":"system","content":"agents"}],"thinking":{"type":"adaptive"}})"),
-                                     {});
+                    {});
   ASSERT_TRUE(blocks.ok()) << blocks.error().message;
   ASSERT_TRUE(strings.ok());
   EXPECT_EQ(rendered(*model, *blocks), rendered(*model, *strings));
@@ -217,8 +218,8 @@ TEST(Conversation, ClaudeCodeRequestsRenderTheSameInBothShapes) {
   EXPECT_EQ(blocks->reasoning.think, true);
   EXPECT_EQ(blocks->reasoning.effort, "high");
   EXPECT_EQ(strings->reasoning.think, true);
-  const auto silent =
-      read_messages(Json::parse(R"({"max_tokens":10,"messages":[{"role":"user","content":"hi"}]})"), {});
+  const auto silent = read_messages(
+      Json::parse(R"({"max_tokens":10,"messages":[{"role":"user","content":"hi"}]})"), {});
   EXPECT_EQ(silent->reasoning.think, false);
 }
 
@@ -239,9 +240,9 @@ TEST(Conversation, CodexItemsBecomeTurns) {
     "tool_choice":"auto","include":["reasoning.encrypted_content"]})"),
                                          {});
   ASSERT_TRUE(generation.ok()) << generation.error().message;
-  EXPECT_EQ(
-      shape(generation->messages),
-      "system(base) system(skills) user(go) assistant(ok)[agents__close][apply_patch] tool() tool(done)");
+  EXPECT_EQ(shape(generation->messages),
+            "system(base) system(skills) user(go) assistant(ok)[agents__close][apply_patch] tool() "
+            "tool(done)");
   EXPECT_EQ(generation->messages[3].reasoning, "plan");
   EXPECT_EQ(generation->messages[3].calls[1].arguments.dump(), R"({"input":"*** x"})");
   EXPECT_EQ(generation->tools.size(), 2u);
@@ -257,11 +258,10 @@ TEST(Conversation, OpaqueTextsComeBack) {
   EXPECT_FALSE(read_opaque("other").has_value());
 }
 
-// In a tool loop every prompt begins with the last one and what was generated.
 TEST(Conversation, APromptOfAToolLoopContinuesTheLastOne) {
   const auto model = demo_served_model(nullptr);
-  Json messages =
-      Json::array({{{"role", "system"}, {"content", "Be good."}}, {{"role", "user"}, {"content", "go"}}});
+  Json messages = Json::array(
+      {{{"role", "system"}, {"content", "Be good."}}, {{"role", "user"}, {"content", "go"}}});
   const Json tools = Json::parse(
       R"([{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"n":{"type":"integer"}}}}}])");
   std::string before;
@@ -269,7 +269,9 @@ TEST(Conversation, APromptOfAToolLoopContinuesTheLastOne) {
     const auto generation = read_chat(Json{{"messages", messages}, {"tools", tools}}, {});
     ASSERT_TRUE(generation.ok());
     const std::string prompt = rendered(*model, *generation);
-    ASSERT_TRUE(prompt.starts_with(before)) << "step " << step << "\n" << prompt << "\n--\n" << before;
+    ASSERT_TRUE(prompt.starts_with(before)) << "step " << step << "\n"
+                                            << prompt << "\n--\n"
+                                            << before;
     const std::string number = std::to_string(step);
     const bool thinking = prompt.ends_with("<think>\n");
     before = prompt + (thinking ? "thought " + number + "\n</think>\n\n" : "") +
@@ -280,16 +282,18 @@ TEST(Conversation, APromptOfAToolLoopContinuesTheLastOne) {
          {"content", nullptr},
          {"reasoning_content", "thought " + number},
          {"tool_calls",
-          Json::array({{{"id", "c" + number},
-                        {"type", "function"},
-                        {"function", {{"name", "f"}, {"arguments", "{\"n\":" + number + "}"}}}}})}});
-    messages.push_back({{"role", "tool"}, {"tool_call_id", "c" + number}, {"content", "result " + number}});
+          Json::array(
+              {{{"id", "c" + number},
+                {"type", "function"},
+                {"function", {{"name", "f"}, {"arguments", "{\"n\":" + number + "}"}}}}})}});
+    messages.push_back(
+        {{"role", "tool"}, {"tool_call_id", "c" + number}, {"content", "result " + number}});
   }
 }
 
 TEST(Conversation, CheckpointsStandAtEndsOfMessages) {
-  auto model =
-      demo_served_model(std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
+  auto model = demo_served_model(
+      std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
   auto generation =
       read_chat(Json::parse(R"({"messages":[{"role":"system","content":"You are a helpful one."},
     {"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}],
@@ -302,7 +306,7 @@ TEST(Conversation, CheckpointsStandAtEndsOfMessages) {
   ASSERT_EQ(request.checkpoints.size(), 5u);
   for (size_t i = 1; i < 5; ++i)
     EXPECT_GT(request.checkpoints[i].position, request.checkpoints[i - 1].position);
-  // What other conversations begin with too: the list of tools, the system message.
+  // Shared with other conversations: the list of tools, the system message.
   for (size_t i = 0; i < 5; ++i)
     EXPECT_EQ(request.checkpoints[i].kind, i < 2 ? ResumeKind::shared : ResumeKind::turn) << i;
   const auto text_until = [&](int32_t position) {
@@ -317,33 +321,33 @@ TEST(Conversation, CheckpointsStandAtEndsOfMessages) {
 }
 
 TEST(Conversation, AFinalAssistantMessageIsContinued) {
-  auto model =
-      demo_served_model(std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
+  auto model = demo_served_model(
+      std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
   const auto prepare = [&](const ApiResult<Generation>& generation) {
     EXPECT_TRUE(generation.ok()) << generation.error().message;
     auto prepared = prepare_answer(std::make_shared<Generation>(*generation), *model, {}, 1);
     EXPECT_TRUE(prepared.ok()) << prepared.error().message;
     return std::move(*prepared);
   };
-  auto prefix =
-      prepare(read_messages(Json::parse(R"({"max_tokens":9,"messages":[{"role":"user","content":"q"},
+  auto prefix = prepare(
+      read_messages(Json::parse(R"({"max_tokens":9,"messages":[{"role":"user","content":"q"},
     {"role":"assistant","content":"The answer is  "}]})"),
-                            {}));
-  EXPECT_TRUE(
-      model->tokenizer->decode(prefix.requests[0].prompt, SpecialText::show).ends_with("The answer is"));
+                    {}));
+  EXPECT_TRUE(model->tokenizer->decode(prefix.requests[0].prompt, SpecialText::show)
+                  .ends_with("The answer is"));
   EXPECT_FALSE(prefix.format.starts_in_reasoning);
-  auto thought = prepare(
-      read_chat(Json::parse(R"({"continue_final_message":true,"messages":[{"role":"user","content":"q"},
+  auto thought = prepare(read_chat(
+      Json::parse(R"({"continue_final_message":true,"messages":[{"role":"user","content":"q"},
     {"role":"assistant","content":"","reasoning_content":"Let me"}]})"),
-                {}));
-  EXPECT_TRUE(
-      model->tokenizer->decode(thought.requests[0].prompt, SpecialText::show).ends_with("<think>\nLet me"));
+      {}));
+  EXPECT_TRUE(model->tokenizer->decode(thought.requests[0].prompt, SpecialText::show)
+                  .ends_with("<think>\nLet me"));
   EXPECT_TRUE(thought.format.starts_in_reasoning);
 }
 
 TEST(Conversation, BudgetsKeepRoomForTheReply) {
-  auto model =
-      demo_served_model(std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
+  auto model = demo_served_model(
+      std::make_shared<FakeBackend>([](const Request&) { return FakeBackend::Script{}; }));
   const auto mask_of = [&](const std::string& more) {
     auto generation =
         read_chat(Json::parse(R"({"messages":[{"role":"user","content":"q"}],)" + more + "}"), {});
@@ -352,7 +356,7 @@ TEST(Conversation, BudgetsKeepRoomForTheReply) {
     EXPECT_TRUE(prepared.ok());
     return prepared->requests[0].mask;
   };
-  // Tokens that may be thought before something is forced.
+  // The number of thought tokens before the mask forces a token.
   const auto room = [&](const std::shared_ptr<TokenMask>& mask) {
     const int32_t word = model->tokenizer->encode("x", {.add_special = false}).value()[0];
     std::vector<uint64_t> bits((static_cast<size_t>(model->tokenizer->size()) + 63) / 64);

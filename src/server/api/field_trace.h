@@ -1,5 +1,4 @@
-// field_trace.h -- which members of a request its reader asks for, and what finding them takes. For tests that
-// hold readers to the table of fields (requests/request_fields.h).
+// field_trace.h -- the members that a request reader looks up, and the cost, for tests.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +7,7 @@
 
 namespace braid::server {
 
-// While it lives: the names that are asked for, on this thread, of the outermost object of any request. One
-// at a time.
+// Records names looked up in outermost objects on this thread. One instance at a time.
 class FieldTrace {
  public:
   FieldTrace();
@@ -18,7 +16,6 @@ class FieldTrace {
   FieldTrace& operator=(const FieldTrace&) = delete;
 
   const std::set<std::string>& names() const { return names_; }
-  // Of names of members, of all objects.
   uint64_t compared() const { return compared_; }
 
  private:

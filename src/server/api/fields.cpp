@@ -64,7 +64,6 @@ const Json* Fields::find(const char* name) const {
   return found == nullptr || found->is_null() ? nullptr : found;
 }
 
-// Few members are compared one by one, many are sorted once.
 const Json* Fields::walk(const char* name) const {
   constexpr size_t kFew = 32;
   const auto& members = object_.get_ref<const Json::object_t&>();
@@ -113,8 +112,8 @@ std::optional<int64_t> Fields::integer(const char* name, int64_t low, int64_t hi
   if (!number && !value->is_number()) {
     fail(invalid_type(path(name), path(name) + " must be an integer"));
   } else if (!number || *number < low || *number > high) {
-    fail(invalid_value(path(name),
-                       fmt::format("{} must be an integer between {} and {}", path(name), low, high)));
+    fail(invalid_value(
+        path(name), fmt::format("{} must be an integer between {} and {}", path(name), low, high)));
   }
   return ok() ? number : std::nullopt;
 }
@@ -129,8 +128,8 @@ std::optional<double> Fields::number(const char* name, double low, double high) 
   }
   const double number = value->get<double>();
   if (!(number >= low && number <= high)) {
-    fail(invalid_value(path(name),
-                       fmt::format("{} must be a number between {} and {}", path(name), low, high)));
+    fail(invalid_value(
+        path(name), fmt::format("{} must be a number between {} and {}", path(name), low, high)));
     return std::nullopt;
   }
   return number;
@@ -168,8 +167,8 @@ const Json* Fields::array(const char* name, size_t most) const {
     return nullptr;
   }
   if (value->size() > most) {
-    fail(invalid_value(path(name), fmt::format("{} has {} elements, at most {} are accepted", path(name),
-                                               value->size(), most)));
+    fail(invalid_value(path(name), fmt::format("{} has {} elements, at most {} are accepted",
+                                               path(name), value->size(), most)));
     return nullptr;
   }
   return value;

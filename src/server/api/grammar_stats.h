@@ -1,4 +1,4 @@
-// grammar_stats.h -- what the forms of one model have cost so far.
+// grammar_stats.h -- grammar statistics of one model.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 namespace braid::server {
 
 struct GrammarStats {
-  uint64_t hits = 0;      // forms that were in the cache
-  uint64_t compiled = 0;  // forms that were not, refused ones included
+  uint64_t hits = 0;      // grammars found in the cache
+  uint64_t compiled = 0;  // grammars not found, including refused ones
   uint64_t refused = 0;
   double compile_s = 0;
-  uint64_t mask_jobs = 0;        // masks that were left to the workers
-  int64_t bytes = 0;             // of forms in the cache
-  int64_t remembered_bytes = 0;  // of what is remembered of tokens
+  uint64_t mask_jobs = 0;        // masks computed by the workers
+  int64_t bytes = 0;             // of cached grammars
+  int64_t remembered_bytes = 0;  // of cached token sets
   size_t entries = 0;
 };
 

@@ -9,9 +9,9 @@ namespace {
 
 using Member = Json::object_t::value_type;
 
-// Places of arrays and objects double, and old and new ones are there while they do.
+// Arrays and objects grow by doubling, and old and new storage exist at the same time.
 constexpr size_t kGrowth = 3;
-// Of a std::map's node beside its value.
+// Overhead of a std::map node.
 constexpr size_t kNodeBytes = 32;
 
 template <typename T>
@@ -20,7 +20,8 @@ size_t vector_bytes(const std::vector<T>& list) {
 }
 
 size_t message_bytes(const Message& message) {
-  size_t bytes = string_bytes(message.text) + string_bytes(message.call_id) + string_bytes(message.name);
+  size_t bytes =
+      string_bytes(message.text) + string_bytes(message.call_id) + string_bytes(message.name);
   if (message.reasoning) bytes += string_bytes(*message.reasoning);
   bytes += vector_bytes(message.calls);
   for (const ToolCall& call : message.calls) {
@@ -80,8 +81,8 @@ size_t json_bytes_bound(std::string_view text) {
       ++opened;
     }
   }
-  // Every value is the first of its container, or behind a comma. Every string may have two blocks, and twice
-  // its bytes, as it grows by doubling. Escapes may have the whole text copied to be repaired.
+  // A value is the first of its container or follows a comma. A string may need two blocks and,
+  // while it doubles, twice its bytes. Repairing escapes may copy the text.
   const size_t values = 1 + commas + opened, strings = (quotes + 1) / 2;
   return values * kGrowth * sizeof(Json) + colons * kGrowth * (sizeof(Member) - sizeof(Json)) +
          opened * (block_bytes(sizeof(Json::object_t)) + 32) +
@@ -89,7 +90,8 @@ size_t json_bytes_bound(std::string_view text) {
 }
 
 size_t generation_bytes(const Generation& generation) {
-  size_t bytes = sizeof(Generation) + string_bytes(generation.model) + string_bytes(generation.cache_salt);
+  size_t bytes =
+      sizeof(Generation) + string_bytes(generation.model) + string_bytes(generation.cache_salt);
   bytes += vector_bytes(generation.messages);
   for (const Message& message : generation.messages) bytes += message_bytes(message);
   bytes += json_bytes(generation.tools) + json_bytes(generation.template_variables);
@@ -119,7 +121,7 @@ size_t generation_bytes(const Generation& generation) {
   bytes += vector_bytes(generation.sampling.logit_bias_texts);
   for (const auto& [text, bias] : generation.sampling.logit_bias_texts) bytes += string_bytes(text);
   bytes += json_bytes(generation.format.schema);
-  // Three times: the writer repeats them in its own document, and in the bytes of an event.
+  // Counted three times: also in the writer's document and in the bytes of an event.
   return bytes + 3 * json_bytes(generation.echo_fields);
 }
 

@@ -1,5 +1,4 @@
-// json_memory.h -- what JSON costs in memory: more than its bytes say, as every value has a place and every
-// array, object and string a block of its own.
+// json_memory.h -- memory use of JSON. Each array, object and string has its own heap block.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +9,14 @@
 
 namespace braid::server {
 
-// Bytes of a block of the heap for `bytes`.
 size_t block_bytes(size_t bytes);
-// Beyond the string itself.
+// Bytes beyond the string object itself.
 size_t string_bytes(const std::string& text);
 
-// What a document holds beyond the value itself.
+// Bytes beyond the value itself.
 size_t json_bytes(const Json& value);
 
-// No document that is read from this text holds more, also while it is read. One look at the bytes; they need
-// not be JSON.
+// Upper bound for a document read from `text`, also while parsing. `text` need not be JSON.
 size_t json_bytes_bound(std::string_view text);
 
 size_t generation_bytes(const Generation& generation);

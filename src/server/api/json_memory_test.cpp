@@ -1,4 +1,4 @@
-// json_memory_test.cpp -- the counts hold what the allocator gives.
+// json_memory_test.cpp -- the computed sizes cover what the allocator provides.
 #include "server/api/json_memory.h"
 
 #include <gtest/gtest.h>
@@ -45,10 +45,11 @@ TEST(JsonMemory, CountsAreNotBelowWhatTheAllocatorGives) {
     const size_t held = ::mallinfo2().uordblks + ::mallinfo2().hblkhd - before;
     ASSERT_TRUE(json.ok());
     const size_t counted = json_bytes(*json), bound = json_bytes_bound(text);
-    // Pages of large blocks are whole, and the allocator counts what a thread keeps for its next calls as held.
+    // Large blocks are whole pages, and a thread's cached blocks count as held.
     EXPECT_GE(counted + counted / 32 + 16384, held) << value.substr(0, 60);
     EXPECT_GE(bound, counted) << value.substr(0, 60);
-    EXPECT_LE(bound, 12 * counted + 4096) << value.substr(0, 60) << ": it would refuse what has room";
+    EXPECT_LE(bound, 12 * counted + 4096)
+        << value.substr(0, 60) << ": it would refuse what has room";
   }
 }
 

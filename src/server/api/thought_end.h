@@ -1,5 +1,4 @@
-// thought_end.h -- who ended the thought of an answer. Its mask knows, on the engine's thread, and the answer
-// says so to its client.
+// thought_end.h -- what ended a thought: set by the mask on the engine's thread.
 #pragma once
 
 #include <atomic>
@@ -9,7 +8,7 @@ namespace braid::server {
 
 enum class ThoughtEnd : uint8_t { none, model, budget, loop };
 
-// One for each choice. Set before the token that closes the thought is given out.
+// One per choice. Set before the sink gets the token that closes the thought.
 using ThoughtEndCell = std::atomic<ThoughtEnd>;
 
 }  // namespace braid::server

@@ -1,13 +1,14 @@
 // anthropic.cpp -- the endpoints of Anthropic's API.
+#include "server/api/read_request.h"
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/request_work.h"
-#include "server/requests/read_request.h"
 
 namespace braid::server::endpoint {
 
 void messages(ServerContext& context, const SharedExchange& exchange) {
-  generate(context, exchange,
-           [](const Json& body, const ApiLimits& limits) { return read_messages(body, limits, false); });
+  generate(context, exchange, [](const Json& body, const ApiLimits& limits) {
+    return read_messages(body, limits, false);
+  });
 }
 
 void count_tokens(ServerContext& context, const SharedExchange& exchange) {

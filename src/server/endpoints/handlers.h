@@ -1,6 +1,5 @@
-// handlers.h -- the handlers of all routes (routes.cpp), by the file they are in.
-//
-// A handler is called on the strand of the exchange's connection for a whole request, and returns at once.
+// handlers.h -- the handlers of all routes (routes.cpp), by file. Each is called on the strand of
+// the exchange's connection with a complete request, and returns at once.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// models.cpp -- /models: what can be served, and what is loaded. In OpenAI's form, or in Anthropic's.
+// models.cpp -- /models: available and loaded models, in OpenAI's or Anthropic's form.
 #include <cctype>
 #include <ctime>
 
@@ -17,7 +17,7 @@ std::string iso_time(int64_t seconds) {
   return text;
 }
 
-// %41 -> A. What is no escape stays.
+// %41 -> A. Invalid escapes are kept.
 std::string percent_decoded(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -36,9 +36,9 @@ std::string percent_decoded(std::string_view text) {
   return out;
 }
 
-// One model in OpenAI's form.
 Json model_json(const ServerContext& context, const std::string& name, size_t entry) {
-  const ModelFile& file = context.host->catalog().files()[context.host->catalog().entries()[entry].file];
+  const ModelFile& file =
+      context.host->catalog().files()[context.host->catalog().entries()[entry].file];
   std::string failure;
   const ModelHost::State state = context.host->state(entry, &failure);
   Json status{{"value", state == ModelHost::State::loaded    ? "loaded"
@@ -46,8 +46,13 @@ Json model_json(const ServerContext& context, const std::string& name, size_t en
                         : state == ModelHost::State::failed  ? "failed"
                                                              : "unloaded"}};
   if (!failure.empty()) status["error"] = failure;
-  Json out{{"id", name},         {"object", "model"}, {"created", context.started_s}, {"owned_by", "braid"},
-           {"root", file.shown}, {"parent", nullptr}, {"status", std::move(status)}};
+  Json out{{"id", name},
+           {"object", "model"},
+           {"created", context.started_s},
+           {"owned_by", "braid"},
+           {"root", file.shown},
+           {"parent", nullptr},
+           {"status", std::move(status)}};
   const auto model = state == ModelHost::State::loaded ? context.host->look() : nullptr;
   if (model == nullptr) {
     out["meta"] = {{"size", file.bytes}};
@@ -76,20 +81,23 @@ void models(ServerContext& context, const SharedExchange& exchange) {
   const HttpRequest& request = exchange->request();
   const Catalog& catalog = context.host->catalog();
   const size_t at = request.path.find("/models/");
-  const std::string wanted = at == std::string::npos ? "" : percent_decoded(request.path.substr(at + 8));
+  const std::string wanted =
+      at == std::string::npos ? "" : percent_decoded(request.path.substr(at + 8));
   const auto known = catalog.find(wanted);
   if (!wanted.empty() && !known) {
     return context.answer_error(exchange, {.status = 404,
                                            .type = "not_found_error",
                                            .code = "model_not_found",
                                            .param = "model",
-                                           .message = "model: " + wanted.substr(0, 256)});
+                                           .message = catalog.unknown_model(wanted)});
   }
   const bool anthropic = !request.header("anthropic-version").empty();
   const auto one = [&](const std::string& name, size_t entry) -> Json {
     if (!anthropic) return model_json(context, name, entry);
-    Json out{
-        {"type", "model"}, {"id", name}, {"display_name", name}, {"created_at", iso_time(context.started_s)}};
+    Json out{{"type", "model"},
+             {"id", name},
+             {"display_name", name},
+             {"created_at", iso_time(context.started_s)}};
     const bool loaded = context.host->state(entry) == ModelHost::State::loaded;
     if (const auto model = loaded ? context.host->look() : nullptr) {
       out["max_input_tokens"] = model->backend->context_tokens();
@@ -105,7 +113,8 @@ void models(ServerContext& context, const SharedExchange& exchange) {
   if (anthropic) {
     const Json first = data.front()["id"], last = data.back()["id"];
     return context.answer_json(
-        exchange, {{"data", std::move(data)}, {"has_more", false}, {"first_id", first}, {"last_id", last}});
+        exchange,
+        {{"data", std::move(data)}, {"has_more", false}, {"first_id", first}, {"last_id", last}});
   }
   context.answer_json(exchange, {{"object", "list"}, {"data", std::move(data)}});
 }

@@ -1,12 +1,13 @@
-// openai.cpp -- the endpoints of OpenAI's API: chat, completions, responses. What this server lacks is
-// refused.
+// openai.cpp -- OpenAI's endpoints: chat, completions, responses. Others are refused.
+#include "server/api/read_request.h"
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/request_work.h"
-#include "server/requests/read_request.h"
 
 namespace braid::server::endpoint {
 
-void chat(ServerContext& context, const SharedExchange& exchange) { generate(context, exchange, read_chat); }
+void chat(ServerContext& context, const SharedExchange& exchange) {
+  generate(context, exchange, read_chat);
+}
 
 void completions(ServerContext& context, const SharedExchange& exchange) {
   generate(context, exchange, read_completions);
@@ -21,9 +22,10 @@ void input_tokens(ServerContext& context, const SharedExchange& exchange) {
 }
 
 void stored_responses(ServerContext& context, const SharedExchange& exchange) {
-  context.answer_error(
-      exchange,
-      {.status = 404, .type = "not_found_error", .code = "not_found", .message = "responses are not stored"});
+  context.answer_error(exchange, {.status = 404,
+                                  .type = "not_found_error",
+                                  .code = "not_found",
+                                  .message = "responses are not stored"});
 }
 
 void embeddings(ServerContext& context, const SharedExchange& exchange) {

@@ -1,4 +1,4 @@
-// operations.cpp -- the endpoints for whoever runs the server: how it does, what it is, and its page.
+// operations.cpp -- endpoints for the operator: health, metrics, properties, and the web page.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,12 +7,13 @@
 
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/routes.h"
-#include "server/grammar/grammar_cache.h"
+#include "server/structured/grammar_cache.h"
 
 namespace braid::server::endpoint {
 
 void page(ServerContext& context, const SharedExchange& exchange) {
-  const bool text = context.options.page.empty() || exchange->request().header("Accept") == "text/plain";
+  const bool text =
+      context.options.page.empty() || exchange->request().header("Accept") == "text/plain";
   if (text) {
     return exchange->answer({200,
                              "text/plain; charset=utf-8",
@@ -31,7 +32,7 @@ void page(ServerContext& context, const SharedExchange& exchange) {
 
 namespace {
 
-// What only a restart mends; null: nothing.
+// A fault that needs a restart; null if there is none.
 Json engine_fault(const ServerContext& context, const BackendStats& stats) {
   const bool stalled = stats.stalled_ms > static_cast<double>(context.options.watchdog_ms);
   if (stats.alive && !stalled) return nullptr;
@@ -45,7 +46,7 @@ Json engine_fault(const ServerContext& context, const BackendStats& stats) {
 
 }  // namespace
 
-// Whether to restart the server: a drain is no reason, it would cut the answers that it waits for.
+// Liveness. Draining is not a fault: a restart would cut off running answers.
 void live(ServerContext& context, const SharedExchange& exchange) {
   const Json fault = engine_fault(context, context.stats());
   exchange->answer({fault.is_null() ? 200 : 503,
@@ -54,7 +55,7 @@ void live(ServerContext& context, const SharedExchange& exchange) {
                     {}});
 }
 
-// Whether to send requests here.
+// Readiness.
 void health(ServerContext& context, const SharedExchange& exchange) {
   const BackendStats stats = context.stats();
   Json out{{"status", "ok"}};
@@ -66,7 +67,7 @@ void health(ServerContext& context, const SharedExchange& exchange) {
     status = 503;
     out = {{"status", "draining"}};
   } else if (context.host->swapping()) {
-    out = {{"status", "loading"}};  // not an error: requests wait for it
+    out = {{"status", "loading"}};  // not an error: requests wait until it is loaded
   }
   if (exchange->request().query.find("slots=1") != std::string::npos) {
     out["slots_idle"] = std::max(0, stats.slots - stats.running);
@@ -103,7 +104,7 @@ void props(ServerContext& context, const SharedExchange& exchange) {
     if (route.method != std::string_view("*"))
       endpoints.push_back(fmt::format("{} {}", route.method, route.path));
   }
-  // Floats in single precision print with noise; three digits are what people write.
+  // Three decimals hide the rounding noise of floats.
   const auto plain = [](float value) { return std::round(value * 1e3) / 1e3; };
   const Json out{
       {"server",
@@ -152,7 +153,8 @@ void props(ServerContext& context, const SharedExchange& exchange) {
         {"efforts", std::move(efforts)},
         {"reply_reserve", context.options.policy.reply_reserve_tokens}}},
       {"kv_cache", {{"blocks", stats.kv_blocks}}},
-      {"limits", {{"max_queue", context.options.max_queue}, {"max_n", context.options.limits.max_n}}},
+      {"limits",
+       {{"max_queue", context.options.max_queue}, {"max_n", context.options.limits.max_n}}},
       {"endpoints", std::move(endpoints)},
       {"is_sleeping", false}};
   context.answer_json(exchange, out);
@@ -162,19 +164,20 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
   if (exchange->request().query.find("fail_on_no_slot=1") != std::string::npos) {
     const BackendStats stats = context.stats();
     if (stats.running >= stats.slots) {
-      return context.answer_error(exchange, {.status = 503,
-                                             .type = "unavailable_error",
-                                             .code = "no_slot",
-                                             .message = "all slots are taken",
-                                             .retry_after_s = context.metrics.retry_after_s(stats)});
+      return context.answer_error(exchange,
+                                  {.status = 503,
+                                   .type = "unavailable_error",
+                                   .code = "no_slot",
+                                   .message = "all slots are taken",
+                                   .retry_after_s = context.metrics.retry_after_s(stats)});
     }
   }
   Json out = Json::array();
   const auto model = context.host->look();
   const int64_t context_tokens = model ? model->backend->context_tokens() : 0;
-  // A key sees its own; what others ask, how much and when, is theirs.
   const ClientIdentity client = context.access.identify(exchange->request());
-  for (const auto& answer : client.admin ? context.answers.list() : context.answers.list(client.id)) {
+  for (const auto& answer :
+       client.admin ? context.answers.list() : context.answers.list(client.id)) {
     const RunningInfo info = answer->info();
     out.push_back({{"id", out.size()},
                    {"state", info.generated_tokens > 0 ? "decode"

@@ -9,35 +9,36 @@
 #include <thread>
 #include <utility>
 
-#include "server/access/tenant.h"
-#include "server/answers/error_answer.h"
+#include "server/api/error_answer.h"
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
+#include "server/endpoints/tenant.h"
 
 namespace braid::server {
 
 namespace {
 
-// Clients that were told that their model is not loaded yet come back after so many seconds.
+// Retry-After while a model is loading.
 constexpr int kModelRetryS = 5;
 
-// While a document is read it is there beside what is made of it: messages may take twice its memory. While a
-// conversation is rendered there are a copy of it for the template, and the text.
+// Parsing holds the document and its messages; rendering the template's copy and the text.
 constexpr size_t kReadingFactor = 3;
 constexpr size_t kRenderingFactor = 3;
 
-std::optional<ApiError> start_answer(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
-                                     const Lease& lease, const std::shared_ptr<Generation>& generation) {
+std::optional<ApiError> start_answer(ServerContext& context,
+                                     const std::shared_ptr<Exchange>& exchange, const Lease& lease,
+                                     const std::shared_ptr<Generation>& generation) {
   const auto& model = lease.model;
   auto prepared = prepare_answer(generation, *model, context.options.policy,
                                  context.options.seed.value_or(context.random_number()));
   if (!prepared.ok()) return prepared.error();
   drop_prompt(*generation);
-  if (auto fault = memory_fault(*exchange, generation_bytes(*generation) + prepared_bytes(*prepared))) {
+  if (auto fault =
+          memory_fault(*exchange, generation_bytes(*generation) + prepared_bytes(*prepared))) {
     return fault;
   }
 
-  // What one key's requests leave in the prefix cache tells nothing to another key.
+  // Keys must not detect each other's cached prefixes.
   const bool apart = context.access.needs_key() && !context.options.share_cache;
   const std::string tenant = apart ? cache_tenant(presented_key(exchange->request())) : "";
   for (Request& request : prepared->requests) request.cache_salt = tenant + request.cache_salt;
@@ -46,10 +47,10 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
   about.id = context.new_id(answer_id_prefix(generation->endpoint));
   about.created_s = now_s();
   about.model = generation->model.empty() ? lease.entry->names.front() : generation->model;
-  if (generation->endpoint == Endpoint::chat) about.fingerprint = "braid-" + context.options.version;
+  if (generation->endpoint == Endpoint::chat)
+    about.fingerprint = "braid-" + context.options.version;
   about.new_id = [&context](const char* prefix) { return context.new_id(prefix); };
   about.now_s = now_s;
-  // Floats in single precision print with noise; three digits are what people write.
   about.temperature = std::round(prepared->temperature * 1e3) / 1e3;
   about.top_p = std::round(prepared->top_p * 1e3) / 1e3;
   auto stream = std::make_unique<AnswerStream>(std::move(*prepared), model->tokenizer,
@@ -63,14 +64,16 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
     context.metrics.answered(report);
     exchange->note(fmt::format(
         " reason={} prompt={} cached={} generated={} reasoning={} queue_ms={:.1f} first_ms={:.1f}",
-        report.reason, report.usage.prompt_tokens, report.usage.cached_tokens, report.usage.generated_tokens,
-        report.usage.reasoning_tokens, 1e3 * report.queue_s, 1e3 * report.first_token_s));
+        report.reason, report.usage.prompt_tokens, report.usage.cached_tokens,
+        report.usage.generated_tokens, report.usage.reasoning_tokens, 1e3 * report.queue_s,
+        1e3 * report.first_token_s));
   };
   const SharedPass pass = context.pass(exchange->request());
-  if (pass == nullptr) return std::nullopt;  // its client has left
+  if (pass == nullptr) return std::nullopt;  // the client disconnected
   hooks.begun = [pass] { pass->begun(); };
   hooks.ended = [pass] { pass->ended(); };
-  auto answer = std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
+  auto answer =
+      std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
   context.answers.add(answer, pass->client().id);
   answer->start();
   return std::nullopt;
@@ -78,16 +81,20 @@ std::optional<ApiError> start_answer(ServerContext& context, const std::shared_p
 
 }  // namespace
 
-void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange, Workers::Work work) {
-  if (!context.stats().alive) return context.refuse(exchange, internal_error("the engine has stopped"));
+void on_worker(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+               Workers::Work work) {
+  if (!context.stats().alive)
+    return context.refuse(exchange, internal_error("the engine has stopped"));
   const std::string& body = exchange->request().body;
-  const bool large = body.size() > Workers::kLargeBytes || json_bytes_bound(body) > Workers::kLargeBytes;
+  const bool large =
+      body.size() > Workers::kLargeBytes || json_bytes_bound(body) > Workers::kLargeBytes;
   context.work(exchange, large ? Workers::Cost::large : Workers::Cost::small, std::move(work));
 }
 
-std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+std::optional<ApiError> with_model(ServerContext& context,
+                                   const std::shared_ptr<Exchange>& exchange,
                                    const std::string& name, Workers::Cost cost, ModelWork work) {
-  // What waiting and leaving know of each other. The ticket is 0 until it is known.
+  // Shared by the wait and the disconnect handler. The ticket is 0 until it is known.
   struct Wait {
     std::mutex mutex;
     ModelHost::Ticket ticket = 0;
@@ -95,17 +102,17 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
   };
   const auto wait = std::make_shared<Wait>();
   if (auto fault = context.load_fault(exchange->request(), name)) return fault;
-  // Before the host knows of it: later the answer itself looks after its client.
+  // Set before the wait; later the answer sets its own handler.
   exchange->on_gone([&context, wait] {
     const std::lock_guard lock(wait->mutex);
     wait->gone = true;
     if (wait->ticket != 0) context.host->give_back(wait->ticket);
   });
-  if (exchange->is_gone()) return std::nullopt;  // nobody asks for that model any more
+  if (exchange->is_gone()) return std::nullopt;  // the client disconnected
   std::optional<ApiResult<Lease>> at_once;
   const auto caller = std::this_thread::get_id();
-  const ModelHost::Ticket ticket =
-      context.host->acquire(name, [&context, exchange, cost, work, caller, &at_once](ApiResult<Lease> lease) {
+  const ModelHost::Ticket ticket = context.host->acquire(
+      name, [&context, exchange, cost, work, caller, &at_once](ApiResult<Lease> lease) {
         if (std::this_thread::get_id() == caller) {
           at_once.emplace(std::move(lease));
           return;
@@ -119,7 +126,7 @@ std::optional<ApiError> with_model(ServerContext& context, const std::shared_ptr
     context.work(exchange, cost, [work, lease = std::move(**at_once)] { return work(lease); });
     return std::nullopt;
   }
-  // The model may have gone between the two looks at it.
+  // The model may have been evicted between the two checks.
   if (auto fault = context.load_fault(exchange->request(), name)) {
     if (context.host->give_back(ticket)) return fault;
   }
@@ -150,7 +157,8 @@ std::optional<ApiError> rendering_fault(Exchange& exchange, const Generation& ge
 
 ApiResult<Json> take_body(Exchange& exchange) {
   const std::string& body = exchange.request().body;
-  if (const auto fault = memory_fault(exchange, body.capacity() + json_bytes_bound(body))) return *fault;
+  if (const auto fault = memory_fault(exchange, body.capacity() + json_bytes_bound(body)))
+    return *fault;
   auto json = parse_body(body);
   exchange.drop_body();
   if (!json.ok()) return json;
@@ -163,8 +171,8 @@ namespace {
 using GenerationWork =
     std::function<std::optional<ApiError>(const Lease&, const std::shared_ptr<Generation>&)>;
 
-// The body as its API's reader understands it.
-ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange, const RequestReaderOf& reader,
+ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange,
+                                                       const RequestReaderOf& reader,
                                                        const ApiLimits& limits) {
   const auto body = take_body(exchange);
   if (!body.ok()) return body.error();
@@ -173,7 +181,7 @@ ApiResult<std::shared_ptr<Generation>> take_generation(Exchange& exchange, const
   return std::make_shared<Generation>(std::move(*read));
 }
 
-// On a worker: the request as its API's reader understands it, with the preset of the model it asks for.
+// On a worker. Applies the preset of the requested model.
 void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
                      const RequestReaderOf& reader, const GenerationWork& work) {
   on_worker(context, exchange, [&context, exchange, reader, work]() -> std::optional<ApiError> {
@@ -182,10 +190,9 @@ void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& ex
     const std::shared_ptr<Generation> generation = std::move(*read);
     const HttpRequest& request = exchange->request();
     if (auto fault = context.priority_fault(request, generation->priority)) return fault;
-    // At most ApiLimits::max_n.
     const auto prompts = std::max<int32_t>(1, static_cast<int32_t>(generation->prompts.size()));
     if (auto fault = context.answers_fault(request, generation->n * prompts)) return fault;
-    // Also what rendering will take, so that nobody waits for a model and then finds no room.
+    // Includes the memory for rendering, so that a request does not wait for a model and then fail.
     if (auto fault = rendering_fault(*exchange, *generation, 0)) return fault;
     const bool large = generation_bytes(*generation) > Workers::kLargeBytes;
     const auto cost = large ? Workers::Cost::large : Workers::Cost::prompt;
@@ -199,36 +206,40 @@ void with_generation(ServerContext& context, const std::shared_ptr<Exchange>& ex
 
 }  // namespace
 
-void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
-                 PromptWork work) {
-  with_generation(context, exchange, reader,
-                  [&context, work](const Lease& lease,
-                                   const std::shared_ptr<Generation>& generation) -> std::optional<ApiError> {
-                    const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
-                    return prompt.ok() ? work(lease, *generation, *prompt) : std::optional(prompt.error());
-                  });
+void with_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+                 RequestReaderOf reader, PromptWork work) {
+  with_generation(
+      context, exchange, reader,
+      [&context, work](const Lease& lease,
+                       const std::shared_ptr<Generation>& generation) -> std::optional<ApiError> {
+        const auto prompt = render_prompt(*generation, *lease.model, context.options.policy);
+        return prompt.ok() ? work(lease, *generation, *prompt) : std::optional(prompt.error());
+      });
 }
 
-void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader,
-                  const char* object) {
-  with_prompt(context, exchange, reader,
-              [&context, exchange, object](const Lease& lease, const Generation&,
-                                           const RenderedPrompt& prompt) -> std::optional<ApiError> {
-                auto ids = prompt_tokens(prompt, *lease.model);
-                if (!ids.ok()) return ids.error();
-                Json out = Json::object();
-                if (object != nullptr) out["object"] = object;
-                out["input_tokens"] = ids->size();
-                context.answer_json(exchange, out);
-                return std::nullopt;
-              });
+void count_prompt(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+                  RequestReaderOf reader, const char* object) {
+  with_prompt(
+      context, exchange, reader,
+      [&context, exchange, object](const Lease& lease, const Generation&,
+                                   const RenderedPrompt& prompt) -> std::optional<ApiError> {
+        auto ids = prompt_tokens(prompt, *lease.model);
+        if (!ids.ok()) return ids.error();
+        Json out = Json::object();
+        if (object != nullptr) out["object"] = object;
+        out["input_tokens"] = ids->size();
+        context.answer_json(exchange, out);
+        return std::nullopt;
+      });
 }
 
-void generate(ServerContext& context, const std::shared_ptr<Exchange>& exchange, RequestReaderOf reader) {
-  with_generation(context, exchange, reader,
-                  [&context, exchange](const Lease& lease, const std::shared_ptr<Generation>& generation) {
-                    return start_answer(context, exchange, lease, generation);
-                  });
+void generate(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
+              RequestReaderOf reader) {
+  with_generation(
+      context, exchange, reader,
+      [&context, exchange](const Lease& lease, const std::shared_ptr<Generation>& generation) {
+        return start_answer(context, exchange, lease, generation);
+      });
 }
 
 }  // namespace braid::server

@@ -1,5 +1,4 @@
-// routes.cpp -- see routes.h. Bodies of all routes have the one limit of HttpOptions::max_body_bytes; what
-// JSON in them may hold is AppOptions::limits.
+// routes.cpp -- see routes.h. Body sizes: HttpOptions::max_body_bytes; JSON: AppOptions::limits.
 #include "server/endpoints/routes.h"
 
 namespace braid::server {

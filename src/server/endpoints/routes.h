@@ -1,4 +1,4 @@
-// routes.h -- every route of the server: method, path, who may ask, what it is for, and its handler.
+// routes.h -- every route of the server: method, path, access, use, handler.
 #pragma once
 
 #include <span>
@@ -9,16 +9,16 @@
 namespace braid::server {
 
 struct Route {
-  // Who needs no API key: nobody, everybody, or everybody if the operator says so (AppOptions).
+  // Whether the route works without an API key.
   enum class Open { no, yes, if_public_metrics, if_public_models };
 
   const char* method;  // "*": any
   const char* path;    // without /v1
-  bool below;          // everything below the path, which ends in '/'
+  bool below;          // also all paths below; `path` ends in '/'
   Open open;
-  // info: answers at once. works: asks the engine or a worker; refused while the server drains, and counts
-  // against its client's limits. probe: says how the server does; plain OPTIONS are answered like GET, as old
-  // balancers ask so. scrape: read again and again by a machine.
+  // info: answers at once. works: uses the engine or a worker, is refused while draining, and
+  // counts against client limits. probe: health; plain OPTIONS is answered like GET, for old load
+  // balancers. scrape: polled by machines.
   enum class Use { info, works, probe, scrape };
   Use use;
   Handler handler;
@@ -28,7 +28,7 @@ struct Route {
 
 std::span<const Route> all_routes();
 
-// Null: there is none. A route of exactly this path goes first.
+// Null if there is no route. An exact path takes precedence.
 const Route* find_route(std::string_view path);
 
 }  // namespace braid::server

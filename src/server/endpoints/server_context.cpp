@@ -10,20 +10,21 @@
 #include <string_view>
 #include <utility>
 
-#include "server/answers/error_answer.h"
+#include "server/api/error_answer.h"
 
 namespace braid::server {
 
 namespace {
 
-// Given back by requests, before it is worth a look at the whole heap.
+// Freed by requests before the heap is trimmed, which scans all of it.
 constexpr uint64_t kTrimmedBytes = uint64_t{32} << 20;
 
-// Which API a request speaks: by its path, or because it says so.
+// By path, or by header fields.
 Family family_of(const HttpRequest& request) {
   const std::string_view path = request.path;
   const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
-  return messages || !request.header("anthropic-version").empty() ? Family::anthropic : Family::openai;
+  return messages || !request.header("anthropic-version").empty() ? Family::anthropic
+                                                                  : Family::openai;
 }
 
 }  // namespace
@@ -57,8 +58,9 @@ std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list(const std::stri
 
 int RunningAnswers::count() const {
   const std::lock_guard lock(mutex_);
-  return static_cast<int>(std::count_if(answers_.begin(), answers_.end(),
-                                        [](const Entry& entry) { return !entry.answer.expired(); }));
+  return static_cast<int>(std::count_if(answers_.begin(), answers_.end(), [](const Entry& entry) {
+    return !entry.answer.expired();
+  }));
 }
 
 ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> models)
@@ -75,7 +77,8 @@ ServerContext::ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> model
           },
           [this] { trim_memory(); }) {}
 
-void ServerContext::work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work) {
+void ServerContext::work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost,
+                         Workers::Work work) {
   const std::string client = access.identify(exchange->request()).id;
   workers.run(std::hash<std::string>()(client), cost, exchange, std::move(work));
 }
@@ -90,7 +93,7 @@ HttpLoad ServerContext::http_load() const {
   return load_ ? load_() : HttpLoad{};
 }
 
-// The allocator keeps what large requests have given back, unless it is told.
+// The allocator keeps memory of large requests until it is trimmed.
 void ServerContext::trim_memory() {
   const uint64_t released = http_load().released_bytes;
   if (released - trimmed_at_ < kTrimmedBytes) return;
@@ -104,7 +107,8 @@ HttpAnswer ServerContext::error_answer(const HttpRequest& request, const ApiErro
   return server::error_answer(error, family_of(request), request);
 }
 
-void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange, const ApiError& error) const {
+void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange,
+                                 const ApiError& error) const {
   exchange->answer(error_answer(exchange->request(), error));
 }
 
@@ -140,7 +144,7 @@ ApiError ServerContext::limited(ApiError error) {
 }
 
 void ServerContext::leave(const HttpRequest& request) {
-  SharedPass pass;  // goes outside the lock
+  SharedPass pass;  // destroyed outside the lock
   const std::lock_guard lock(passes_mutex_);
   const auto found = passes_.find(&request);
   if (found == passes_.end()) return;
@@ -154,7 +158,8 @@ SharedPass ServerContext::pass(const HttpRequest& request) const {
   return found == passes_.end() ? nullptr : found->second;
 }
 
-std::optional<ApiError> ServerContext::priority_fault(const HttpRequest& request, int32_t& priority) {
+std::optional<ApiError> ServerContext::priority_fault(const HttpRequest& request,
+                                                      int32_t& priority) {
   const SharedPass let_in = pass(request);
   if (let_in == nullptr || !let_in->client().limits.priority) return std::nullopt;
   const PriorityRange range = *let_in->client().limits.priority;
@@ -162,22 +167,24 @@ std::optional<ApiError> ServerContext::priority_fault(const HttpRequest& request
   if (priority >= range.lowest && priority <= range.highest) return std::nullopt;
   metrics.limited("priority");
   return invalid_value("priority",
-                       fmt::format("priority must be from {} to {} for this {}", range.lowest, range.highest,
-                                   let_in->client().by_key ? "API key" : "address"));
+                       fmt::format("priority must be from {} to {} for this {}", range.lowest,
+                                   range.highest, let_in->client().by_key ? "API key" : "address"));
 }
 
-std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, const std::string& model) {
+std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request,
+                                                  const std::string& model) {
   const SharedPass let_in = pass(request);
-  if (let_in == nullptr || !let_in->client().limits.models || host->is_resident(model)) return std::nullopt;
+  if (let_in == nullptr || !let_in->client().limits.models || host->is_resident(model))
+    return std::nullopt;
   const Catalog& catalog = host->catalog();
   const auto file = [&catalog](const std::string& name) -> std::optional<size_t> {
     const auto entry = catalog.find(name);
     return entry ? std::optional(catalog.entries()[*entry].file) : std::nullopt;
   };
   const auto wanted = file(model);
-  // The host refuses a name that there is not, whoever asks for it.
+  // The host refuses unknown names itself.
   if (!wanted && options.strict_model && !model.empty()) return std::nullopt;
-  if (!wanted) {  // any will do, and one comes
+  if (!wanted) {  // any model is accepted, and one is coming
     return ApiError{.status = 503,
                     .type = "unavailable_error",
                     .code = "model_loading",
@@ -188,13 +195,13 @@ std::optional<ApiError> ServerContext::load_fault(const HttpRequest& request, co
     if (file(name) == wanted) return std::nullopt;
   }
   metrics.limited("model");
-  return ApiError{
-      .status = 403,
-      .type = "permission_error",
-      .code = "model_not_allowed",
-      .param = "model",
-      .message = fmt::format("this {} may use the model {} while it is in memory, and may not load it",
-                             let_in->client().by_key ? "API key" : "address", model.substr(0, 256))};
+  return ApiError{.status = 403,
+                  .type = "permission_error",
+                  .code = "model_not_allowed",
+                  .param = "model",
+                  .message = fmt::format(
+                      "this {} may use the model {} while it is in memory, and may not load it",
+                      let_in->client().by_key ? "API key" : "address", model.substr(0, 256))};
 }
 
 BackendStats ServerContext::stats() const {
@@ -213,7 +220,7 @@ std::string ServerContext::new_id(const char* prefix) {
 
 uint64_t ServerContext::random_number() {
   const std::lock_guard lock(random_mutex_);
-  return random_() >> 12;  // short enough for every JSON reader
+  return random_() >> 12;  // exact in every JSON reader
 }
 
 }  // namespace braid::server

@@ -1,6 +1,5 @@
-// server_context.h -- what all endpoints share: options, the model host, metrics, answers under way, ids.
-//
-// Made once by the App, which lives as long as anything here is used. Thread-safe.
+// server_context.h -- shared by all endpoints: options, model host, metrics, running answers, ids.
+// Thread-safe. The App owns it and outlives all use.
 #pragma once
 
 #include <atomic>
@@ -13,21 +12,21 @@
 #include <string>
 #include <vector>
 
-#include "server/access/access.h"
-#include "server/access/admission.h"
-#include "server/answers/running_answer.h"
+#include "server/api/running_answer.h"
+#include "server/endpoints/access.h"
+#include "server/endpoints/admission.h"
 #include "server/endpoints/app_options.h"
+#include "server/endpoints/metrics.h"
 #include "server/endpoints/workers.h"
 #include "server/http/http.h"
-#include "server/metrics/metrics.h"
-#include "server/models/model_host.h"
+#include "server/model_host.h"
 
 namespace braid::server {
 
 // Seconds since 1970.
 int64_t now_s();
 
-// The answers under way. Thread-safe.
+// Thread-safe.
 class RunningAnswers {
  public:
   void add(const std::shared_ptr<RunningAnswer>& answer, std::string client);
@@ -49,33 +48,32 @@ class ServerContext {
  public:
   ServerContext(AppOptions wanted, std::unique_ptr<ModelHost> models);
 
-  // In the form of the API that the request speaks.
+  // In the form of the request's API.
   HttpAnswer error_answer(const HttpRequest& request, const ApiError& error) const;
   void answer_error(const std::shared_ptr<Exchange>& exchange, const ApiError& error) const;
-  // The same, and metrics count it as rejected.
+  // As answer_error(); also counted as rejected.
   void refuse(const std::shared_ptr<Exchange>& exchange, const ApiError& error);
   void answer_json(const std::shared_ptr<Exchange>& exchange, const Json& json) const;
 
-  // Runs `work` on a worker, in turn with other clients (ClientIdentity::id).
+  // Runs `work` on a worker. Clients (ClientIdentity::id) take turns.
   void work(const std::shared_ptr<Exchange>& exchange, Workers::Cost cost, Workers::Work work);
 
   void watch_http(std::function<HttpLoad()> load);
-  HttpLoad http_load() const;  // nothing before that
+  HttpLoad http_load() const;  // zeros before watch_http()
 
-  // Lets a request in that works, until leave(). An error is a limit of its client, or of the server.
+  // Admits a working request until leave(). Errors are limits of its client or of the server.
   std::optional<ApiError> admit(const HttpRequest& request);
   void leave(const HttpRequest& request);
-  // It asks for so many answers: for each of them there must be a place, as for a request.
+  // Each of `count` answers needs a place in the queue, as a request does.
   std::optional<ApiError> answers_fault(const HttpRequest& request, int32_t count);
-  // Of a request that was let in; null when its answer is over.
+  // Of an admitted request; null after its answer ended.
   SharedPass pass(const HttpRequest& request) const;
-  // What its client may not ask for, if anything: a priority (0, which is also that of requests without one,
-  // becomes the nearest that it may have), or to load that model.
+  // Errors for what the client may not use. Priority 0 is clamped to the client's range.
   std::optional<ApiError> priority_fault(const HttpRequest& request, int32_t& priority);
   std::optional<ApiError> load_fault(const HttpRequest& request, const std::string& model);
 
-  BackendStats stats() const;  // of the resident model; nothing while there is none
-  // A prefix and 24 letters and digits.
+  BackendStats stats() const;  // of the resident model, else zeros
+  // `prefix` and 24 letters and digits.
   std::string new_id(const char* prefix);
   uint64_t random_number();
 
@@ -85,25 +83,24 @@ class ServerContext {
   const std::unique_ptr<ModelHost> host;
   Metrics metrics;
   RunningAnswers answers;
-  std::atomic<bool> ending{false};    // /health says so
+  std::atomic<bool> ending{false};    // reported by /health
   std::atomic<bool> draining{false};  // new work is refused
   const int64_t started_s;
 
  private:
   void trim_memory();
-  // The error of a limit, which metrics count.
   ApiError limited(ApiError error);
 
   mutable std::mutex load_mutex_;
   std::function<HttpLoad()> load_;  // guarded by load_mutex_
-  uint64_t trimmed_at_ = 0;         // HttpLoad::released_bytes; of the worker that is idle
+  uint64_t trimmed_at_ = 0;         // HttpLoad::released_bytes; used by the idle worker
   mutable std::mutex passes_mutex_;
   std::map<const HttpRequest*, SharedPass> passes_;  // guarded by passes_mutex_
   std::mutex random_mutex_;
   std::mt19937_64 random_;  // guarded by random_mutex_
 
  public:
-  Workers workers;  // last: its threads use all of the above
+  Workers workers;  // last: its threads use the members above
 };
 
 }  // namespace braid::server

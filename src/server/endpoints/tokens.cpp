@@ -1,20 +1,19 @@
-// tokens.cpp -- the endpoints for tokens and prompts: /tokenize, /detokenize, /apply-template.
-#include "server/answers/error_answer.h"
+// tokens.cpp -- /tokenize, /detokenize, /apply-template.
+#include "server/api/error_answer.h"
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
+#include "server/api/read_request.h"
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/request_work.h"
-#include "server/grammar/token_text.h"
-#include "server/requests/read_request.h"
+#include "server/structured/token_text.h"
 #include "text/json_text.h"
 
 namespace braid::server::endpoint {
 
 namespace {
 
-constexpr size_t kSmallTokens = 16'384;  // to show
+constexpr size_t kSmallTokens = 16'384;  // shown tokens of small work
 
-// The ids of a text, or of a conversation.
 ApiResult<std::vector<int32_t>> ids_of(Exchange& exchange, const Json& body, const Lease& lease,
                                        const AppOptions& options) {
   std::optional<ApiError> error;
@@ -28,12 +27,14 @@ ApiResult<std::vector<int32_t>> ids_of(Exchange& exchange, const Json& body, con
     if (!prompt.ok()) return prompt.error();
     return prompt_tokens(*prompt, *lease.model);
   }
-  const std::string* text = fields.has("content") ? fields.string("content") : fields.string("prompt");
+  const std::string* text =
+      fields.has("content") ? fields.string("content") : fields.string("prompt");
   if (text == nullptr && !error) fields.fail(missing_field("content"));
   EncodeOptions encoding;
-  // vLLM's form has a prompt, llama.cpp's has content.
+  // vLLM sends `prompt`, llama.cpp sends `content`.
   const bool special = !fields.has("content");
-  encoding.add_special = fields.boolean("add_special", fields.boolean("add_special_tokens", special));
+  encoding.add_special =
+      fields.boolean("add_special", fields.boolean("add_special_tokens", special));
   encoding.parse_special = fields.boolean("parse_special", true);
   if (error) return *error;
   auto encoded = lease.model->tokenizer->encode(*text, encoding);
@@ -41,7 +42,6 @@ ApiResult<std::vector<int32_t>> ids_of(Exchange& exchange, const Json& body, con
   return std::move(*encoded);
 }
 
-// The answer, once the exchange holds its memory and that of what is beside it.
 std::optional<ApiError> answer_text(Exchange& exchange, std::string text, size_t beside_bytes) {
   if (auto fault = memory_fault(exchange, text.capacity() + beside_bytes)) return fault;
   exchange.answer({200, "application/json", std::move(text), {}});
@@ -59,22 +59,24 @@ void tokenize(ServerContext& context, const SharedExchange& exchange) {
     auto body = std::make_shared<const Json>(std::move(*parsed));
     std::optional<ApiError> error;
     const Fields fields(*body, "", &error);
-    const TokenizeForm form{fields.boolean("with_pieces", false), fields.boolean("return_token_strs", false)};
+    const TokenizeForm form{fields.boolean("with_pieces", false),
+                            fields.boolean("return_token_strs", false)};
     const std::string name = fields.string("model", "");
     if (error) return error;
     const bool large = json_bytes(*body) > Workers::kLargeBytes;
     const auto cost = large                    ? Workers::Cost::large
                       : fields.has("messages") ? Workers::Cost::prompt
                                                : Workers::Cost::small;
-    return with_model(context, exchange, name, cost,
-                      [&context, exchange, body, form](const Lease& lease) -> std::optional<ApiError> {
-                        const auto ids = ids_of(*exchange, *body, lease, context.options);
-                        if (!ids.ok()) return ids.error();
-                        auto text = tokenize_answer(*lease.model->tokenizer, *ids, form,
-                                                    lease.model->backend->context_tokens());
-                        if (!text.ok()) return text.error();
-                        return answer_text(*exchange, std::move(*text), json_bytes(*body) + ids_bytes(*ids));
-                      });
+    return with_model(
+        context, exchange, name, cost,
+        [&context, exchange, body, form](const Lease& lease) -> std::optional<ApiError> {
+          const auto ids = ids_of(*exchange, *body, lease, context.options);
+          if (!ids.ok()) return ids.error();
+          auto text = tokenize_answer(*lease.model->tokenizer, *ids, form,
+                                      lease.model->backend->context_tokens());
+          if (!text.ok()) return text.error();
+          return answer_text(*exchange, std::move(*text), json_bytes(*body) + ids_bytes(*ids));
+        });
   });
 }
 
@@ -112,7 +114,8 @@ void apply_template(ServerContext& context, const SharedExchange& exchange) {
                 std::string text = R"({"prompt":)";
                 append_json_string(text, prompt.text.text);
                 text += '}';
-                if (auto fault = rendering_fault(*exchange, generation, text.capacity())) return fault;
+                if (auto fault = rendering_fault(*exchange, generation, text.capacity()))
+                  return fault;
                 exchange->answer({200, "application/json", std::move(text), {}});
                 return std::nullopt;
               });

@@ -26,7 +26,9 @@ ApiError out_of_memory() {
 }  // namespace
 
 Workers::Workers(int threads, Refuse refuse, std::function<void()> idle)
-    : refuse_(std::move(refuse)), idle_(std::move(idle)), count_(static_cast<size_t>(std::max(3, threads))) {
+    : refuse_(std::move(refuse)),
+      idle_(std::move(idle)),
+      count_(static_cast<size_t>(std::max(3, threads))) {
   for (size_t i = 0; i < count_; ++i) {
     threads_.emplace_back([this, first = i == 0] {
       ::pthread_setname_np(::pthread_self(), "worker");
@@ -46,7 +48,7 @@ void Workers::join() {
 }
 
 void Workers::run(uint64_t client, Cost cost, std::shared_ptr<Exchange> exchange, Work work) {
-  Item item{std::move(exchange), std::move(work)};  // its rest goes without the lock
+  Item item{std::move(exchange), std::move(work)};  // destroyed outside the lock
   {
     const std::lock_guard lock(mutex_);
     if (closing_ && pending_ == 0) return;
@@ -63,7 +65,7 @@ void Workers::run(uint64_t client, Cost cost, std::shared_ptr<Exchange> exchange
   changed_.notify_one();
 }
 
-// Prompts and large works together leave a thread, and large ones leave two.
+// Prompts and large work together leave one thread free; large work alone leaves two.
 bool Workers::may_run(size_t cls) const {
   const Class& prompts = classes_[static_cast<size_t>(Cost::prompt)];
   const Class& large = classes_[static_cast<size_t>(Cost::large)];
@@ -76,8 +78,8 @@ std::optional<size_t> Workers::next_class() const {
   const auto small = static_cast<size_t>(Cost::small), prompt = static_cast<size_t>(Cost::prompt),
              large = static_cast<size_t>(Cost::large);
   const size_t costly = last_costly_ == prompt ? large : prompt;
-  const std::array<size_t, 3> order =
-      last_was_small_ ? std::array{costly, last_costly_, small} : std::array{small, costly, last_costly_};
+  const std::array<size_t, 3> order = last_was_small_ ? std::array{costly, last_costly_, small}
+                                                      : std::array{small, costly, last_costly_};
   for (const size_t cls : order) {
     if (!classes_[cls].waiting.empty() && may_run(cls)) return cls;
   }
@@ -108,7 +110,7 @@ void Workers::loop(bool first) {
       continue;
     }
     const auto cls = next_class();
-    if (!cls) return;  // closing, and all is done
+    if (!cls) return;  // closing, and no work is left
     last_was_small_ = *cls == static_cast<size_t>(Cost::small);
     if (!last_was_small_) last_costly_ = *cls;
     Class& of = classes_[*cls];
@@ -117,11 +119,11 @@ void Workers::loop(bool first) {
       const Item item = take(of);
       lock.unlock();
       work_on(item);
-    }  // what it holds goes without the lock
+    }  // destroyed outside the lock
     lock.lock();
     --of.running;
     --pending_;
-    changed_.notify_all();  // others may be admissible now, or all is done
+    changed_.notify_all();  // another class may run now, or all work is done
   }
 }
 
@@ -129,7 +131,7 @@ void Workers::work_on(const Item& item) noexcept {
   if (item.exchange->is_gone()) return;
   std::optional<ApiError> error;
   const Guarded how = guarded("work on a request", [&] { error = item.work(); });
-  // If there is no memory for this either, the exchange ends by itself.
+  // If this also fails for lack of memory, the exchange ends by itself.
   guarded("an answer to that", [&] {
     if (how == Guarded::no_memory) error = out_of_memory();
     if (how == Guarded::failed) error = internal_error("the request could not be worked on");

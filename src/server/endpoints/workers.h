@@ -1,15 +1,12 @@
-// workers.h -- the threads on which requests are worked on, apart from HTTP and from the engine.
-//
-// A work has a class, by what was counted of it before: bytes, values of its JSON, size of its conversation.
-//   small   linear in a small body: reading it, its tokens
-//   prompt  runs a template and may compile a form: up to a second, whatever its size
-//   large   either, of a large request
-// At least one thread is left to small works and one more to prompts, so however many clients send what is
-// expensive, a cheap request waits for cheap ones only. Within a class clients take turns, each in the order
-// of its requests. Small works take turns with the rest, and in the rest prompts with large works: neither
-// many small works nor many prompts keep a large one waiting.
-//
-// A work that throws fails its request. One whose client has left is not begun. Thread-safe.
+// workers.h -- threads for the work of requests, apart from HTTP and the engine. Thread-safe.
+// Work has a class, chosen by its input: bytes, JSON values, size of its conversation.
+// - small: linear in a small body, such as parsing and tokenizing.
+// - prompt: runs a template and may compile a grammar; up to a second, whatever its size.
+// - large: either kind, for a large request.
+// One thread is reserved for small work and one more for prompts, so cheap requests never wait for
+// expensive ones. Clients of a class take turns. Small work takes turns with the rest, and prompts
+// with large work, so none can starve large work. Work that throws fails its request; work of a
+// disconnected client is skipped.
 #pragma once
 
 #include <array>
@@ -38,19 +35,17 @@ class Workers {
   using Work = std::function<std::optional<ApiError>()>;
   using Refuse = std::function<void(const std::shared_ptr<Exchange>&, const ApiError&)>;
 
-  // A work of so many bytes of memory (of JSON, read or not) is large from here on.
+  // Work with this much memory (JSON, parsed or not) is large.
   static constexpr size_t kLargeBytes = size_t{1} << 20;
 
-  // Three threads at least. `refuse` answers with an error, on any of them. `idle` is called now and then by
-  // one that has nothing to do.
+  // At least three threads. `refuse` answers with an error. Threads without work call `idle`.
   Workers(int threads, Refuse refuse, std::function<void()> idle);
   ~Workers() { join(); }
 
-  // `client`: whose turn it takes.
+  // `client` takes turns with other clients.
   void run(uint64_t client, Cost cost, std::shared_ptr<Exchange> exchange, Work work);
-  // Works that wait or run.
   int pending() const { return pending_; }
-  // Waits for all of them; nothing runs afterwards.
+  // Waits for all work. Nothing runs afterwards.
   void join();
 
  private:
@@ -59,8 +54,8 @@ class Workers {
     Work work;
   };
   struct Class {
-    std::map<uint64_t, std::deque<Item>> waiting;  // by client; none is empty
-    uint64_t last_client = 0;                      // who had the last turn
+    std::map<uint64_t, std::deque<Item>> waiting;  // by client; without empty queues
+    uint64_t last_client = 0;                      // that had the last turn
     size_t running = 0;
   };
 
@@ -72,12 +67,12 @@ class Workers {
 
   const Refuse refuse_;
   const std::function<void()> idle_;
-  const size_t count_;  // of threads
+  const size_t count_;  // threads
   std::atomic<int> pending_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::array<Class, 3> classes_;  // guarded by mutex_; by Cost
-  // Guarded by mutex_: whether the last work begun was small, and the class of the last that was not.
+  // Guarded by mutex_. Whether the last work begun was small, and the last class that was not.
   bool last_was_small_ = false;
   size_t last_costly_ = static_cast<size_t>(Cost::large);
   bool closing_ = false;  // guarded by mutex_

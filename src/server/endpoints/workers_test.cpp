@@ -1,4 +1,4 @@
-// workers_test.cpp -- who gets a thread: works here wait on latches, so nothing depends on how fast they are.
+// workers_test.cpp -- scheduling of workers. Work waits on latches, so timing does not matter.
 #include "server/endpoints/workers.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,6 @@ namespace {
 
 using Cost = Workers::Cost;
 
-// An exchange of which only the client is looked at.
 class NoExchange : public Exchange {
  public:
   explicit NoExchange(bool gone = false) : gone_(gone) {}
@@ -37,7 +36,7 @@ class NoExchange : public Exchange {
   bool gone_;
 };
 
-// What works have done, and a door that those wait at that are to hold a thread.
+// Records finished work, and holds threads until released.
 class Scene {
  public:
   std::optional<ApiError> hold() {
@@ -57,7 +56,6 @@ class Scene {
     open_ = true;
     changed_.notify_all();
   }
-  // The limit is only met by a failure.
   bool wait_holding(int count) {
     return wait([&] { return holding_ >= count; });
   }
@@ -97,14 +95,16 @@ class WorkersTest : public testing::Test {
   }
   void hold(uint64_t client, Cost cost, int times) {
     for (int i = 0; i < times; ++i) {
-      workers_->run(client, cost, std::make_shared<NoExchange>(), [this] { return scene_->hold(); });
+      workers_->run(client, cost, std::make_shared<NoExchange>(),
+                    [this] { return scene_->hold(); });
     }
   }
   void say(uint64_t client, Cost cost, const std::string& what) {
-    workers_->run(client, cost, std::make_shared<NoExchange>(), [this, what]() -> std::optional<ApiError> {
-      scene_->did(what);
-      return std::nullopt;
-    });
+    workers_->run(client, cost, std::make_shared<NoExchange>(),
+                  [this, what]() -> std::optional<ApiError> {
+                    scene_->did(what);
+                    return std::nullopt;
+                  });
   }
 
   std::unique_ptr<Scene> scene_ = std::make_unique<Scene>();
@@ -116,14 +116,13 @@ TEST_F(WorkersTest, WhatIsExpensiveNeverHoldsAllThreads) {
     scene_ = std::make_unique<Scene>();
     Scene& scene = *scene_;
     start(threads);
-    // Large requests of a hundred clients, then prompts of as many.
     for (uint64_t client = 0; client < 100; ++client) hold(client, Cost::large, 2);
     EXPECT_TRUE(scene.wait_holding(threads - 2));
     say(7, Cost::prompt, "a prompt,");
     EXPECT_TRUE(scene.wait_done("a prompt,")) << threads;
     for (uint64_t client = 0; client < 100; ++client) hold(client, Cost::prompt, 2);
     EXPECT_TRUE(scene.wait_holding(threads - 1));
-    say(7, Cost::small, "small,");  // of a client that holds the others
+    say(7, Cost::small, "small,");  // a client that also holds other threads
     EXPECT_TRUE(scene.wait_done("small,")) << threads;
     EXPECT_EQ(scene.holding(), threads - 1);
     scene.open();
@@ -135,7 +134,7 @@ TEST_F(WorkersTest, WhatIsExpensiveNeverHoldsAllThreads) {
 
 TEST_F(WorkersTest, ClientsTakeTurns) {
   start(3);
-  // Two prompts at a time: one stays to the end, so the others are done one by one.
+  // Two prompts run at a time. One stays to the end, so the others run one by one.
   Scene end;
   workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(), [&] { return end.hold(); });
   hold(1, Cost::prompt, 1);
@@ -147,25 +146,25 @@ TEST_F(WorkersTest, ClientsTakeTurns) {
   scene_->open();
   EXPECT_TRUE(scene_->wait_done("bcabaa")) << scene_->done();
   end.open();
-  workers_->join();  // before `end` goes
+  workers_->join();  // before `end` is destroyed
 }
 
 TEST_F(WorkersTest, SmallWorksAndPromptsDoNotKeepALargeOneWaiting) {
   start(3);
-  // One thread for what is not small: another prompt stays to the end.
   Scene end;
   workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(), [&] { return end.hold(); });
   hold(1, Cost::prompt, 1);
   EXPECT_TRUE(scene_->wait_holding(1) && end.wait_holding(1));
-  // After each prompt a small work is the last that was begun.
+  // After each prompt a small work is the last that began.
   for (int i = 0; i < 5; ++i) {
-    workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(), [this, i]() -> std::optional<ApiError> {
-      const std::string small = "s" + std::to_string(i);
-      say(1, Cost::small, small);
-      EXPECT_TRUE(scene_->wait_done(small));
-      scene_->did("p");
-      return std::nullopt;
-    });
+    workers_->run(1, Cost::prompt, std::make_shared<NoExchange>(),
+                  [this, i]() -> std::optional<ApiError> {
+                    const std::string small = "s" + std::to_string(i);
+                    say(1, Cost::small, small);
+                    EXPECT_TRUE(scene_->wait_done(small));
+                    scene_->did("p");
+                    return std::nullopt;
+                  });
   }
   say(2, Cost::large, "L");
   say(1, Cost::small, "s");
@@ -173,7 +172,7 @@ TEST_F(WorkersTest, SmallWorksAndPromptsDoNotKeepALargeOneWaiting) {
   scene_->open();
   EXPECT_TRUE(scene_->wait_done("s4p")) << scene_->done();
   end.open();
-  workers_->join();  // before `end` goes
+  workers_->join();  // before `end` is destroyed
   const std::string done = scene_->done();
   EXPECT_LT(done.find('L'), done.find("s1")) << done;
 }
@@ -199,14 +198,15 @@ TEST_F(WorkersTest, AWorkThatThrowsFailsItsRequest) {
 
 TEST_F(WorkersTest, NobodyWorksForAClientThatHasLeft) {
   start(3);
-  workers_->run(1, Cost::small, std::make_shared<NoExchange>(true), [this]() -> std::optional<ApiError> {
-    scene_->did("for nobody");
-    return std::nullopt;
-  });
+  workers_->run(1, Cost::small, std::make_shared<NoExchange>(true),
+                [this]() -> std::optional<ApiError> {
+                  scene_->did("for nobody");
+                  return std::nullopt;
+                });
   say(1, Cost::small, "fine");
   workers_->join();
   EXPECT_EQ(scene_->done(), "fine");
-  say(1, Cost::small, "late");  // nothing runs any more
+  say(1, Cost::small, "late");  // not run any more
   EXPECT_EQ(scene_->done(), "fine");
 }
 

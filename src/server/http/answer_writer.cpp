@@ -10,14 +10,13 @@ namespace braid::server {
 
 namespace {
 
-// What is sent in one go, so that the owner's clock measures progress and not the size of an answer.
+// Bytes sent at once. Bounded, so that the send timeout measures progress and not size.
 constexpr size_t kPendingBytes = size_t{256} << 10;
-// A buffer above this is given back after an answer.
+// A larger buffer is freed after an answer.
 constexpr size_t kKeptPendingBytes = size_t{16} << 10;
 
-// `length` of the body; none: a stream.
-std::string answer_head(int status, std::string_view type, const Headers& more, std::optional<size_t> length,
-                        const HttpAnswerWriter::Terms& terms) {
+std::string answer_head(int status, std::string_view type, const Headers& more,
+                        std::optional<size_t> length, const HttpAnswerWriter::Terms& terms) {
   std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, status_text(status));
   const auto add = [&](std::string_view name, std::string_view value) {
     out += name;
@@ -42,7 +41,8 @@ std::string answer_head(int status, std::string_view type, const Headers& more, 
 void HttpAnswerWriter::whole(HttpAnswer answer, const Terms& terms, bool with_body) {
   status_ = answer.status;
   finishing_ = true;
-  unsent_.push(answer_head(answer.status, answer.content_type, answer.headers, answer.body.size(), terms));
+  unsent_.push(
+      answer_head(answer.status, answer.content_type, answer.headers, answer.body.size(), terms));
   if (with_body && answer.status != 204) unsent_.push(std::move(answer.body));
 }
 

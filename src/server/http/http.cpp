@@ -1,4 +1,4 @@
-// http.cpp -- see http.h: the port, certificates, and how it ends. http_connection.h is one connection.
+// http.cpp -- see http.h: the port, certificates, shutdown. http_connection.h is one connection.
 #include "server/http/http.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// Connections with TLS that are let in only to be told that there are too many.
+// Extra TLS connections, accepted only to send the error that there are too many.
 constexpr int kToldThatFull = 32;
 
 class Server : public HttpServer {
@@ -44,14 +44,14 @@ class Server : public HttpServer {
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(1024, error);
     if (error) {
-      return Error{ErrorKind::io,
-                   fmt::format("cannot listen on {}:{}: {}", options.address, options.port, error.message())};
+      return Error{ErrorKind::io, fmt::format("cannot listen on {}:{}: {}", options.address,
+                                              options.port, error.message())};
     }
     port_ = acceptor_.local_endpoint().port();
     for (const auto& loop : shared_->loops) {
       works_.push_back(asio::make_work_guard(*loop));
       threads_.emplace_back([this, &loop = *loop] {
-        ::pthread_setname_np(::pthread_self(), "http");  // for those who look at threads' times
+        ::pthread_setname_np(::pthread_self(), "http");  // shown in tools such as top
         run(loop);
       });
     }
@@ -72,15 +72,16 @@ class Server : public HttpServer {
                        asio::ssl::context::no_tlsv1_1);
     SSL_CTX_set_mode(fresh->native_handle(), SSL_MODE_RELEASE_BUFFERS);
     error_code error;
-    // A key with a password would have the terminal asked for it.
-    fresh->set_password_callback([](size_t, asio::ssl::context::password_purpose) { return std::string(); },
-                                 error);
+    // Otherwise a key with a password would prompt on the terminal.
+    fresh->set_password_callback(
+        [](size_t, asio::ssl::context::password_purpose) { return std::string(); }, error);
     fresh->use_certificate_chain_file(options.tls_certificate, error);
     if (error) return Error{ErrorKind::corrupt, options.tls_certificate + ": " + error.message()};
     fresh->use_private_key_file(options.tls_key, asio::ssl::context::pem, error);
     if (error) return Error{ErrorKind::corrupt, options.tls_key + ": " + error.message()};
     if (SSL_CTX_check_private_key(fresh->native_handle()) != 1) {
-      return Error{ErrorKind::corrupt, options.tls_key + ": is not the key of " + options.tls_certificate};
+      return Error{ErrorKind::corrupt,
+                   options.tls_key + ": is not the key of " + options.tls_certificate};
     }
     const std::lock_guard lock(mutex_);
     tls_ = std::move(fresh);
@@ -98,7 +99,7 @@ class Server : public HttpServer {
     for (const auto& loop : shared_->loops) loop->stop();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
-    // Alone now. Everything is shut, whoever works for a client is told, and what was under way ends here.
+    // Single-threaded now. Shuts all connections and ends pending operations.
     for_each([](Connection& connection) { connection.shut(); });
     {
       const std::lock_guard lock(shared_->gate);
@@ -112,7 +113,7 @@ class Server : public HttpServer {
   }
 
  private:
-  // The one accept that is under way; its end, called or destroyed, gives the turn up.
+  // The one pending accept. Its destructor permits the next, even if the handler never runs.
   class Turn {
    public:
     explicit Turn(std::atomic<bool>& taken) : taken_(&taken) {}
@@ -126,16 +127,17 @@ class Server : public HttpServer {
     std::atomic<bool>* taken_;
   };
 
-  // Connections guard their own work. What else throws (asio without memory, before it calls a handler) ends
-  // neither the thread nor accepting: accept() begins anew if the accept that was under way is lost.
+  // Connections catch their own exceptions. Others (asio without memory) must not end the thread;
+  // accept() restarts a lost accept.
   void run(asio::io_context& loop) {
     const auto turn = [&] {
       if (&loop == shared_->loops[0].get()) accept();
       loop.run();
     };
-    while (guarded("http", turn) != Guarded::fine) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    while (guarded("http", turn) != Guarded::fine)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  // Not for timers that nobody has cancelled: those of Exchange::after() end with their exchange.
+  // Without uncanceled timers: those of Exchange::after() end with their exchange.
   void run_until_idle() {
     const auto turn = [&] {
       for (bool idle = false; !idle;) {
@@ -147,8 +149,8 @@ class Server : public HttpServer {
     }
   }
 
-  // In the first loop, unless an accept is under way. Connections go to the loops in turn. The next accept
-  // begins before anything is done with the socket of this one.
+  // In the first loop, unless an accept is pending. Connections go to the loops in turn. The next
+  // accept starts before this socket is used.
   void accept() {
     if (shared_->accepting.exchange(true)) return;
     Turn turn(shared_->accepting);
@@ -163,7 +165,7 @@ class Server : public HttpServer {
         });
   }
 
-  // Out of file descriptors, most likely: try again when some were closed.
+  // Probably out of file descriptors, so retry when some were closed.
   void accept_later(Turn turn) {
     retry_.expires_after(std::chrono::milliseconds(100));
     retry_.async_wait([this, turn = std::move(turn)](error_code cancelled) mutable {
@@ -175,7 +177,7 @@ class Server : public HttpServer {
   void admit(tcp::socket socket, const HttpStrand& strand) {
     const int beyond = shared_->connections - shared_->options.max_connections;
     if (const auto tls = certificate()) {
-      // What is to be said needs a handshake, so a few more connections are let in for it.
+      // Sending the error needs a handshake, so a few more connections are accepted.
       if (beyond >= kToldThatFull) return;
       add(Transport::secure(std::move(socket), strand, *tls), beyond >= 0);
     } else if (beyond >= 0) {
@@ -194,7 +196,8 @@ class Server : public HttpServer {
     static constexpr std::string_view kBody =
         R"({"error":{"message":"too many open connections","type":"unavailable_error","param":null,"code":"busy"}})";
     static const std::string kFull = fmt::format(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: "
+        "close\r\n"
         "Retry-After: 1\r\nContent-Length: {}\r\n\r\n{}",
         kBody.size(), kBody);
     error_code ignored;
@@ -203,7 +206,6 @@ class Server : public HttpServer {
     socket.close(ignored);
   }
 
-  // `full`: its request is refused, because there are connections enough.
   void add(std::unique_ptr<Transport> transport, bool full) {
     const auto connection = std::make_shared<Connection>(std::move(transport), shared_, full);
     {
@@ -217,7 +219,7 @@ class Server : public HttpServer {
   template <typename Work>
   void for_each(Work work) {
     std::vector<std::shared_ptr<Connection>>
-        open;  // the last one to hold a connection must not hold the lock
+        open;  // the last owner of a connection must not hold the lock
     {
       const std::lock_guard lock(mutex_);
       for (const auto& weak : open_) {
@@ -231,7 +233,7 @@ class Server : public HttpServer {
   tcp::acceptor acceptor_{*shared_->loops[0]};
   asio::steady_timer retry_{*shared_->loops[0]};
   size_t next_loop_ = 0;
-  std::vector<asio::executor_work_guard<HttpStrand>> works_;  // loops go on without any
+  std::vector<asio::executor_work_guard<HttpStrand>> works_;  // keep the loops running without work
   uint16_t port_ = 0;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
@@ -241,8 +243,9 @@ class Server : public HttpServer {
 
 }  // namespace
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options, HttpHandlers handlers) {
-  // Writing to a connection that was reset must be an error, not the end of the program.
+Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options,
+                                                      HttpHandlers handlers) {
+  // Writing to a reset connection must return an error instead of ending the process.
   ::signal(SIGPIPE, SIG_IGN);
   auto server = std::make_unique<Server>(std::move(handlers), options);
   BRAID_TRY(server->open());

@@ -1,18 +1,14 @@
-// http.h -- HTTP/1.1 for the server: connections, framing, limits, timeouts. Knows nothing of models or APIs.
-//
-// Every connection is one state machine on one strand: it always has a read in flight, so a client that goes
-// away is noticed at once, also while its request waits or runs. Handlers get an Exchange and may answer from
-// any thread, at any later time, whole or as a stream.
-//
-// Limits hold before memory is taken: request line, header block, number of fields, chunk extensions and
-// trailers, body, what all requests hold together, connections, and bytes waiting for a client that does not
-// read. Besides the gap between its bytes a request has a time in which all of it must have come. A framing
-// error is answered and the connection closed.
-//
-// A handler, or work given to post() and after(), may throw: the request gets a 500 (without memory a 503),
-// or ends without the end of its answer if that has begun. So does one whose last Exchange goes unanswered.
-//
-// An Exchange may outlive its server: once HttpServer::stop() has returned, what it is told to do is dropped.
+// http.h -- HTTP/1.1 for the server: connections, framing, limits, timeouts.
+// Each connection is a state machine on a strand. A read is always pending, so a disconnect is
+// noticed at once, also while a request waits or runs. Handlers get an Exchange and may answer
+// later, from any thread, whole or as a stream.
+// Limits apply before memory is allocated: request line, headers, chunk extensions and trailers,
+// body, memory of all requests, connections, unsent bytes. A request has a total time besides the
+// time between bytes. A framing error is answered and closes the connection.
+// If a handler or work of post() and after() throws, the request gets a 500 (503 without memory),
+// or a begun answer is left without its end. The same happens if the last Exchange of a request is
+// dropped unanswered. An Exchange may outlive its server; after HttpServer::stop() its calls have
+// no effect.
 #pragma once
 
 #include <cstdint>
@@ -32,16 +28,16 @@ namespace braid::server {
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
-  std::string id;  // of the request, for logs: req_ + 24 characters, or the client's own
+  std::string id;  // for logs: req_ + 24 characters, or sent by the client
   std::string method;
-  std::string path;   // normalised: no query, no double or trailing slashes, not decoded
-  std::string query;  // behind '?'
+  std::string path;   // normalized: no query, no double or trailing slashes, not decoded
+  std::string query;  // after '?'
   Headers headers;
   std::string body;
-  std::shared_ptr<RequestMemory::Share> memory;  // its part of HttpOptions::max_request_memory_bytes
-  std::string remote;                            // address
+  std::shared_ptr<RequestMemory::Share> memory;  // its share of max_request_memory_bytes
+  std::string remote;                            // IP address
 
-  // Empty: no such header. Names are compared without case.
+  // Empty if absent. Names are case-insensitive.
   std::string_view header(std::string_view name) const;
 };
 
@@ -52,43 +48,40 @@ struct HttpAnswer {
   Headers headers;
 };
 
-// One request and its answer. Thread-safe; calls after the client went away do nothing.
+// One request and its answer. Thread-safe; calls after a disconnect have no effect.
 class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual const HttpRequest& request() const = 0;
-  // The client has left, or was cut: nobody waits for an answer.
   virtual bool is_gone() const = 0;
 
-  // Either one whole answer,
+  // Either a whole answer,
   virtual void answer(HttpAnswer answer) = 0;
   // or a stream: begin, write any number of times, finish.
   virtual void begin_stream(Headers headers) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void finish() = 0;
-  // Ends the connection without the end of the answer.
+  // Closes the connection without the end of the answer.
   virtual void abort() = 0;
 
-  // On the exchange's executor: bytes of the stream that the client has not taken yet.
+  // On the exchange's executor: stream bytes that were not sent yet.
   virtual size_t unsent_bytes() const = 0;
 
-  // The body has been read. Nobody may look at it afterwards.
+  // Frees the body, which must not be used afterwards.
   virtual void drop_body() = 0;
-  // How much memory the request holds from now on, in all: at first its body. It is given back when the answer
-  // has left and nobody holds the exchange. Not held: all stays as it was. By one thread at a time.
+  // Sets the request's memory, initially its body. It is released after the answer was sent and the
+  // exchange destroyed. A failure changes nothing. One thread at a time.
   using Room = RequestMemory::Room;
   virtual Room hold_memory(size_t bytes) = 0;
 
-  // What `done` is told of this exchange: counts for its line in the log. Before the end of the answer, or
-  // within `gone`.
+  // Sets the note passed to `done`. Call before the end of the answer or within `gone`.
   virtual void note(std::string text) = 0;
 
-  // `gone` is called once, on the exchange's executor, if the client leaves before the answer is complete,
-  // and before `done`.
+  // `gone` is called once, before `done`, if the client disconnects before the answer's end.
   virtual void on_gone(std::function<void()> gone) = 0;
-  // Work posted here never runs at the same time as other work of this exchange.
+  // Work of one exchange never runs concurrently.
   virtual void post(std::function<void()> work) = 0;
-  // Calls `work` after `ms` on the same strand, once. It goes with the exchange, uncalled.
+  // Calls `work` once after `ms`, on the same strand. Dropped with the exchange.
   virtual void after(int64_t ms, std::function<void()> work) = 0;
 };
 
@@ -102,63 +95,59 @@ struct HttpOptions {
   size_t max_target_bytes = size_t{8} << 10;
   int max_fields = 200;
   int max_connections = 4096;
-  // Of all requests from their first byte to the end of their answer, beyond 16 KiB of each; at least four
-  // thirds of the largest body and its head.
+  // Of all requests until the end of their answers, beyond 16 KiB each. At least 4/3 of the largest
+  // body and its head.
   size_t max_request_memory_bytes = size_t{256} << 20;
-  size_t max_unsent_bytes = size_t{4} << 20;  // of one client, beside its largest event
+  size_t max_unsent_bytes = size_t{4} << 20;  // per client, besides its largest event
   int64_t idle_ms = 75'000, header_ms = 10'000, body_gap_ms = 60'000, send_stall_ms = 30'000;
-  int64_t request_ms = 300'000;  // from a request's first byte to its last
-  // Of a client that still sends after its last answer: time and bytes in all, and time without a byte.
+  int64_t request_ms = 300'000;  // from a request's first to its last byte
+  // Of a client that still sends after its last answer: total time, time between bytes, bytes.
   int64_t linger_ms = 30'000, linger_gap_ms = 5'000;
   size_t linger_bytes = size_t{128} << 20;
-  int64_t goodbye_ms = 500;      // that one which has sent all has to end its side after its last answer
-  int64_t give_way_ms = 10'000;  // when there is no room left, older bodies that are not whole are refused
+  int64_t goodbye_ms = 500;      // for a client that has sent everything to close its side
+  int64_t give_way_ms = 10'000;  // older incomplete bodies are refused when memory is short
 };
 
 struct HttpHandlers {
-  // Looks at a request before its body is read. An answer ends the exchange (and the connection, if there is
-  // a body that nobody read).
+  // Before the body is read. An answer ends the exchange, and with an unread body the connection.
   std::function<std::optional<HttpAnswer>(const HttpRequest&)> check;
   std::function<void(std::shared_ptr<Exchange>)> handle;
-  // Whose memory a request takes, of which no client has all; empty, or no function: nobody's.
+  // The client whose share of memory a request uses. Empty, or without function: no share limit.
   std::function<std::string(const HttpRequest&)> memory_client;
-  // The body of an error that this layer found, as JSON.
+  // The JSON answer of an error found by this layer.
   std::function<HttpAnswer(const HttpRequest&, int status, const std::string& code,
                            const std::string& message)>
       error;
-  // Headers that every answer gets.
   std::function<Headers(const HttpRequest&)> headers;
-  // For the access log and metrics, when an answer is complete or given up (status 499). `note`:
-  // Exchange::note().
-  std::function<void(const HttpRequest&, int status, uint64_t bytes, double ms, const std::string& note)>
+  // Called when an answer is complete or dropped (status 499). `note`: from Exchange::note().
+  std::function<void(const HttpRequest&, int status, uint64_t bytes, double ms,
+                     const std::string& note)>
       done;
 };
 
-// What a server holds now.
 struct HttpLoad {
   int connections = 0;
-  // Of requests: what max_request_memory_bytes bounds.
+  // Bounded by max_request_memory_bytes.
   size_t request_bytes = 0;
-  uint64_t released_bytes = 0;  // that requests have given back, since the start
+  uint64_t released_bytes = 0;  // released by requests since the start
 };
 
 class HttpServer {
  public:
-  // Binds and begins to accept. Errors: io (address in use), not_found, corrupt (certificate).
-  static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options, HttpHandlers handlers);
+  // Errors: io (address in use), not_found, corrupt (certificate).
+  static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options,
+                                                   HttpHandlers handlers);
   virtual ~HttpServer() = default;
 
   virtual uint16_t port() const = 0;
   virtual HttpLoad load() const = 0;
-  // Requests that have come whole and whose answers have not left whole.
+  // Requests that arrived in full and whose answers were not sent in full.
   virtual int busy() const = 0;
-  // Reads the files of HttpOptions again, for connections that come from now on. On an error the old
-  // certificate stays. Thread-safe.
+  // Reloads the files for new connections. On an error the old certificate stays. Thread-safe.
   virtual Status reload_certificate() = 0;
-  // Idle connections are closed, and each other one after its answer. New ones still come, each for one
-  // answer: whoever asks how the server does is told.
+  // Closes idle connections, and others after one more answer. Health checks still work.
   virtual void drain() = 0;
-  // Closes the port and everything else, and joins the threads. No handler is called afterwards.
+  // Closes everything and joins the threads. No handler is called afterwards.
   virtual void stop() = 0;
 };
 

@@ -17,7 +17,7 @@ namespace braid::server {
 
 namespace {
 
-// A request that comes while another is answered waits; so much of it is read, to see the client leave.
+// Bytes read ahead of a pipelined request. A read stays pending to notice a disconnect.
 constexpr size_t kReadAheadBytes = size_t{16} << 10;
 
 std::string address_of(const Transport::Socket& socket) {
@@ -28,7 +28,8 @@ std::string address_of(const Transport::Socket& socket) {
 
 }  // namespace
 
-Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared, bool full)
+Connection::Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared,
+                       bool full)
     : shared_(std::move(shared)),
       transport_(std::move(transport)),
       read_timer_(strand()),
@@ -52,7 +53,7 @@ void Connection::guard(Work work) noexcept {
   if (const Guarded how = guarded("work of a connection", work); how != Guarded::fine) failed(how);
 }
 
-// Tells the client, if nothing was said yet.
+// Answers with an error if no answer has begun.
 void Connection::failed(Guarded how) noexcept {
   if (phase_ == Phase::closed) return;
   tell_gone();
@@ -91,7 +92,7 @@ void Connection::close_if_idle() {
 void Connection::shut() {
   shared_->post(strand(), [self = shared_from_this()] {
     self->lost();
-    self->close_socket();  // of one that lingers, too
+    self->close_socket();  // also if it lingers
   });
 }
 
@@ -110,8 +111,6 @@ void Connection::set_phase(Phase phase) {
   if (phase != Phase::reading) body_place_.leave();
   phase_ = phase;
 }
-
-// ---- Reading ---------------------------------------------------------------------------------------------
 
 void Connection::next_request() {
   if (phase_ == Phase::closed) return;
@@ -147,7 +146,6 @@ void Connection::read_done(const Error& error, size_t bytes) {
   }
 }
 
-// What has arrived, by phase.
 void Connection::consume() {
   if (phase_ == Phase::closed) return;
   if (phase_ == Phase::busy) {
@@ -162,18 +160,18 @@ void Connection::consume() {
       case RequestReader::Outcome::whole:
         return whole_request();
       case RequestReader::Outcome::more:
-        if (!full_) set_read_deadline(reader_.deadline());  // else that of the handshake stands
+        if (!full_) set_read_deadline(reader_.deadline());  // else the handshake's deadline stays
         return read();
       case RequestReader::Outcome::refused:
         return refuse(reader_.fault().status, reader_.fault().code, reader_.fault().message);
       case RequestReader::Outcome::no_room:
-        refuse_for_room();  // it is not the one that makes room now
+        refuse_for_room();  // it cannot be evicted now
         return shared_->bodies.make_room(shared_->options.give_way_ms);
     }
   }
 }
 
-// False: the request was answered before its body was read, and is over.
+// False: the request was answered before its body was read.
 bool Connection::head_is_wanted() {
   request_ = reader_.request();
   keep_ = reader_.keep_alive();
@@ -204,7 +202,6 @@ void Connection::refuse_for_room() {
   refuse(503, "busy", "other requests that are being read leave no room for this one; try again");
 }
 
-// Ends the request with an error and the connection with its answer.
 void Connection::refuse(int status, const char* code, const std::string& message) {
   request_ = reader_.request();
   keep_ = false;
@@ -215,23 +212,22 @@ void Connection::refuse(int status, const char* code, const std::string& message
 void Connection::end_with(HttpAnswer answer) {
   set_phase(Phase::busy);
   read_timer_.cancel();
-  if (!keep_) reader_.drop();  // nothing more of it will be looked at
+  if (!keep_) reader_.drop();  // the rest is not parsed
   this->answer(std::move(answer));
 }
 
-// By when reader_ must have come further.
 void Connection::set_read_deadline(HttpClock::time_point at) {
   if (at == deadline_) return;
   deadline_ = at;
   read_timer_.expires_at(at);
   read_timer_.async_wait([self = shared_from_this()](const Error& error) {
-    if (error || self->phase_ != Phase::reading || self->read_timer_.expiry() > HttpClock::now()) return;
+    if (error || self->phase_ != Phase::reading || self->read_timer_.expiry() > HttpClock::now())
+      return;
     if (!self->reader_.begun()) return self->close();
-    self->guard([&] { self->refuse(408, "request_timeout", "the request did not arrive in time"); });
+    self->guard(
+        [&] { self->refuse(408, "request_timeout", "the request did not arrive in time"); });
   });
 }
-
-// ---- Writing ---------------------------------------------------------------------------------------------
 
 HttpAnswerWriter::Terms Connection::terms() const {
   return {reader_.chunks(), keep_, shared_->handlers.headers(*request_)};
@@ -251,8 +247,7 @@ void Connection::begin_stream(const Headers& headers) {
   flush();
 }
 
-// How large an event is says nothing of its client, so one of any size may wait: that it is not read at all
-// is found by the time of send_pending().
+// An event of any size may wait. send_pending() detects clients that do not read.
 void Connection::stream_write(const std::string& bytes) {
   if (writer_.unsent_bytes() == 0) largest_event_bytes_ = 0;
   if (!writer_.write(bytes)) return;
@@ -297,25 +292,23 @@ void Connection::answer_complete() {
 
 void Connection::report(int status) {
   if (request_ == nullptr || std::exchange(reported_, true)) return;
-  const double ms = std::chrono::duration<double, std::milli>(HttpClock::now() - reader_.begun_at()).count();
+  const double ms =
+      std::chrono::duration<double, std::milli>(HttpClock::now() - reader_.begun_at()).count();
   shared_->handlers.done(*request_, status, writer_.take_sent_bytes(), ms, note_);
   note_.clear();
 }
 
-// ---- Ends ------------------------------------------------------------------------------------------------
-
-// The client is gone, or as good as.
+// The client disconnected or does not read.
 void Connection::lost() noexcept {
   if (phase_ == Phase::closed) return;
   const bool was_busy = phase_ == Phase::busy;
-  // Clients may leave as soon as they saw the last event; that is a whole answer all the same.
+  // A client may disconnect after the last event. Its answer is still complete.
   const int status = writer_.finishing() ? writer_.status() : 499;
   guarded("closing a connection", [&] { close(); });
   tell_gone();
   if (was_busy) guarded("the end of a request", [&] { report(status); });
 }
 
-// Whoever works for the client.
 void Connection::tell_gone() noexcept {
   if (const auto gone = std::exchange(gone_, nullptr)) guarded("giving a request up", gone);
 }
@@ -340,14 +333,13 @@ void Connection::cut_socket() {
   if (transport_->socket().is_open()) ::shutdown(transport_->socket().native_handle(), SHUT_RDWR);
 }
 
-// After the last answer.
 void Connection::close_gently() {
   set_phase(Phase::closed);
   const HttpOptions& options = shared_->options;
   lingers_ = unread_ && ++shared_->lingering <= std::max(1, options.max_connections / 4);
   if (unread_ && !lingers_) --shared_->lingering;
-  linger_end_ =
-      HttpClock::now() + std::chrono::milliseconds(lingers_ ? options.linger_ms : options.goodbye_ms);
+  linger_end_ = HttpClock::now() +
+                std::chrono::milliseconds(lingers_ ? options.linger_ms : options.goodbye_ms);
   silence_end_ = HttpClock::now() + std::chrono::milliseconds(options.linger_gap_ms);
   wait_for_silence();
   transport_->say_goodbye([self = shared_from_this()](const Error&) {
@@ -367,28 +359,28 @@ void Connection::wait_for_silence() {
   });
 }
 
-// Until the client ends its side, or has had enough. A read under way goes on here.
+// Reads until the client closes its side or a limit is reached. Joins a pending read.
 void Connection::discard() {
   if (reading_) return;
-  if (client_ended_) return close_socket();  // asio would wait for ever: an end is told once
+  if (client_ended_) return close_socket();  // asio reports the end only once
   const auto discarded = [self = shared_from_this()](const Error& error, size_t bytes) {
     self->reading_ = false;
     self->discarded_bytes_ += bytes;
-    if (error || self->discarded_bytes_ > self->shared_->options.linger_bytes) return self->close_socket();
-    self->silence_end_ = HttpClock::now() + std::chrono::milliseconds(self->shared_->options.linger_gap_ms);
+    if (error || self->discarded_bytes_ > self->shared_->options.linger_bytes)
+      return self->close_socket();
+    self->silence_end_ =
+        HttpClock::now() + std::chrono::milliseconds(self->shared_->options.linger_gap_ms);
     if (guarded("lingering", [&] { self->discard(); }) != Guarded::fine) self->close_socket();
   };
   transport_->discard_some(boost::asio::buffer(arriving_), discarded);
   reading_ = true;
 }
 
-// ---- What handlers see -----------------------------------------------------------------------------------
-
-// One request of the connection. What it is told after another has begun is dropped. One that goes without
-// an answer, or before the end of it, ends the connection.
+// Calls after a later request has begun have no effect. Destroying it early closes the connection.
 class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_this<ExchangeOf> {
  public:
-  ExchangeOf(std::shared_ptr<Connection> connection, std::shared_ptr<HttpRequest> request, uint64_t serial)
+  ExchangeOf(std::shared_ptr<Connection> connection, std::shared_ptr<HttpRequest> request,
+             uint64_t serial)
       : connection_(std::move(connection)), request_(std::move(request)), serial_(serial) {}
   ~ExchangeOf() override {
     if (ended_ || connection_->is_closed_) return;
@@ -450,7 +442,8 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
     });
   }
   void post(std::function<void()> work) override {
-    shared().post(strand(), [self = shared_from_this(), work = std::move(work)] { self->guard_work(work); });
+    shared().post(strand(),
+                  [self = shared_from_this(), work = std::move(work)] { self->guard_work(work); });
   }
   void after(int64_t ms, std::function<void()> work) override {
     const std::shared_lock lock(shared().gate);
@@ -469,7 +462,7 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
  private:
   HttpShared& shared() const { return *connection_->shared_; }
   const HttpStrand& strand() const { return connection_->strand(); }
-  // On the strand, if the request is the one that is being answered.
+  // On the strand, if this request is the current one.
   template <typename Work>
   void run(Work work) {
     shared().run(strand(), [self = shared_from_this(), work = std::move(work)]() mutable {
@@ -477,7 +470,7 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
       if (c.serial_ == self->serial_ && c.phase_ == Phase::busy) c.guard([&] { work(c); });
     });
   }
-  // On the strand, whichever request it is now.
+  // On the strand, whatever the current request is.
   template <typename Work>
   void guard_work(const Work& work) noexcept {
     const Guarded how = guarded("work on a request", work);
@@ -490,12 +483,12 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
     timers_.erase(timer);
   }
 
-  std::shared_ptr<Connection> connection_;  // outlives the timers, which live in its loop
+  std::shared_ptr<Connection> connection_;  // outlives the timers, which belong to its loop
   std::shared_ptr<HttpRequest> request_;
   uint64_t serial_;
   std::mutex timers_mutex_;
-  Timers timers_;                   // guarded by timers_mutex_; of after(), and they end with this
-  std::atomic<bool> ended_{false};  // it was told how it ends
+  Timers timers_;                   // guarded by timers_mutex_; of after(); destroyed with this
+  std::atomic<bool> ended_{false};  // the answer was given or finished
 };
 
 void Connection::whole_request() {

@@ -1,23 +1,18 @@
-// http_connection.h -- the life of one connection: handshake, request, answer, and again, until it is closed.
-//
-// Input and output, timers and ends are here; what the bytes mean is in request_reader.h (in) and
-// answer_writer.h (out). By phase:
-//   reading   a request comes, or none yet
-//   busy      the request is whole or refused, and its answer has not left. A read stays in flight, so that a
-//             client that leaves is noticed, but only so much is read ahead
-//   closed    for good. A client that was still sending is read for a while, and what comes is thrown away, so
-//             that it reads its answer and not a reset: until it ends its side, sends nothing for
-//             HttpOptions::linger_gap_ms, or has had linger_ms or linger_bytes. A quarter of all connections
-//             may linger; others get half a second.
-//
-// A client that does not read is given up after HttpOptions::send_stall_ms without progress, or when more
-// than max_unsent_bytes of a stream wait for it beside the largest event among them.
-//
-// All work runs within guard(): what it throws ends the request with an error or, if an answer has begun, the
-// connection. Nobody else notices.
-//
-// Threads: all happens on the strand of the transport, except the public functions, which any thread may
-// call. The connection lives as long as something of it is under way or an Exchange of it is held.
+// http_connection.h -- one connection: handshake, then requests and answers, until it is closed.
+// Handles I/O, timers and shutdown; request_reader.h parses input, answer_writer.h makes output.
+// Phases:
+// - reading: a request is arriving or awaited.
+// - busy: the request is complete or refused and its answer is not sent yet. A read stays pending
+//   to notice a disconnect, but reads only a few bytes ahead.
+// - closed: final. If the client is still sending, its bytes are read and dropped for a while, so
+//   that it gets the answer instead of a reset. This ends when the client closes its side, after
+//   HttpOptions::linger_gap_ms without a byte, or after linger_ms or linger_bytes. At most a
+//   quarter of all connections may linger; others get goodbye_ms.
+// A client that does not read is dropped after send_stall_ms without progress, or if more than
+// max_unsent_bytes plus its largest event are unsent. Work runs within guard(): an exception ends
+// the request with an error or, after an answer has begun, the connection.
+// Threads: the transport's strand; public functions from any thread. The connection lives while an
+// operation is pending or an Exchange exists.
 #pragma once
 
 #include <array>
@@ -41,16 +36,16 @@ namespace braid::server {
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  // `full`: the first request is refused, because there are connections enough.
+  // `full`: refuses the first request, because there are too many connections.
   Connection(std::unique_ptr<Transport> transport, std::shared_ptr<HttpShared> shared, bool full);
   ~Connection();
 
   void start();
-  // Closed if no byte of a request has come; else after its answer.
+  // Closes at once if no request has begun, else after its answer.
   void close_if_idle();
-  // The client is told nothing; whoever works for it is.
+  // Closes without an answer, and notifies the exchange.
   void shut();
-  // A body that has not come whole is refused: others need the room.
+  // Refuses an incomplete body to free its memory.
   void give_way();
 
  private:
@@ -64,7 +59,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void set_phase(Phase phase);
   const HttpStrand& strand() const { return transport_->strand(); }
 
-  // Reading.
   void next_request();
   void read();
   void read_done(const Error& error, size_t bytes);
@@ -76,7 +70,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void end_with(HttpAnswer answer);
   void set_read_deadline(HttpClock::time_point at);
 
-  // Writing.
   HttpAnswerWriter::Terms terms() const;
   void answer(HttpAnswer answer);
   void begin_stream(const Headers& headers);
@@ -87,7 +80,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void answer_complete();
   void report(int status);
 
-  // Ends.
   void lost() noexcept;
   void tell_gone() noexcept;
   void close();
@@ -95,10 +87,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void wait_for_silence();
   void discard();
   void close_socket();
-  // From any thread: the client's side ends, and with it the read under way.
+  // From any thread. Ends the client's side, and with it the pending read.
   void cut_socket();
 
-  std::shared_ptr<HttpShared> shared_;  // first: what follows lives in its loops
+  std::shared_ptr<HttpShared> shared_;  // first: members below use its loops
   std::unique_ptr<Transport> transport_;
   boost::asio::steady_timer read_timer_, write_timer_;
   RequestReader reader_;
@@ -106,25 +98,23 @@ class Connection : public std::enable_shared_from_this<Connection> {
   BodyQueue::Place body_place_;
 
   Phase phase_ = Phase::reading;
-  std::atomic<bool> is_closed_{false};  // phase_ is closed, for other threads
-  std::mutex socket_mutex_;             // closing the socket, against cut_socket()
+  std::atomic<bool> is_closed_{false};  // mirrors phase_ for other threads
+  std::mutex socket_mutex_;             // serializes closing the socket and cut_socket()
   const bool full_;
   bool keep_ = true;
-  bool unread_ = false;                     // the client still sends what nobody will look at
-  bool reading_ = false, writing_ = false;  // under way
-  // Read into apart, because a read may be in flight while what came before is taken out of the input.
+  bool unread_ = false;                     // the client still sends bytes that will be dropped
+  bool reading_ = false, writing_ = false;  // pending
+  // Separate from the input, which may be consumed while a read is pending.
   std::array<char, 8192> arriving_;
   HttpClock::time_point deadline_;  // of read_timer_
-  size_t largest_event_bytes_ = 0;  // of those that wait for the client
+  size_t largest_event_bytes_ = 0;  // of the unsent events
 
-  // After the last answer.
   bool goodbye_said_ = false;
-  bool client_ended_ = false;  // its side
+  bool client_ended_ = false;  // its side is closed
   bool lingers_ = false;       // counted in HttpShared::lingering
   HttpClock::time_point linger_end_, silence_end_;
   size_t discarded_bytes_ = 0;
 
-  // The request that is answered.
   uint64_t serial_ = 0;
   bool answered_ = true, reported_ = true;
   std::shared_ptr<HttpRequest> request_;

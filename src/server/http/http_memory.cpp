@@ -29,7 +29,7 @@ RequestMemory::Room RequestMemory::take(const std::string& client, size_t bytes,
   const std::lock_guard lock(mutex_);
   if (used_bytes_ > room - bytes) return Room::busy;
   if (!client.empty()) {
-    size_t& held = by_client_[client];  // if it is new, it is taken: there are no others
+    size_t& held = by_client_[client];  // a new entry always succeeds
     const size_t others = held - has_bytes, free = room - bytes - used_bytes_;
     if (others > free) return Room::client;
     held += bytes;

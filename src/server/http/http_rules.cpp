@@ -58,7 +58,8 @@ std::string_view HttpRequest::header(std::string_view name) const {
 
 bool same_name(std::string_view a, std::string_view b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) {
-           return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+           return std::tolower(static_cast<unsigned char>(x)) ==
+                  std::tolower(static_cast<unsigned char>(y));
          });
 }
 
@@ -72,8 +73,9 @@ std::string random_request_id() {
 }
 
 std::string request_id(std::string_view given) {
-  const bool usable = !given.empty() && given.size() <= 128 &&
-                      std::all_of(given.begin(), given.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  const bool usable =
+      !given.empty() && given.size() <= 128 &&
+      std::all_of(given.begin(), given.end(), [](char c) { return c > ' ' && c < 0x7f; });
   return usable ? std::string(given) : random_request_id();
 }
 
@@ -99,7 +101,8 @@ size_t count_fields(std::string_view block) {
 }
 
 bool has_folded_line(std::string_view block) {
-  return block.find("\r\n ") != std::string_view::npos || block.find("\r\n\t") != std::string_view::npos;
+  return block.find("\r\n ") != std::string_view::npos ||
+         block.find("\r\n\t") != std::string_view::npos;
 }
 
 std::string framing_fault(const Headers& headers, unsigned version) {

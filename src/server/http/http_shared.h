@@ -1,7 +1,5 @@
-// http_shared.h -- what the connections of one server share: options, handlers, loops, accounts.
-//
-// What comes to a connection from other threads goes through post() and run(), which end with the server: a
-// connection keeps its loop alive, but nothing is put into it any more once `open` is false.
+// http_shared.h -- shared by the connections of a server. Other threads use post() and run(), which
+// have no effect once `open` is false, although a connection keeps its loop alive.
 #pragma once
 
 #include <algorithm>
@@ -19,39 +17,39 @@
 
 namespace braid::server {
 
-// Works of a strand never overlap: it is the loop of one thread, which many connections share. (A strand of
-// asio's own hangs for ever once a post to it found no memory.)
+// A single-threaded loop shared by many connections. (asio's own strand hangs forever after a post
+// that failed for lack of memory.)
 using HttpStrand = boost::asio::io_context::executor_type;
 
 struct HttpShared {
   HttpShared(const HttpOptions& wanted, HttpHandlers called)
       : options(wanted),
         handlers(std::move(called)),
-        // The largest body that is allowed must have room, with its head.
-        memory(std::make_shared<RequestMemory>(
-            std::max(options.max_request_memory_bytes,
-                     RequestMemory::limit_for(options.max_body_bytes + 4 * options.max_header_bytes)))) {
+        // The largest allowed body must fit with its head.
+        memory(std::make_shared<RequestMemory>(std::max(
+            options.max_request_memory_bytes,
+            RequestMemory::limit_for(options.max_body_bytes + 4 * options.max_header_bytes)))) {
     for (int i = 0; i < std::max(1, options.threads); ++i) {
       loops.push_back(std::make_unique<boost::asio::io_context>(1));
     }
   }
 
-  // On the strand: later, and not at all once the server has ended.
+  // Posts to the strand. Dropped after the server has ended.
   template <typename Work>
   void post(const HttpStrand& strand, Work work) {
     const std::shared_lock lock(gate);
     if (open) boost::asio::post(strand, std::move(work));
   }
-  // The same, but at once where this is the strand already.
+  // As post(), but runs at once if already on the strand.
   template <typename Work>
   void run(const HttpStrand& strand, Work work) {
     if (strand.running_in_this_thread()) return work();
     post(strand, std::move(work));
   }
 
-  // An accept is under way. Before the loops, whose end gives it up.
+  // An accept is pending. Declared before the loops, whose destruction ends it.
   std::atomic<bool> accepting{false};
-  std::vector<std::unique_ptr<boost::asio::io_context>> loops;  // one for each thread
+  std::vector<std::unique_ptr<boost::asio::io_context>> loops;  // one per thread
   const HttpOptions options;
   const HttpHandlers handlers;
   const std::shared_ptr<RequestMemory> memory;

@@ -1,8 +1,5 @@
-// http_test.cpp -- what a connection may cost, and how a server ends: memory, time, drain, shutdown, the
-// access log.
-//
-// Memory is the resident memory of this process, which holds the clients too: they send from one small
-// buffer.
+// http_test.cpp -- limits of connections, and shutdown. Memory is measured as the resident memory
+// of this process, including the clients, which send from one small buffer.
 #include <gtest/gtest.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
@@ -25,7 +22,7 @@ double resident_mib() {
   return resident * static_cast<double>(::sysconf(_SC_PAGESIZE)) / kMiB;
 }
 
-// That memory has grown by less since it was `before`. Not with sanitizers, which keep what is freed.
+// Not with sanitizers, which keep freed memory.
 void expect_growth_below(double limit_mib, double before, const char* what) {
 #if !defined(__SANITIZE_ADDRESS__)
   EXPECT_LT(resident_mib() - before, limit_mib) << what;
@@ -41,13 +38,13 @@ std::unique_ptr<TestServer> saying_x(const Adjust& adjust = nullptr) {
         return says(*model, "x");
       },
       adjust);
-  // The first answer takes memory that stays: for the tokenizer's caches, the allocator, the threads.
+  // The first answer allocates memory that stays: tokenizer caches, allocator, threads.
   Client client(server->port());
   EXPECT_EQ(client.ask("POST", "/v1/chat/completions", kChat).status, 200);
   return server;
 }
 
-// A server whose answers begin and do not end before they are told to.
+// A server whose answers begin, but do not end before they are released.
 std::unique_ptr<TestServer> waiting(const Adjust& adjust = nullptr) {
   return std::make_unique<TestServer>(
       [](const Request&) {
@@ -63,8 +60,6 @@ void begin_stream(Client& client) {
   const std::string body = R"({"stream":true,"messages":[{"role":"user","content":"hi"}]})";
   client.send(kPost + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
 }
-
-// ---- Memory ----------------------------------------------------------------------------------------------
 
 TEST(HttpMemory, OfOneRequestThatDoesNotEnd) {
   const std::string chunked = kPost + "Transfer-Encoding: chunked\r\n\r\n";
@@ -96,8 +91,8 @@ TEST(HttpMemory, OfOneRequestThatDoesNotEnd) {
     const double before = resident_mib();
     Client client(server->port());
     client.send(c.begin);
-    // Until the server has had enough; it must not take all of this.
-    for (size_t sent = 0; sent < (size_t{100} << 20) && client.send(c.piece); sent += c.piece.size()) {
+    for (size_t sent = 0; sent < (size_t{100} << 20) && client.send(c.piece);
+         sent += c.piece.size()) {
     }
     expect_growth_below(8, before, c.what);
     Client polite(server->port());
@@ -113,21 +108,20 @@ TEST(HttpMemory, OfAllRequestsTogether) {
     http.max_body_bytes = size_t{1} << 20;
     http.max_request_memory_bytes = size_t{4} << 20;
   });
-  // All but the last byte, of as much as one may send; half of them in chunks.
+  // Bodies of the largest size without their last byte; half of them chunked.
   const std::string piece(64 << 10, ' ');
   const double before = resident_mib();
   std::vector<std::unique_ptr<Client>> clients;
   for (int i = 0; i < kClients; ++i) {
     clients.push_back(std::make_unique<Client>(server->port()));
     Client& client = *clients.back();
-    client.send(kPost +
-                (i % 2 == 0 ? "Content-Length: 1048576\r\n\r\n" : "Transfer-Encoding: chunked\r\n\r\n"));
+    client.send(kPost + (i % 2 == 0 ? "Content-Length: 1048576\r\n\r\n"
+                                    : "Transfer-Encoding: chunked\r\n\r\n"));
     for (int k = 0; k < 16; ++k) {
       const std::string data = k < 15 ? piece : piece.substr(1);
       if (!client.send(i % 2 == 0 ? data : fmt::format("{:x}\r\n{}\r\n", data.size(), data))) break;
     }
   }
-  // Small requests are served all the same.
   Client small(server->port());
   EXPECT_EQ(small.ask("POST", "/v1/chat/completions", kChat).status, 200);
   const auto refused = [&] {
@@ -140,18 +134,19 @@ TEST(HttpMemory, OfAllRequestsTogether) {
   }
   EXPECT_GE(refused(), kClients / 2);
   expect_growth_below(16, before, "");
-  // Those who were refused have left room: it is filled, one after the other, until nobody finds any.
-  auto answer = Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
+  // Refused requests have freed memory, so it is filled again until requests fail.
+  auto answer =
+      Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
   for (int i = 0; i < 200 && answer.status != 503; ++i) {
     clients.push_back(std::make_unique<Client>(server->port()));
     clients.back()->send(kPost + "Content-Length: 1048576\r\n\r\n" + std::string(1'000'000, ' '));
-    answer = Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
+    answer =
+        Client(server->port()).ask("POST", "/v1/chat/completions", std::string(1'000'000, ' '));
   }
   EXPECT_EQ(answer.status, 503);
   EXPECT_NE(answer.head.find("Retry-After: "), std::string::npos) << answer.head;
   EXPECT_EQ(answer.json()["error"]["code"], "busy") << answer.body;
   clients.clear();
-  // What they held comes back.
   const std::string large = R"({"x":")" + std::string(900'000, 'x') + "\"," + kChat.substr(1);
   int status = 0;
   for (int i = 0; i < 1000 && status != 200; ++i) {
@@ -168,7 +163,6 @@ TEST(HttpMemory, WhoeverSendsSlowlyGivesWay) {
   });
   const std::string most(1'000'000, ' ');
   const std::string large = R"({"x":")" + std::string(900'000, 'x') + "\"," + kChat.substr(1);
-  // They take all the room that large bodies have, one after the other, and do not end.
   std::vector<std::unique_ptr<Client>> stale;
   for (size_t held = 900'000; held < size_t{3'000'000}; held += 900'000) {
     stale.push_back(std::make_unique<Client>(server->port()));
@@ -179,7 +173,7 @@ TEST(HttpMemory, WhoeverSendsSlowlyGivesWay) {
     ASSERT_GE(server->http->load().request_bytes, held);
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  // Whoever finds none is refused, and the oldest makes room for the next.
+  // A request without memory is refused, and the oldest body is evicted for the next.
   EXPECT_EQ(Client(server->port()).ask("POST", "/v1/chat/completions", large).status, 503);
   EXPECT_EQ(stale[0]->read_answer().status, 503) << "the oldest one gives way";
   int status = 0;
@@ -193,13 +187,14 @@ TEST(HttpMemory, OfHeadersOfManyConnections) {
   const auto server = saying_x([](AppOptions&, HttpOptions& http) {
     http.max_body_bytes = 1 << 10;
     http.max_request_memory_bytes = size_t{1} << 20;
-    http.header_ms = 300'000;  // however slow the machine is
+    http.header_ms = 300'000;  // for slow machines
   });
   const double before = resident_mib();
   std::vector<std::unique_ptr<Client>> clients;
   for (int i = 0; i < 300; ++i) {
     clients.push_back(std::make_unique<Client>(server->port()));
-    clients.back()->send("GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(60'000, 'x'));
+    clients.back()->send("GET /health HTTP/1.1\r\nHost: localhost\r\nX: " +
+                         std::string(60'000, 'x'));
   }
   EXPECT_EQ(clients.back()->read_answer().status, 503);
   expect_growth_below(16, before, "");
@@ -235,7 +230,6 @@ TEST(HttpMemory, OfRequestsThatComeEarly) {
   sender.join();
   EXPECT_EQ(answered, kRequests);
   expect_growth_below(8, before, "");
-  // Behind an answer that does not end nothing is read without bound.
   const auto slow = waiting();
   Client impatient(slow->port());
   begin_stream(impatient);
@@ -253,9 +247,7 @@ TEST(HttpMemory, OfRequestsThatComeEarly) {
   EXPECT_LT(taken, size_t{16} << 20) << "the kernel's buffers hold the rest";
 }
 
-// ---- Time ------------------------------------------------------------------------------------------------
-
-// One byte and one more; the answer to that.
+// Sends two parts with a pause; returns the answer's status.
 int drip(Client& client, const std::string& begin, const std::string& bytes) {
   client.send(begin);
   std::atomic<bool> over = false;
@@ -281,7 +273,8 @@ TEST(HttpTime, ARequestHasATimeAsAWhole) {
       {"a body", kPost + "Content-Length: 100000\r\n\r\n", " "},
       {"chunks", kPost + "Transfer-Encoding: chunked\r\n\r\n", "1\r\n \r\n"},
       {"a trailer", kPost + "Transfer-Encoding: chunked\r\n\r\n1\r\n \r\n0\r\nX: ", "x"},
-      {"a body that was asked for", kPost + "Expect: 100-continue\r\nContent-Length: 100000\r\n\r\n", ""},
+      {"a body that was asked for",
+       kPost + "Expect: 100-continue\r\nContent-Length: 100000\r\n\r\n", ""},
   };
   for (const auto& [what, begin, bytes] : kCases) {
     Client client(server->port());
@@ -295,8 +288,6 @@ TEST(HttpTime, ARequestHasATimeAsAWhole) {
     EXPECT_EQ(drip(client, begin, bytes), 408) << what;
   }
 }
-
-// ---- Framing ---------------------------------------------------------------------------------------------
 
 TEST(HttpFraming, WhatTwoServersCouldReadDifferently) {
   const auto server = saying_x();
@@ -353,7 +344,7 @@ TEST(HttpFraming, WhatIsOddAndFine) {
       {"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
       {"TRACE /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 405},
       {"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 404},
-      {kPost + "Transfer-Encoding: chunked\r\n\r\n2;a=b;c\r\n{}\r\n0;d\r\nX: y\r\n\r\n", 400},  // no messages
+      {kPost + "Transfer-Encoding: chunked\r\n\r\n2;a=b;c\r\n{}\r\n0;d\r\nX: y\r\n\r\n", 400},
   };
   for (const auto& [bytes, status] : kCases) {
     Client client(server->port());
@@ -361,8 +352,6 @@ TEST(HttpFraming, WhatIsOddAndFine) {
     EXPECT_EQ(client.read_answer().status, status) << bytes.substr(0, 100);
   }
 }
-
-// ---- Metrics and the log ---------------------------------------------------------------------------------
 
 TEST(HttpMetrics, LabelsDoNotGrowWithWhatClientsSend) {
   const auto server = saying_x();
@@ -381,14 +370,15 @@ TEST(HttpMetrics, LabelsDoNotGrowWithWhatClientsSend) {
   const std::string before = client.ask("GET", "/metrics").body;
   for (int i = 1; i < 100; ++i) ask_oddly(i);
   const std::string after = client.ask("GET", "/metrics").body;
-  const auto lines = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n'); };
+  const auto lines = [](const std::string& text) {
+    return std::count(text.begin(), text.end(), '\n');
+  };
   EXPECT_LE(lines(after), lines(before) + 1) << after.substr(0, 3000);
   EXPECT_NE(after.find(R"(method="other",path="other",status="404")"), std::string::npos);
   EXPECT_NE(after.find(R"(method="other",path="/health",status="405")"), std::string::npos);
   EXPECT_EQ(after.find("XXX"), std::string::npos);
 }
 
-// Lines of the log while this lives.
 class LogLines : public spdlog::sinks::base_sink<std::mutex> {
  public:
   static std::shared_ptr<LogLines> listen() {
@@ -400,9 +390,10 @@ class LogLines : public spdlog::sinks::base_sink<std::mutex> {
   void end() { spdlog::set_default_logger(before_); }
   size_t count(const std::string& one, const std::string& other) {
     const std::lock_guard lock(mutex_);
-    return static_cast<size_t>(std::count_if(lines_.begin(), lines_.end(), [&](const std::string& line) {
-      return line.find(one) != line.npos && line.find(other) != line.npos;
-    }));
+    return static_cast<size_t>(
+        std::count_if(lines_.begin(), lines_.end(), [&](const std::string& line) {
+          return line.find(one) != line.npos && line.find(other) != line.npos;
+        }));
   }
   bool wait_for(const std::string& text, size_t count_wanted) {
     for (int i = 0; i < 2000 && count(text, "") < count_wanted; ++i) {
@@ -410,7 +401,7 @@ class LogLines : public spdlog::sinks::base_sink<std::mutex> {
     }
     return count(text, "") >= count_wanted;
   }
-  // How many lines there are, and the first `most` without `text`: what a failure should show.
+  // The number of lines, and the first `most` without `text`, for failure messages.
   std::string without(const std::string& text, size_t most) {
     const std::lock_guard lock(mutex_);
     std::string out = std::to_string(lines_.size()) + " lines";
@@ -434,13 +425,15 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
   constexpr size_t kGone = 12'000, kBatch = 100;
   const auto log = LogLines::listen();
   {
-    const auto server = waiting([](AppOptions& app, HttpOptions&) { app.access_log = AccessLog::all; });
+    const auto server =
+        waiting([](AppOptions& app, HttpOptions&) { app.access_log = AccessLog::all; });
     for (size_t i = 0; i < kGone; i += kBatch) {
       std::vector<std::unique_ptr<Client>> clients;
       for (size_t k = 0; k < kBatch; ++k) {
         clients.push_back(std::make_unique<Client>(server->port()));
         clients.back()->send(kPost + "x-request-id: gone-" + std::to_string(i + k) +
-                             "\r\nContent-Length: " + std::to_string(kChat.size()) + "\r\n\r\n" + kChat);
+                             "\r\nContent-Length: " + std::to_string(kChat.size()) + "\r\n\r\n" +
+                             kChat);
       }
       ASSERT_TRUE(server->backend->wait_submitted(i + kBatch)) << log->without("status=499", 20);
       clients.clear();
@@ -448,7 +441,7 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
     }
     ASSERT_TRUE(log->wait_for("status=499", kGone)) << log->without("status=499", 20);
     EXPECT_EQ(log->count("status=499", "reason=abort prompt="), kGone);
-    // Whole answers after that have theirs: also two at once that call themselves the same, and old clients.
+    // Later answers are logged too: also two with the same id, and HTTP/1.0 clients.
     server->backend->release();
     const std::string body = R"({"stream":true,"messages":[{"role":"user","content":"hi"}]})";
     Client a(server->port()), b(server->port()), old(server->port());
@@ -469,8 +462,6 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
   log->end();
 }
 
-// ---- The end ---------------------------------------------------------------------------------------------
-
 TEST(HttpEnd, WhoeverAsksWhileItDrainsIsTold) {
   const auto server = waiting();
   Client running(server->port()), idle(server->port());
@@ -478,14 +469,14 @@ TEST(HttpEnd, WhoeverAsksWhileItDrainsIsTold) {
   EXPECT_TRUE(running.read_until("one"));
   EXPECT_EQ(idle.ask("GET", "/health").status, 200);
 
-  // It will end: those in front of it learn it, and what they still send is answered.
   server->app->announce_end();
   EXPECT_EQ(Client(server->port()).ask("GET", "/health").json()["status"], "draining");
   EXPECT_EQ(Client(server->port()).ask("POST", "/tokenize", R"({"content":"x"})").status, 200);
 
-  Client late(server->port());  // its body comes after the drain has begun
+  Client late(server->port());  // its body is sent during the drain
   late.send(
-      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n");
+      "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+      "15\r\n\r\n");
   EXPECT_TRUE(late.read_until("100 Continue\r\n\r\n"));
   late.received.clear();
 
@@ -512,14 +503,13 @@ TEST(HttpEnd, WhoeverAsksWhileItDrainsIsTold) {
   EXPECT_GE(server->http->busy(), 1);
   server->backend->release();
   EXPECT_TRUE(running.read_until("[DONE]"));
-  // A server may end when nothing is left to be sent.
   for (int i = 0; i < 2000 && server->http->busy() > 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   EXPECT_EQ(server->http->busy(), 0);
 }
 
-// The engine's events may come later than anything else; they must find something that is still there.
+// Engine events may arrive last and must not access destroyed objects.
 TEST(HttpEnd, AnswersMayOutliveTheServer) {
   for (const bool app_first : {false, true}) {
     auto server = waiting();
@@ -541,14 +531,14 @@ TEST(HttpEnd, AnswersMayOutliveTheServer) {
   }
 }
 
-// Events that come while the server goes.
 TEST(HttpEnd, EventsWhileTheServerStops) {
   for (int round = 0; round < 10; ++round) {
     TestServer server([](const Request&) {
       static const auto model = demo_served_model(nullptr);
       auto script = says(*model, "word ");
       const auto once = script.tokens;
-      for (int i = 0; i < 2000; ++i) script.tokens.insert(script.tokens.end(), once.begin(), once.end());
+      for (int i = 0; i < 2000; ++i)
+        script.tokens.insert(script.tokens.end(), once.begin(), once.end());
       return script;
     });
     std::vector<std::unique_ptr<Client>> clients;

@@ -1,5 +1,4 @@
-// reader_writer_test.cpp -- the parts of a connection that need no socket: bytes to requests, answers to
-// bytes, and the queue between an answer and its client.
+// reader_writer_test.cpp -- a connection's parts without a socket: reader, writer, send queue.
 #include <gtest/gtest.h>
 
 #include <list>
@@ -40,7 +39,7 @@ TEST(SendQueue, GivesBackWhatWentInInPieces) {
 }
 
 TEST(SendQueue, AnAnswerOfMegabytesIsSentInLinearWork) {
-  // 256 MiB in pieces of 4 KiB: moving the rest each time would be eight terabytes.
+  // 256 MiB in pieces of 4 KiB. Moving the rest each time would copy eight terabytes.
   SendQueue queue;
   queue.push(std::string(size_t{256} << 20, 'x'));
   std::string piece;
@@ -52,19 +51,16 @@ TEST(SendQueue, AnAnswerOfMegabytesIsSentInLinearWork) {
   EXPECT_EQ(taken, size_t{256} << 20);
 }
 
-// ---- Requests --------------------------------------------------------------------------------------------
-
 using Outcome = RequestReader::Outcome;
 
 struct Reading {
   HttpOptions options;
   std::shared_ptr<RequestMemory> memory = std::make_shared<RequestMemory>(size_t{1} << 20);
   RequestReader reader{options, memory, "client"};
-  std::string client;  // whose memory it is
+  std::string client;  // the client charged for memory
 
   Reading() { reader.begin(); }
 
-  // Up to a whole request, or to the end of `bytes`.
   Outcome feed(std::string_view bytes, size_t piece) {
     Outcome last = Outcome::more;
     for (size_t at = 0; at < bytes.size(); at += piece) {
@@ -134,7 +130,7 @@ TEST(RequestReader, ABodyTakesItsMemoryFromTheAccount) {
   Reading reading;
   const std::string head = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4000000\r\n\r\n";
   ASSERT_EQ(reading.feed(head, head.size()), Outcome::more);
-  EXPECT_EQ(reading.memory->used_bytes(), 0u);  // promised is not held
+  EXPECT_EQ(reading.memory->used_bytes(), 0u);  // a promised length is not reserved
   ASSERT_EQ(reading.feed(std::string(3 << 20, 'x'), 8192), Outcome::refused);
   EXPECT_EQ(reading.reader.fault().status, 413) << "more than all may have together";
   reading.reader.drop();
@@ -163,17 +159,18 @@ TEST(RequestReader, TheLargestBodyHasRoom) {
   for (const bool chunked : {false, true}) {
     Reading reading;
     reading.options.max_body_bytes = size_t{2} << 20;
-    reading.memory = std::make_shared<RequestMemory>(
-        RequestMemory::limit_for(reading.options.max_body_bytes + 4 * reading.options.max_header_bytes));
+    reading.memory = std::make_shared<RequestMemory>(RequestMemory::limit_for(
+        reading.options.max_body_bytes + 4 * reading.options.max_header_bytes));
     RequestReader reader(reading.options, reading.memory, "client");
     reader.begin();
     const std::string body(reading.options.max_body_bytes, 'x');
     const std::string bytes =
-        chunked ? "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" + body +
-                      "\r\n0\r\n\r\n"
+        chunked ? "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n200000\r\n" +
+                      body + "\r\n0\r\n\r\n"
                 : "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2097152\r\n\r\n" + body;
     Outcome last = Outcome::more;
-    for (size_t at = 0; at < bytes.size() && (last == Outcome::more || last == Outcome::head); at += 8192) {
+    for (size_t at = 0; at < bytes.size() && (last == Outcome::more || last == Outcome::head);
+         at += 8192) {
       reader.append(std::string_view(bytes).substr(at, 8192));
       last = reader.advance();
       if (last != Outcome::head) continue;
@@ -194,14 +191,12 @@ TEST(RequestReader, TheDeadlineFollowsTheRequest) {
   EXPECT_LT(head, idle);
   reading.reader.append("Host: h\r\n");
   ASSERT_EQ(reading.step(), Outcome::more);
-  EXPECT_EQ(reading.reader.deadline(), head);  // slow bytes win no time
+  EXPECT_EQ(reading.reader.deadline(), head);  // slow bytes do not extend the deadline
   reading.reader.append("Content-Length: 5\r\n\r\n");
   ASSERT_EQ(reading.step(), Outcome::more);
   EXPECT_TRUE(reading.reader.in_body());
   EXPECT_GT(reading.reader.deadline(), head);
 }
-
-// ---- Answers ---------------------------------------------------------------------------------------------
 
 std::string all_of(HttpAnswerWriter& writer) {
   std::string out;
@@ -214,9 +209,11 @@ std::string all_of(HttpAnswerWriter& writer) {
 
 TEST(HttpAnswerWriter, AWholeAnswer) {
   HttpAnswerWriter writer;
-  writer.whole({200, "text/plain", "hello", {{"A", "b\r\nc"}}}, {true, false, {{"Server", "s"}}}, true);
+  writer.whole({200, "text/plain", "hello", {{"A", "b\r\nc"}}}, {true, false, {{"Server", "s"}}},
+               true);
   const std::string wanted =
-      "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\nConnection: close\r\nServer: "
+      "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\nConnection: "
+      "close\r\nServer: "
       "s\r\nA: b  c\r\n\r\nhello";
   EXPECT_TRUE(writer.finishing());
   EXPECT_EQ(all_of(writer), wanted);

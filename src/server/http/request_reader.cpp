@@ -20,20 +20,19 @@ namespace {
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-// What chunks may cost beside the body: names of sizes, extensions, trailers. It allows chunks of one byte.
+// Allowed overhead of chunks: sizes, extensions, trailers. Permits chunks of one byte.
 constexpr size_t kFramingBytes = size_t{16} << 10, kFramingPerByte = 8;
-// An input buffer above this is given back after a request.
+// A larger input buffer is freed after a request.
 constexpr size_t kKeptInputBytes = size_t{16} << 10;
-// Empty lines before a request line that are not looked at.
+// Ignored empty lines before a request line.
 constexpr int kMaxEmptyLines = 4;
 
-// A body for Boost.Beast's parser: a string that takes its memory from a share, grows with what has arrived
-// and never to what a header only promises.
+// Beast body type. Memory is counted as bytes arrive, never by a promised length.
 struct HttpBody {
   struct value_type {
     std::string bytes;
     std::shared_ptr<RequestMemory::Share> share;
-    size_t most_bytes = 0;  // the parser lets no more come
+    size_t most_bytes = 0;  // the parser limits the body to this
     RequestMemory::Room room = RequestMemory::Room::held;
   };
 
@@ -52,14 +51,15 @@ struct HttpBody {
       std::string& bytes = body_.bytes;
       const size_t needed = bytes.size() + more;
       if (needed > bytes.capacity()) {
-        const size_t most = length_ >= needed ? size_t{length_} : std::max(needed, body_.most_bytes);
+        const size_t most =
+            length_ >= needed ? size_t{length_} : std::max(needed, body_.most_bytes);
         const size_t wanted = std::min(std::max(needed, 2 * bytes.capacity()), most);
         body_.room = body_.share->hold(wanted);
         if (body_.room != RequestMemory::Room::held) {
           error = make_error_code(boost::system::errc::not_enough_memory);
           return 0;
         }
-        std::string grown;  // a string that has something would take twice its capacity at least
+        std::string grown;  // a new string, because growing at least doubles the capacity
         grown.reserve(wanted);
         bytes.swap(grown.append(bytes));
       }
@@ -85,7 +85,10 @@ struct RequestReader::Parser : http::request_parser<HttpBody> {};
 
 RequestReader::RequestReader(const HttpOptions& options, std::shared_ptr<RequestMemory> memory,
                              std::string remote)
-    : options_(options), memory_(std::move(memory)), remote_(std::move(remote)), head_share_(memory_) {}
+    : options_(options),
+      memory_(std::move(memory)),
+      remote_(std::move(remote)),
+      head_share_(memory_) {}
 
 RequestReader::~RequestReader() = default;
 
@@ -115,10 +118,11 @@ void RequestReader::drop() {
 
 void RequestReader::set_deadline(int64_t ms) {
   deadline_ = HttpClock::now() + std::chrono::milliseconds(ms);
-  if (begun_) deadline_ = std::min(deadline_, begun_at_ + std::chrono::milliseconds(options_.request_ms));
+  if (begun_)
+    deadline_ = std::min(deadline_, begun_at_ + std::chrono::milliseconds(options_.request_ms));
 }
 
-// Old clients end a body with one line more than its length says (RFC 9112, 2.2).
+// Old clients send an extra line after a body (RFC 9112, 2.2).
 void RequestReader::skip_empty_lines() {
   while (empty_lines_ < kMaxEmptyLines && input_.starts_with("\r\n")) {
     input_.erase(0, 2);
@@ -129,7 +133,8 @@ void RequestReader::skip_empty_lines() {
 RequestReader::Outcome RequestReader::advance() {
   if (state_ == State::head && !begun_) {
     skip_empty_lines();
-    if (input_ == "\r" && empty_lines_ < kMaxEmptyLines) return body_goes_on();  // half of one
+    // half an empty line
+    if (input_ == "\r" && empty_lines_ < kMaxEmptyLines) return body_goes_on();
   }
   if (state_ == State::head && !input_.empty()) {
     if (!begun_) {
@@ -155,13 +160,14 @@ RequestReader::Outcome RequestReader::advance() {
   return body_goes_on();
 }
 
-// All of the input that could be used has been.
+// The parser has used all it can of the input.
 RequestReader::Outcome RequestReader::body_goes_on() {
   if (state_ == State::body) {
-    // What is left of the input is no body, else the parser had taken it.
+    // The rest of the input is not body data, which the parser would have taken.
     if (framing_bytes_ + input_.size() >
         kFramingBytes + kFramingPerByte * parser_->get().body().bytes.size()) {
-      return refuse(400, "invalid_request", "the extensions or trailers of the chunks are too long");
+      return refuse(400, "invalid_request",
+                    "the extensions or trailers of the chunks are too long");
     }
     set_deadline(options_.body_gap_ms);
   }
@@ -169,8 +175,7 @@ RequestReader::Outcome RequestReader::body_goes_on() {
   return room == RequestMemory::Room::held ? Outcome::more : refuse_for_memory(room);
 }
 
-// False: the request is refused. What a block of header fields costs is looked at before it is parsed;
-// head_bytes_ stays 0 until it is whole.
+// False if refused. Limits are checked before parsing.
 bool RequestReader::head_is_good() {
   const size_t end = input_.find("\r\n\r\n", scanned_bytes_);
   if (end == std::string::npos) scanned_bytes_ = input_.size() - std::min<size_t>(input_.size(), 3);
@@ -198,7 +203,8 @@ void RequestReader::fill_request() {
   const auto target = without_authority({message.target().data(), message.target().size()});
   const size_t mark = target.find_first_of("?#");
   request_->path = normal_path(target.substr(0, mark));
-  if (mark != std::string_view::npos && target[mark] == '?') request_->query = target.substr(mark + 1);
+  if (mark != std::string_view::npos && target[mark] == '?')
+    request_->query = target.substr(mark + 1);
   for (const auto& field : message) {
     request_->headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
   }
@@ -258,14 +264,16 @@ RequestReader::Outcome RequestReader::refuse_for_memory(RequestMemory::Room room
     case RequestMemory::Room::client:
       return refuse(429, "client_memory", kClientMemory);
     case RequestMemory::Room::never:
-      return refuse(413, "request_too_large", "the request is larger than all requests together may be");
+      return refuse(413, "request_too_large",
+                    "the request is larger than all requests together may be");
     default:
       return Outcome::no_room;
   }
 }
 
 RequestReader::Outcome RequestReader::framing_error(const error_code& error) {
-  if (error == boost::system::errc::not_enough_memory) return refuse_for_memory(parser_->get().body().room);
+  if (error == boost::system::errc::not_enough_memory)
+    return refuse_for_memory(parser_->get().body().room);
   if (error == http::error::header_limit) {
     return refuse(431, "invalid_request", "the header block is too large");
   }

@@ -1,19 +1,14 @@
-// request_reader.h -- the requests of one connection, out of the bytes that arrive on it.
-//
-// A state machine without a socket: append() what has arrived, advance() until it wants more. By request:
-//   head    the header block is whole and keeps the rules of HTTP; the owner looks at it, then accept_body()
-//   whole   the body too; take() gives the request away, and what is left of the input is the next one's
-// or, at any time,
-//   refused   fault() says why; nothing more can be read on this connection
-//   no_room   the same, because other requests hold all the memory; fault() says nothing
-// and begin() starts with the next request.
-//
-// Limits hold before memory is taken: header block, number of fields, request line, body, what chunks cost
-// beside their data, and the account of all connections (http_memory.h). deadline() is when the owner should
-// give up: the client may be idle between requests, has one time for a header block and another between
-// pieces of a body, and one for the whole.
-//
-// Boost.Beast parses; it stays behind this header. Threads: one at a time.
+// request_reader.h -- parses the requests of one connection. A state machine without a socket; one
+// thread at a time. append() received bytes, then advance() until it needs more. States:
+// - head: the header block is complete and valid. The owner checks it, then calls accept_body().
+// - whole: the body is complete. take() returns the request; the rest of the input belongs to the
+//   next one.
+// - refused: fault() has the reason. Nothing more can be read on this connection.
+// - no_room: as refused, because other requests hold all the memory. fault() is empty.
+// begin() starts the next request. Limits apply before memory is allocated: header block, fields,
+// request line, body, chunk overhead, and memory of all connections (http_memory.h). deadline() has
+// separate times for idling, the header block, gaps in the body, and the whole request.
+// Boost.Beast, which parses, is not visible here.
 #pragma once
 
 #include <boost/system/error_code.hpp>
@@ -36,38 +31,38 @@ class RequestReader {
     std::string message;
   };
 
-  // `options` outlive this.
-  RequestReader(const HttpOptions& options, std::shared_ptr<RequestMemory> memory, std::string remote);
+  // `options` must outlive this object.
+  RequestReader(const HttpOptions& options, std::shared_ptr<RequestMemory> memory,
+                std::string remote);
   ~RequestReader();
 
   void begin();
   void append(std::string_view bytes) { input_ += bytes; }
   Outcome advance();
-  // `client`: who the memory of the body is counted for (RequestMemory).
+  // `client`: charged for the body's memory (RequestMemory).
   void accept_body(std::string client = {});
   std::shared_ptr<HttpRequest> take();
-  // Gives back what is held of input and request.
   void drop();
 
   const Fault& fault() const { return fault_; }
   HttpClock::time_point deadline() const { return deadline_; }
   size_t input_bytes() const { return input_.size(); }
-  // A byte of the request has come, at begun_at().
+  // A byte of the request was received, at begun_at().
   bool begun() const { return begun_; }
   HttpClock::time_point begun_at() const { return begun_at_; }
   bool in_body() const { return state_ == State::body; }
-  // From the head on: what the client said of it. body_ends(): there is none, or it has come.
+  // Valid once the head is complete. body_ends(): the body is absent or complete.
   bool keep_alive() const { return keep_alive_; }
-  bool chunks() const { return version_ >= 11; }  // the client understands them
+  bool chunks() const { return version_ >= 11; }  // supports chunked encoding
   bool body_ends() const;
-  // The request as far as it is known; before its head an empty one with an id, for the answer to it.
+  // The request so far. Before its head, an empty one with an id for the error answer.
   const std::shared_ptr<HttpRequest>& request();
 
  private:
   struct Parser;
   enum class State { head, body, over };
 
-  // In so many ms, and once a request has begun not after the time for the whole of it.
+  // In `ms`, but within the time of the whole request once it has begun.
   void set_deadline(int64_t ms);
   void skip_empty_lines();
   void fill_request();
@@ -83,13 +78,13 @@ class RequestReader {
   const std::string remote_;
 
   std::string input_;
-  RequestMemory::Share head_share_;  // of the input, the parser's fields and the request's
+  RequestMemory::Share head_share_;  // of the input and of the fields in parser and request
   std::unique_ptr<Parser> parser_;
   std::shared_ptr<HttpRequest> request_;
   State state_ = State::head;
-  size_t head_bytes_ = 0;     // of the header block, once it has come whole
-  size_t scanned_bytes_ = 0;  // of the input, where that block does not end
-  size_t framing_bytes_ = 0;  // behind the header block, and no body
+  size_t head_bytes_ = 0;     // size of the header block, once complete
+  size_t scanned_bytes_ = 0;  // input searched for the block's end
+  size_t framing_bytes_ = 0;  // after the header block, without the body
   unsigned version_ = 11;
   bool keep_alive_ = true;
   bool begun_ = false;

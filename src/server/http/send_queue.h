@@ -1,7 +1,5 @@
-// send_queue.h -- bytes that wait to be sent to one client.
-//
-// Large parts are taken over, not copied, and what is taken from the front is never moved over what is left:
-// an answer costs work in proportion to its size, in however many pieces it leaves. No locks.
+// send_queue.h -- unsent bytes of one client. Large parts are moved, not copied, and the rest is
+// never shifted, so work is proportional to size. No locks.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +11,7 @@ namespace braid::server {
 class SendQueue {
  public:
   void push(std::string bytes);
-  // `out` = the next bytes, at most `most`; its memory is used again.
+  // Moves at most `most` bytes to `out`, whose buffer is reused.
   void take(size_t most, std::string& out);
   void clear();
 

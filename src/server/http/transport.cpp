@@ -13,7 +13,8 @@ namespace asio = boost::asio;
 
 class PlainTransport : public Transport {
  public:
-  PlainTransport(Socket socket, const HttpStrand& strand) : Transport(strand), socket_(std::move(socket)) {}
+  PlainTransport(Socket socket, const HttpStrand& strand)
+      : Transport(strand), socket_(std::move(socket)) {}
 
   Socket& socket() override { return socket_; }
   void handshake(Ended done) override { done({}); }

@@ -1,9 +1,6 @@
-// transport.h -- the stream of bytes under a connection: plain TCP, or TLS over it.
-//
-// Calls are asynchronous: `done` runs once, on the strand, also when the socket is closed meanwhile (with an
-// error). At most one read and one write are under way at a time. A buffer lives until its `done`.
-//
-// Threads: the strand only.
+// transport.h -- the byte stream of a connection: TCP, or TLS over it. On the strand only.
+// Calls are asynchronous. `done` runs once on the strand, with an error if the socket was closed.
+// At most one read and one write may be pending. A buffer must live until its `done`.
 #pragma once
 
 #include <boost/asio/buffer.hpp>
@@ -25,9 +22,9 @@ class Transport {
   using Ended = std::function<void(Error)>;
   using Moved = std::function<void(Error, size_t bytes)>;
 
-  // `strand`: of the loop that the socket was accepted for.
+  // `strand`: of the loop that accepted the socket.
   static std::unique_ptr<Transport> plain(Socket socket, const HttpStrand& strand);
-  // `context` may go once this has returned.
+  // `context` is not needed after the call.
   static std::unique_ptr<Transport> secure(Socket socket, const HttpStrand& strand,
                                            boost::asio::ssl::context& context);
   virtual ~Transport() = default;
@@ -35,16 +32,16 @@ class Transport {
   const HttpStrand& strand() const { return strand_; }
   virtual Socket& socket() = 0;
 
-  // Before the first read. Plain TCP has none and calls `done` within.
+  // Before the first read. Without TLS, calls `done` directly.
   virtual void handshake(Ended done) = 0;
   virtual void read_some(boost::asio::mutable_buffer into, Moved done) = 0;
-  // All of it.
+  // Writes everything.
   virtual void write(boost::asio::const_buffer bytes, Moved done) = 0;
 
-  // Tells the client that this was all and that nobody has cut it short. `done` runs when it was told: within
-  // for plain TCP; with TLS when the client has said the same, or something else.
+  // Ends sending in a way that clients can verify. With TLS, `done` runs after the client's reply;
+  // without TLS, directly.
   virtual void say_goodbye(Ended done) = 0;
-  // After that: bytes as they come, whatever they are, to be thrown away.
+  // After say_goodbye(): raw bytes, to be dropped.
   void discard_some(boost::asio::mutable_buffer into, Moved done);
 
  protected:

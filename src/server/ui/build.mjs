@@ -1,13 +1,13 @@
-// build.mjs -- puts src/ and the packages that it imports together into page.html, one file without references: style, script and
+// build.mjs -- puts the sources of this folder and the packages that they import together into page.html, one file without references: style, script and
 // icon are inside, and the packages' licenses in a comment at the end.
-// `--check` only says whether page.html is what src/ gives (the versions of all packages are pinned, so it is the same everywhere).
+// `--check` only says whether page.html is what the sources give (the versions of all packages are pinned, so it is the same everywhere).
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const source = (name) => join(here, "src", name);
+const source = (name) => join(here, name);
 
 async function bundle(entry, options = {}) {
   const result = await build({
@@ -37,8 +37,8 @@ const script = await bundle("main.js", { format: "iife" });
 for (const text of [style, script]) {
   if (/<\/?(style|script)/i.test(text)) throw new Error("a bundle contains a tag that would end it, or hide its end");
 }
-const page = readFileSync(source("page.html"), "utf8")
-  .replace("<!doctype html>", "<!doctype html>\n<!-- Made by `npm run build` from src/server/ui/src. Do not edit. -->")
+const page = readFileSync(source("page.template.html"), "utf8")
+  .replace("<!doctype html>", "<!doctype html>\n<!-- Made by `npm run build` from src/server/ui. Do not edit. -->")
   .replace("/* style.css */", () => style)
   .replace("/* main.js */", () => script)
   .trimEnd() + `\n<!--\nThis page contains:\n\n${licenses()}-->\n`;
@@ -48,7 +48,7 @@ if (process.argv.includes("--check")) {
   let there = "";
   try { there = readFileSync(target, "utf8"); } catch { /* not built yet */ }
   if (there !== page) {
-    console.error("src/server/ui/page.html is not what src/server/ui/src gives: run `npm install && npm run build` there and commit it");
+    console.error("src/server/ui/page.html is not what its sources give: run `npm install && npm run build` there and commit it");
     process.exit(1);
   }
 } else {

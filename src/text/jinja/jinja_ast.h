@@ -1,7 +1,6 @@
 // jinja_ast.h -- the tree of a parsed template.
-//
-// Nodes are owned by the Ast in flat lists and point at each other, so a deep tree is destroyed without
-// recursion. Nothing changes after parsing. Names of variables are numbers; names[id] spells them.
+// The Ast owns its nodes in flat lists, so a deep tree is destroyed without recursion. Immutable
+// after parsing. Variables are numbers; names[id] spells them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "text/jinja/values/jinja_value.h"
+#include "text/jinja/jinja_value.h"
 
 namespace braid::jinja {
 
@@ -24,7 +23,7 @@ struct Argument {
   std::string name;
   const Expr* value;
 };
-// Names of arguments that stand for several: f(*list, **dict).
+// Names of spread arguments: f(*list, **dict).
 constexpr std::string_view kSpreadList = "*", kSpreadDict = "**";
 
 enum class ExprKind : uint8_t {
@@ -49,7 +48,7 @@ enum class ExprKind : uint8_t {
   compare,      // kids[0] ops[0] kids[1] ops[1] kids[2] ...
   conditional,  // kids[1] if kids[0] else kids[2], the last may be null
   hole,         // the text a set or filter block has collected
-  too_large,    // a whole number of more than 64 bits, spelled by text: an error where it is used
+  too_large,    // a whole number of more than 64 bits, in text: an error where used
 };
 
 struct Expr {
@@ -65,7 +64,7 @@ struct Expr {
   std::vector<Operator> ops;
 };
 
-// What `for` and `set` write to: a variable, or an attribute of a namespace.
+// Target of `for` and `set`: a variable, or an attribute of a namespace.
 struct Target {
   int32_t id;
   std::string attribute;  // empty: the variable itself
@@ -83,12 +82,12 @@ enum class StmtKind : uint8_t {
   if_chain,      // branches; a null condition is `else`
   for_loop,      // targets in expr if condition: body, otherwise
   set,           // targets = expr
-  set_block,     // targets[0] = expr applied to the text of body; expr is a hole or filters around one
+  set_block,     // targets[0] = expr applied to the text of body; expr: a hole or filters around it
   filter_block,  // expr applied to the text of body
   macro,         // macro definition
   call_block,    // expr is the call; definition is its caller()
   scope,         // body (generation)
-  with,          // bindings, evaluated outside, then body in a scope of its own
+  with,          // bindings, evaluated outside, then body in its own scope
   break_loop,
   continue_loop,
 };
@@ -98,7 +97,6 @@ struct Branch {
   Block body;
 };
 
-// One variable, or several, of `with`.
 struct Binding {
   std::vector<Target> targets;
   bool unpack = false;
@@ -137,7 +135,6 @@ struct Ast {
   std::map<std::string, int32_t> ids;
   std::vector<std::unique_ptr<Expr>> exprs;
   std::vector<std::unique_ptr<Stmt>> stmts;
-  // Numbers of the names that the language itself binds.
   int32_t loop_id = -1, varargs_id = -1, kwargs_id = -1, caller_id = -1;
 
   int32_t id_of(const std::string& name) {

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "text/jinja/values/jinja_builtins.h"
+#include "text/jinja/jinja_builtins.h"
 
 namespace braid::jinja {
 
@@ -104,7 +104,7 @@ Interpreter::Flow Interpreter::execute_if(const Stmt& stmt) {
   return Flow::normal;
 }
 
-// A value sees what is around the block, never the names that the block binds.
+// Values are evaluated outside of the block, without the names that it binds.
 Interpreter::Flow Interpreter::execute_with(const Stmt& stmt) {
   std::vector<Value> values;
   for (const Binding& binding : stmt.bindings) {
@@ -128,7 +128,7 @@ void Interpreter::execute_for(const Stmt& stmt, const Value& iterable, uint32_t 
   std::vector<Value> items = elements(rt_, iterable);
   if (rt_.failed()) return;
   scope_ = inner;
-  // The condition sees the loop variables but not `loop`; indices count what passed.
+  // The condition sees the loop variables but not `loop`; indices count accepted items.
   if (stmt.condition != nullptr) {
     std::vector<Value> passed;
     for (const Value& item : items) {
@@ -171,7 +171,8 @@ bool Interpreter::unpack(const std::vector<Target>& targets, const Value& value,
   }
   const std::vector<Value> items = elements(rt_, value);
   if (!rt_.failed() && items.size() != targets.size()) {
-    rt_.fail(fmt::format("{} values cannot be unpacked into {} names", items.size(), targets.size()));
+    rt_.fail(
+        fmt::format("{} values cannot be unpacked into {} names", items.size(), targets.size()));
   }
   for (size_t i = 0; i < targets.size() && !rt_.failed(); ++i) assign_one(targets[i], items[i]);
   return !rt_.failed();
@@ -180,7 +181,8 @@ bool Interpreter::unpack(const std::vector<Target>& targets, const Value& value,
 void Interpreter::assign_one(const Target& target, const Value& value) {
   if (rt_.failed()) return;
   if (target.attribute.empty()) {
-    if (rt_.charge(sizeof(Value)) && rt_.steps(scope_->variables.size() >> 5)) scope_->set(target.id, value);
+    if (rt_.charge(sizeof(Value)) && rt_.steps(scope_->variables.size() >> 5))
+      scope_->set(target.id, value);
     return;
   }
   Value space;
@@ -192,7 +194,8 @@ void Interpreter::assign_one(const Target& target, const Value& value) {
     }
   }
   if (!space.is(Kind::space)) {
-    rt_.fail(fmt::format("'{}' is not a namespace, its attributes cannot be set", ast_.names[target.id]));
+    rt_.fail(fmt::format("'{}' is not a namespace, its attributes cannot be set",
+                         ast_.names[target.id]));
     return;
   }
   rt_.dict_set(*space.dict, Value::view(target.attribute), value);
@@ -235,8 +238,6 @@ void Interpreter::execute_call_block(const Stmt& stmt) {
   out_->put_str(call(callee, args, &caller));
 }
 
-// --- Template ---
-
 Result<Template> Template::parse(std::string_view text) {
   BRAID_ASSIGN(std::shared_ptr<const Ast> ast, parse_template(text));
   return Template(std::move(ast));
@@ -264,8 +265,8 @@ Result<RenderedText> Template::render(const Variables& variables, const RenderOp
   return text;
 }
 
-Result<std::string> Template::render(const nlohmann::ordered_json& context, const RenderOptions& options,
-                                     RenderStats* stats) const {
+Result<std::string> Template::render(const nlohmann::ordered_json& context,
+                                     const RenderOptions& options, RenderStats* stats) const {
   if (!context.is_object())
     return Error{ErrorKind::invalid_argument, "template variables must be a JSON object"};
   Variables variables;

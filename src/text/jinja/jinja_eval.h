@@ -1,8 +1,7 @@
-// jinja_eval.h -- walks the tree of a template and writes its text.
-//
-// One Interpreter renders one template once. Scopes follow Jinja: `for`, `with`, macros, blocks that collect text and
-// `generation` open one, `if` does not; `set` writes to the innermost. A macro sees the scope it was defined
-// in as it is when the macro runs.
+// jinja_eval.h -- evaluates the tree of a template and writes its text.
+// An Interpreter renders one template once. `for`, `with`, macros, collecting blocks and
+// `generation` open a scope; `if` does not. `set` writes to the innermost one. A macro sees its
+// defining scope in its state at the call.
 #pragma once
 
 #include <string>
@@ -10,7 +9,7 @@
 
 #include "text/jinja/jinja_ast.h"
 #include "text/jinja/jinja_scope.h"
-#include "text/jinja/values/jinja_value.h"
+#include "text/jinja/jinja_value.h"
 
 namespace braid::jinja {
 
@@ -18,7 +17,7 @@ class Interpreter {
  public:
   Interpreter(Runtime& rt, const Ast& ast);
 
-  // Binds a variable of the caller. Names the template never mentions are passed over.
+  // Binds a variable of the caller; skips names that the template never mentions.
   void define(const Variable& variable);
   // The rendered text; meaningless if the runtime has failed.
   RenderedText run();
@@ -26,7 +25,6 @@ class Interpreter {
  private:
   enum class Flow : uint8_t { normal, break_loop, continue_loop };
 
-  // --- statements (jinja_eval.cpp) ---
   Flow execute(const Block& block);
   Flow execute(const Stmt& stmt);
   Flow execute_if(const Stmt& stmt);
@@ -36,11 +34,10 @@ class Interpreter {
   void assign_one(const Target& target, const Value& value);
   bool unpack(const std::vector<Target>& targets, const Value& value, bool several);
   void execute_call_block(const Stmt& stmt);
-  Value collect(const Block& block);                  // runs it in a scope of its own
+  Value collect(const Block& block);                  // in its own scope
   Value apply(const Expr* chain, const Value& text);  // filters around a hole
   Value make_macro(const MacroDefinition& definition);
 
-  // --- expressions (jinja_expr.cpp) ---
   Value evaluate(const Expr* expr);
   Value evaluate_name(const Expr& expr);
   Value evaluate_literal(const Expr& expr);
@@ -55,7 +52,8 @@ class Interpreter {
   bool add_named(const Value& dict, Arguments* args);
   Value call(const Value& callee, const Arguments& args, const Value* caller = nullptr);
   Value call_macro(const Macro& macro, const Arguments& args, const Value* caller);
-  bool bind_parameters(const MacroDefinition& definition, const Arguments& args, const Value* caller);
+  bool bind_parameters(const MacroDefinition& definition, const Arguments& args,
+                       const Value* caller);
   Value call_loop(Loop& loop, const Arguments& args);
 
   Scope* open_scope(Scope* parent);
@@ -65,8 +63,8 @@ class Interpreter {
   Scope* context_;  // variables of the caller
   Scope* scope_;    // innermost
   Sink output_;
-  Sink* out_;   // where text goes now
-  Value hole_;  // what `hole` expressions give
+  Sink* out_;   // current output
+  Value hole_;  // value of `hole` expressions
 };
 
 }  // namespace braid::jinja

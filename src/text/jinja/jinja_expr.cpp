@@ -1,11 +1,9 @@
 // jinja_expr.cpp -- expressions and calls.
-//
-// evaluate() is the only way down, one level of nesting per node; what it calls per kind is kept out of line
-// so that the recursive frame stays small.
+// Only evaluate() recurses, one level per node. Its handlers are out of line to keep frames small.
 #include <fmt/format.h>
 
+#include "text/jinja/jinja_builtins.h"
 #include "text/jinja/jinja_eval.h"
-#include "text/jinja/values/jinja_builtins.h"
 
 namespace braid::jinja {
 
@@ -19,7 +17,8 @@ Value Interpreter::evaluate(const Expr* expr) {
     case ExprKind::hole:
       return hole_;
     case ExprKind::too_large:
-      return rt_.fail(fmt::format("{} has more than the 64 bits of a number", expr->text.substr(0, 40)));
+      return rt_.fail(
+          fmt::format("{} has more than the 64 bits of a number", expr->text.substr(0, 40)));
     case ExprKind::name:
       return evaluate_name(*expr);
     case ExprKind::list:
@@ -169,8 +168,6 @@ Value Interpreter::evaluate_concat(const Expr& expr) {
   return all;
 }
 
-// --- calls ---
-
 bool Interpreter::collect_arguments(const Expr& expr, Arguments* args) {
   for (const Argument& arg : expr.args) {
     const Value value = evaluate(arg.value);
@@ -190,7 +187,6 @@ bool Interpreter::collect_arguments(const Expr& expr, Arguments* args) {
   return true;
 }
 
-// The entries of a dict as arguments by name.
 bool Interpreter::add_named(const Value& dict, Arguments* args) {
   if (!dict.is(Kind::dict)) {
     rt_.fail(fmt::format("'**' needs a dict, not a {}", type_name(dict)));
@@ -213,8 +209,9 @@ Value Interpreter::evaluate_call(const Expr& expr) {
   if (rt_.failed() || !collect_arguments(expr, &args)) return {};
   rt_.at_line(expr.line);
   if (callee.is_undefined()) {
-    return rt_.fail(callee.name ? fmt::format("'{}' is undefined and cannot be called", *callee.name)
-                                : "an undefined value cannot be called");
+    return rt_.fail(callee.name
+                        ? fmt::format("'{}' is undefined and cannot be called", *callee.name)
+                        : "an undefined value cannot be called");
   }
   return call(callee, args);
 }
@@ -239,11 +236,12 @@ Value Interpreter::call(const Value& callee, const Arguments& args, const Value*
 
 namespace {
 
-// One level of calls, on top of what evaluate() counts.
+// One level of calls, in addition to the nesting that evaluate() counts.
 class Recursion {
  public:
   explicit Recursion(Runtime& rt) : rt_(rt) {
-    if (++rt_.recursion > rt_.limits().max_recursion) rt_.fail_limit("calls are nested deeper than allowed");
+    if (++rt_.recursion > rt_.limits().max_recursion)
+      rt_.fail_limit("calls are nested deeper than allowed");
   }
   ~Recursion() { --rt_.recursion; }
   Recursion(const Recursion&) = delete;
@@ -269,7 +267,7 @@ Value Interpreter::call_macro(const Macro& macro, const Arguments& args, const V
 bool Interpreter::bind_parameters(const MacroDefinition& definition, const Arguments& args,
                                   const Value* caller) {
   const auto& parameters = definition.parameters;
-  // Each is looked for among the names given and those already bound.
+  // Each parameter is searched among the given names and the bound ones.
   if (!rt_.steps((parameters.size() * (parameters.size() + args.named.size())) >> 6)) return false;
   const auto given_by_name = [&](const Parameter& parameter) -> const Value* {
     for (const auto& [name, value] : args.named) {
@@ -287,13 +285,16 @@ bool Interpreter::bind_parameters(const MacroDefinition& definition, const Argum
     } else if (by_name != nullptr) {
       scope_->set(parameter.id, *by_name);
     } else {
-      scope_->set(parameter.id, parameter.fallback ? evaluate(parameter.fallback) : Value::undefined());
+      scope_->set(parameter.id,
+                  parameter.fallback ? evaluate(parameter.fallback) : Value::undefined());
     }
   }
   std::vector<Value> varargs;
-  for (size_t i = parameters.size(); i < args.positional.size(); ++i) varargs.push_back(args.positional[i]);
+  for (size_t i = parameters.size(); i < args.positional.size(); ++i)
+    varargs.push_back(args.positional[i]);
   if (!varargs.empty() && !definition.uses_varargs) {
-    rt_.fail(fmt::format("macro '{}' takes at most {} arguments", definition.name, parameters.size()));
+    rt_.fail(
+        fmt::format("macro '{}' takes at most {} arguments", definition.name, parameters.size()));
   }
   Value kwargs = rt_.dict();
   Value given_caller = caller != nullptr ? *caller : Value::undefined();
@@ -325,7 +326,8 @@ Value Interpreter::call_loop(Loop& loop, const Arguments& args) {
   Recursion recursion(rt_);
   if (rt_.failed()) return {};
   if (!loop.statement->recursive) return rt_.fail("'loop' can be called in a recursive for only");
-  if (args.positional.size() != 1 || !args.named.empty()) return rt_.fail("loop() takes one argument");
+  if (args.positional.size() != 1 || !args.named.empty())
+    return rt_.fail("loop() takes one argument");
   Scope* const outer_scope = scope_;
   Sink* const outer_sink = out_;
   Sink sink(rt_);

@@ -1,5 +1,4 @@
-// jinja_language_test.cpp -- what templates may say besides what the goldens hold: results are those of Python's Jinja 3.1
-// with the settings of published chat templates.
+// jinja_language_test.cpp -- features beyond the goldens, with results of Python's Jinja 3.1.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -30,7 +29,8 @@ void expect_all(const std::vector<std::pair<const char*, const char*>>& cases) {
 
 TEST(JinjaLanguage, WithBindsForItsBodyOnly) {
   expect_all({
-      {R"x({% with q = 5, r = 'a' %}{{ q }}{{ r }}{% endwith %};{{ q is defined }})x", R"x(5a;False)x"},
+      {R"x({% with q = 5, r = 'a' %}{{ q }}{{ r }}{% endwith %};{{ q is defined }})x",
+       R"x(5a;False)x"},
       {R"x({% set a = 1 %}{% with a = 2, b = a %}{{ a }}{{ b }}{% set a = 3 %}{{ a }}{% endwith %}{{ a }})x",
        R"x(2131)x"},
       {R"x({% with %}{% set x = 1 %}{{ x }}{% endwith %}{{ x is defined }})x", R"x(1False)x"},
@@ -85,13 +85,15 @@ TEST(JinjaLanguage, FormatFillsItsFields) {
       {R"x({{ '{:>5}|{:<5}|{:^5}|{:05d}|{:,}|{:.2f}|{:+d}|{:x}|{:#x}|{:%}|{:.1%}|{:e}|{:*^7}|{!r:>6}'.format('a','b','c',42,1234567,3.14159,5,255,255,0.5,0.256,1e5,'m','q') }})x",
        R"x(    a|b    |  c  |00042|1,234,567|3.14|+5|ff|0xff|50.000000%|25.6%|1.000000e+05|***m***|   'q')x"},
       {R"x({{ '{a[b]} {0[1]}'.format([1,2], a={'b':3}) }})x", R"x(3 2)x"},
-      {R"x({{ '{:>{}}|{0:{w}}|'.format('a',4,w=3) if false else '{:>{}}|'.format('a',4) }})x", R"x(   a|)x"},
+      {R"x({{ '{:>{}}|{0:{w}}|'.format('a',4,w=3) if false else '{:>{}}|'.format('a',4) }})x",
+       R"x(   a|)x"},
       {R"x({{ '{0:{w}}|'.format('a',w=4) }})x", R"x(a   |)x"},
       {R"x({{ '{:5}|{:5}|{:5}'.format(1,'a',1.5) }})x", R"x(    1|a    |  1.5)x"},
       {R"x({{ '{:.3}|{:.3}'.format(2.0, 'abcdef') }})x", R"x(2.0|abc)x"},
       {R"x({{ '{:5}|'.format(true) }})x", R"x(    1|)x"},
       {R"x({{ '{:g} {:n}'.format(1e10, 5) }})x", R"x(1e+10 5)x"},
-      {R"x({{ '{:08.3f}|{:=+8d}|{:é<4}'.format(-3.14159, 42, 'x') }})x", R"x(-003.142|+     42|xééé)x"},
+      {R"x({{ '{:08.3f}|{:=+8d}|{:é<4}'.format(-3.14159, 42, 'x') }})x",
+       R"x(-003.142|+     42|xééé)x"},
       {R"x({{ '{} {}'.format(none, l) }})x", R"x(None [3, 1, 2])x"},
       {R"x({{ '{{}} {0} {0}'.format('x') }})x", R"x({} x x)x"},
       {R"x({{ '{!s:5}|{!r}'.format(none, 'a') }})x", R"x(None |'a')x"},
@@ -185,7 +187,8 @@ TEST(JinjaLanguage, MisuseIsNamed) {
       {"{{ 'a'.center(3, 'xy') }}", "a width and one character to fill it are needed"},
       {"{{ 'abc'.partition('') }}", "partition needs a separator that is not empty"},
       {"{{ 'abc'.rindex('x') }}", "rindex: the text was not found"},
-      {"{{ {'a b': 1}|xmlattr }}", "xmlattr: a name of an attribute holds a blank, '/', '>' or '='"},
+      {"{{ {'a b': 1}|xmlattr }}",
+       "xmlattr: a name of an attribute holds a blank, '/', '>' or '='"},
       {"{{ dict(**[1]) }}", "'**' needs a dict, not a list"},
       {"{{ dict(**{1: 2}) }}", "'**' needs a dict whose keys are str"},
       {"{{ dict(**d, a=1) }}", "an argument follows '**'"},
@@ -199,18 +202,19 @@ TEST(JinjaLanguage, MisuseIsNamed) {
 
 TEST(JinjaLanguage, ColumnsAndDigitsAreBounded) {
   for (const char* text :
-       {"{{ '%*d' % (1000000000, 1) }}", "{{ '%999999999999999999999d' % 1 }}", "{{ '%.999999999f' % 1 }}",
-        "{{ '{:1000000000}'.format('x') }}", "{{ '{:{}}'.format('x', 1000000000) }}",
-        "{{ '{:.999999f}'.format(1.5) }}", "{{ 'x'.ljust(1000000000000) }}",
-        "{{ 'x'.zfill(9000000000000000000) }}", "{{ 'a\\tb'.expandtabs(1000000000000) }}",
-        "{{ ('%(a)99999d' * 99999) % d }}", "{{ ('{0:99999}' * 99999).format(1) }}"}) {
+       {"{{ '%*d' % (1000000000, 1) }}", "{{ '%999999999999999999999d' % 1 }}",
+        "{{ '%.999999999f' % 1 }}", "{{ '{:1000000000}'.format('x') }}",
+        "{{ '{:{}}'.format('x', 1000000000) }}", "{{ '{:.999999f}'.format(1.5) }}",
+        "{{ 'x'.ljust(1000000000000) }}", "{{ 'x'.zfill(9000000000000000000) }}",
+        "{{ 'a\\tb'.expandtabs(1000000000000) }}", "{{ ('%(a)99999d' * 99999) % d }}",
+        "{{ ('{0:99999}' * 99999).format(1) }}"}) {
     const auto result = Template::parse(text)->render(kContext);
     ASSERT_FALSE(result.ok()) << text;
     EXPECT_EQ(result.error().kind, ErrorKind::exhausted) << text << ": " << result.error().message;
   }
 }
 
-// What users wrote stays marked, as a value and as a format, down to the characters that fill a column.
+// User text keeps its origin as a value, as a format and as fill characters.
 TEST(JinjaLanguage, FormattingKeepsWhoWroteWhat) {
   const Json user = Json::parse(
       R"j({"text": "<|im_end|>", "spec": "{0:<<1}{0:|<1}im_end{0:|<1}{0:><1}", "percent": "%s|>"})j");

@@ -1,9 +1,9 @@
-// jinja_lexer.cpp -- see jinja_lexer.h.
-//
-// White space rules (trim_blocks and lstrip_blocks are on):
-//   {%- {{- {#-   drop all white space before          -%} -}} -#}   drop all white space after
-//   {% {#         drop blanks before, if nothing else stands between line start and the tag
-//   %} #}         drop one newline directly after       {%+ and +%} switch the last two off
+// jinja_lexer.cpp -- see jinja_lexer.h. White space, with trim_blocks and lstrip_blocks:
+//   {%- {{- {#-   drop all white space before.
+//   -%} -}} -#}   drop all white space after.
+//   {% {#         drop blanks before, if only they are between line start and tag.
+//   %} #}         drop one newline directly after.
+//   {%+ +%}       switch the last two off.
 #include "text/jinja/jinja_lexer.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "text/jinja/values/jinja_text.h"
+#include "text/jinja/jinja_text.h"
 #include "text/unicode.h"
 
 namespace braid::jinja {
@@ -33,7 +33,6 @@ class Lexer {
   }
 
  private:
-  // Data up to the next tag, and the tag.
   Status section() {
     const size_t begin = find_tag(at_);
     const std::string_view data = std::string_view(text_).substr(at_, begin - at_);
@@ -67,7 +66,6 @@ class Lexer {
     return text_.size();
   }
 
-  // Applies the rules for what stands before a tag. `at_` is still where `data` starts.
   std::string_view trim_before(std::string_view data, char sign, bool block) const {
     if (sign == '-') return strip_right(data);
     if (sign == '+' || !block) return data;
@@ -77,7 +75,6 @@ class Lexer {
     return strip_left(data.substr(line_start)).empty() ? data.substr(0, line_start) : data;
   }
 
-  // Passes what a tag swallows behind its end.
   void trim_after(char sign, bool block) {
     if (sign == '-') {
       const std::string_view rest = std::string_view(text_).substr(at_);
@@ -92,7 +89,9 @@ class Lexer {
     at_ += bytes;
   }
 
-  void push(TokenKind kind, std::string text = "") { tokens_.push_back({kind, line_, std::move(text)}); }
+  void push(TokenKind kind, std::string text = "") {
+    tokens_.push_back({kind, line_, std::move(text)});
+  }
 
   void push_data(std::string_view data) {
     const size_t whole = find_tag(at_) - at_;  // trimmed bytes count lines too
@@ -109,7 +108,7 @@ class Lexer {
     return {};
   }
 
-  // {% raw %} ... {% endraw %}; `at_` is behind the opening sign.
+  // {% raw %} ... {% endraw %}; `at_` is after the opening sign.
   Status raw(bool* is_raw) {
     size_t at = skip_space(at_);
     if (text_.compare(at, 3, "raw") != 0) return {};
@@ -129,7 +128,8 @@ class Lexer {
       char end_sign = ' ';
       if (end < text_.size() && (text_[end] == '-' || text_[end] == '+')) end_sign = text_[end++];
       if (text_.compare(end, 2, "%}") != 0) continue;
-      const std::string_view data = trim_before(std::string_view(text_).substr(at_, begin - at_), sign, true);
+      const std::string_view data =
+          trim_before(std::string_view(text_).substr(at_, begin - at_), sign, true);
       if (!data.empty()) push(TokenKind::data, std::string(data));
       advance(end + 2 - at_);
       trim_after(end_sign, true);
@@ -200,8 +200,8 @@ class Lexer {
     }
     const char c = rest[0];
     if (kSingle.find(c) == std::string_view::npos) {
-      return syntax_error(line_,
-                          fmt::format("unexpected character '{}'", rest.substr(0, char_bytes(rest, 0))));
+      return syntax_error(
+          line_, fmt::format("unexpected character '{}'", rest.substr(0, char_bytes(rest, 0))));
     }
     if (c == '(') brackets += ')';
     if (c == '[') brackets += ']';
@@ -218,7 +218,9 @@ class Lexer {
 
   // 12  1_000  0x1f  0o17  0b11  1.5  1e3  1.5e-3
   Status number() {
-    const auto digit = [&](size_t at) { return at < text_.size() && text_[at] >= '0' && text_[at] <= '9'; };
+    const auto digit = [&](size_t at) {
+      return at < text_.size() && text_[at] >= '0' && text_[at] <= '9';
+    };
     const auto digits = [&](size_t at) {
       while (digit(at) || (at < text_.size() && text_[at] == '_' && digit(at + 1))) ++at;
       return at;
@@ -237,7 +239,8 @@ class Lexer {
       end = digits(end + 1);
     }
     if (!after_dot && end < text_.size() && (text_[end] | 32) == 'e') {
-      const size_t sign = end + 1 < text_.size() && (text_[end + 1] == '+' || text_[end + 1] == '-') ? 1 : 0;
+      const size_t sign =
+          end + 1 < text_.size() && (text_[end + 1] == '+' || text_[end + 1] == '-') ? 1 : 0;
       if (digit(end + 1 + sign)) {
         real = true;
         end = digits(end + 1 + sign);
@@ -263,7 +266,8 @@ class Lexer {
       if (text_[at] != '_') spelled += text_[at];
     }
     uint64_t value = 0;
-    const auto [end, code] = std::from_chars(spelled.data(), spelled.data() + spelled.size(), value, base);
+    const auto [end, code] =
+        std::from_chars(spelled.data(), spelled.data() + spelled.size(), value, base);
     const bool too_large = code == std::errc::result_out_of_range;
     if ((code != std::errc() && !too_large) || end != spelled.data() + spelled.size())
       return syntax_error(line_, "a number is malformed");
@@ -290,7 +294,6 @@ class Lexer {
     return {};
   }
 
-  // Unescapes what starts at the backslash text_[*at].
   bool escape(size_t* at, std::string* out) const {
     if (*at + 1 >= text_.size()) return false;
     const char c = text_[*at + 1];
@@ -315,7 +318,7 @@ class Lexer {
       return true;
     }
     const size_t width = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-    if (width == 0) {  // Python keeps the backslash of an escape it does not know
+    if (width == 0) {  // Python keeps the backslash of an unknown escape
       *out += '\\';
       ++*at;
       return true;
@@ -324,8 +327,8 @@ class Lexer {
     if (!hex(*at + 2, width, &code)) return false;
     *at += 2 + width;
     uint32_t low;
-    if (code >= 0xD800 && code < 0xDC00 && text_.compare(*at, 2, "\\u") == 0 && hex(*at + 2, 4, &low) &&
-        low >= 0xDC00 && low < 0xE000) {
+    if (code >= 0xD800 && code < 0xDC00 && text_.compare(*at, 2, "\\u") == 0 &&
+        hex(*at + 2, 4, &low) && low >= 0xDC00 && low < 0xE000) {
       code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
       *at += 6;
     }
@@ -349,7 +352,7 @@ class Lexer {
 }  // namespace
 
 Result<std::vector<Token>> tokenize(std::string_view text) {
-  // Every line end is "\n"; one at the very end is not part of the template.
+  // Line ends become "\n"; one at the very end is not part of the template.
   std::string clean;
   clean.reserve(text.size());
   for (size_t i = 0; i < text.size(); ++i) {

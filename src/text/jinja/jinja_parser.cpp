@@ -1,4 +1,4 @@
-// jinja_parser.cpp -- statements; expressions are in jinja_parser_expr.cpp.
+// jinja_parser.cpp -- statements; jinja_parser_expr.cpp has expressions.
 #include "text/jinja/jinja_parser.h"
 
 #include <algorithm>
@@ -83,7 +83,8 @@ Block Parser::block(std::initializer_list<std::string_view> ends, std::string_vi
   while (!failed()) {
     if (now().is(TokenKind::end)) {
       if (ends.size() > 0) {
-        error_ = syntax_error(opened, fmt::format("'{}' is not closed by '{}'", opener, *(ends.end() - 1)));
+        error_ = syntax_error(opened,
+                              fmt::format("'{}' is not closed by '{}'", opener, *(ends.end() - 1)));
       }
       break;
     }
@@ -96,12 +97,15 @@ Block Parser::block(std::initializer_list<std::string_view> ends, std::string_vi
       skip();
       Stmt* stmt = make(StmtKind::print);
       stmt->expr = tuple(true);
-      if (!failed() && !now().is(TokenKind::print_end)) fail(fmt::format("unexpected '{}'", now().text));
+      if (!failed() && !now().is(TokenKind::print_end))
+        fail(fmt::format("unexpected '{}'", now().text));
       skip();
       block.push_back(stmt);
-    } else {  // block_begin: the lexer makes nothing else here
+    } else {  // block_begin, the only other case
       skip();
-      if (now().is(TokenKind::name) && std::find(ends.begin(), ends.end(), now().text) != ends.end()) break;
+      if (now().is(TokenKind::name) &&
+          std::find(ends.begin(), ends.end(), now().text) != ends.end())
+        break;
       const Stmt* stmt = statement();
       if (stmt != nullptr) block.push_back(stmt);
     }
@@ -181,7 +185,8 @@ std::vector<Target> Parser::targets(bool with_attributes, bool* unpack) {
   while (!failed()) {
     const std::string name = take_identifier("a variable");
     if (failed()) break;
-    static constexpr std::string_view kReserved[] = {"true", "True", "false", "False", "none", "None"};
+    static constexpr std::string_view kReserved[] = {"true",  "True", "false",
+                                                     "False", "none", "None"};
     if (std::find(std::begin(kReserved), std::end(kReserved), name) != std::end(kReserved)) {
       fail(fmt::format("'{}' cannot be set", name));
       break;
@@ -257,7 +262,8 @@ void Parser::signature(MacroDefinition* definition) {
     Parameter parameter{ast_->id_of(name), name, nullptr};
     if (take_symbol("=")) {
       parameter.fallback = expression();
-    } else if (!definition->parameters.empty() && definition->parameters.back().fallback != nullptr) {
+    } else if (!definition->parameters.empty() &&
+               definition->parameters.back().fallback != nullptr) {
       fail("a parameter without a default follows one that has a default");
     }
     definition->parameters.push_back(std::move(parameter));

@@ -1,8 +1,6 @@
-// jinja_parser.h -- tokens to tree: recursive descent, split into expressions and statements.
-//
-// Recursion is bounded (kMaxParseNesting) and so is the depth of every finished tree (kMaxTreeDepth), which
-// is what evaluation recurses over. Errors are sticky: the first is kept, parsing functions then return null
-// and their callers return at once. Used by parse_template() only.
+// jinja_parser.h -- tokens to tree by recursive descent: expressions and statements.
+// Recursion (kMaxParseNesting) and tree depth (kMaxTreeDepth, the recursion of evaluation) are
+// bounded. The first error is kept; parsing functions then return null and callers return at once.
 #pragma once
 
 #include <optional>
@@ -24,7 +22,6 @@ class Parser {
   Status parse();
 
  private:
-  // --- tokens ---
   const Token& now() const { return tokens_[at_]; }
   const Token& next() const { return tokens_[at_ + 1 < tokens_.size() ? at_ + 1 : at_]; }
   void skip() {
@@ -39,7 +36,6 @@ class Parser {
   bool failed() const { return error_.has_value(); }
   std::nullptr_t fail(std::string message);
 
-  // --- expressions (jinja_parser_expr.cpp) ---
   const Expr* expression(bool with_conditional = true);
   const Expr* logical_or();
   const Expr* logical_and();
@@ -66,8 +62,7 @@ class Parser {
   const Expr* finish(Expr* expr);  // sets the depth; null if too deep
   const Expr* two(ExprKind kind, const Expr* left, const Expr* right, Operator op = Operator::add);
 
-  // --- statements (jinja_parser.cpp) ---
-  // Statements up to a block tag with one of the names; its name is left as the current token.
+  // Statements up to a block tag with one of the names, which becomes the current token.
   Block block(std::initializer_list<std::string_view> ends, std::string_view opener);
   const Stmt* statement();
   const Stmt* if_statement();
@@ -81,11 +76,10 @@ class Parser {
   void signature(MacroDefinition* definition);  // at "("
   void macro_body(MacroDefinition* definition, std::string_view end);
   const Expr* filter_chain(const Expr* base);
-  // a | a, b | ns.a; `unpack` tells whether there was a comma.
+  // a | a, b | ns.a; `unpack`: there was a comma.
   std::vector<Target> targets(bool with_attributes, bool* unpack);
   Stmt* make(StmtKind kind);
 
-  // One level of recursion.
   class Level {
    public:
     explicit Level(Parser& parser) : parser_(parser) {
@@ -104,7 +98,7 @@ class Parser {
   Ast* ast_;
   uint32_t nesting_ = 0;
   uint32_t loops_ = 0;  // open for loops of this macro
-  // Which of these names the macro being parsed reads.
+  // Whether the current macro reads these names.
   bool uses_varargs_ = false, uses_kwargs_ = false, uses_caller_ = false;
   std::optional<Error> error_;
 };

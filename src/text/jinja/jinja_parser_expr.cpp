@@ -1,7 +1,6 @@
 // jinja_parser_expr.cpp -- expressions, loosest binding first.
-//
-// The order is Jinja's, not Python's: ~ binds tighter than + and -, unary minus tighter than **, ** groups to
-// the left, and filters and tests apply to a whole unary expression (-2|abs is 2).
+// The order is Jinja's, not Python's: ~ binds tighter than + and -, unary minus tighter than **,
+// and ** is left-associative. Filters and tests apply to a whole unary expression (-2|abs is 2).
 #include <fmt/format.h>
 
 #include "text/jinja/jinja_parser.h"
@@ -133,7 +132,8 @@ const Expr* Parser::product() {
 
 const Expr* Parser::power() {
   const Expr* left = unary(true);
-  while (!failed() && take_symbol("**")) left = two(ExprKind::binary, left, unary(true), Operator::power);
+  while (!failed() && take_symbol("**"))
+    left = two(ExprKind::binary, left, unary(true), Operator::power);
   return left;
 }
 
@@ -235,8 +235,8 @@ const Expr* Parser::dict_literal() {
 
 const Expr* Parser::tuple(bool with_conditional, std::string_view stop, bool may_be_empty) {
   const auto ends = [&] {
-    return now().is(TokenKind::print_end) || now().is(TokenKind::block_end) || now().is_symbol(")") ||
-           (!stop.empty() && now().is_name(stop));
+    return now().is(TokenKind::print_end) || now().is(TokenKind::block_end) ||
+           now().is_symbol(")") || (!stop.empty() && now().is_name(stop));
   };
   std::vector<const Expr*> items;
   bool is_tuple = false;
@@ -354,10 +354,10 @@ const Expr* Parser::test(const Expr* base) {
     expr->args = arguments();
   } else if ((token.is(TokenKind::name) && token.text != "else" && token.text != "or" &&
               token.text != "and" && token.text != "is") ||
-             token.is(TokenKind::string) || token.is(TokenKind::integer) || token.is(TokenKind::real) ||
-             token.is_symbol("[") || token.is_symbol("{")) {
-    // One argument may follow without parentheses. Names that can only continue the expression around are
-    // no argument; Jinja itself stumbles over `x is defined if ...`.
+             token.is(TokenKind::string) || token.is(TokenKind::integer) ||
+             token.is(TokenKind::real) || token.is_symbol("[") || token.is_symbol("{")) {
+    // One argument may follow without parentheses, except names that continue the outer expression.
+    // Jinja itself fails on `x is defined if ...`.
     if (token.text != "if" && token.text != "not" && token.text != "in") {
       Argument arg;
       arg.value = postfix(primary());

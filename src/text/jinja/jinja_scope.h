@@ -1,4 +1,4 @@
-// jinja_scope.h -- variables, and the objects that remember where they were made: macros and loops.
+// jinja_scope.h -- variables, and objects that keep their scope: macros and loops.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "text/jinja/jinja_ast.h"
-#include "text/jinja/values/jinja_value.h"
+#include "text/jinja/jinja_value.h"
 
 namespace braid::jinja {
 
-// Variables of one block. Few at a time, so a walk from the newest is the fastest search; whoever walks
-// charges for many.
+// Variables of one block. There are few, so a linear search from the newest is fastest; callers
+// charge steps for many.
 struct Scope : Object {
   explicit Scope(Scope* parent) : parent(parent) {}
 
@@ -35,10 +35,10 @@ struct Scope : Object {
 
 struct Macro : Object {
   const MacroDefinition* definition = nullptr;
-  Scope* scope = nullptr;  // where it was defined; looked at when it is called
+  Scope* scope = nullptr;  // where it was defined; read when called
 };
 
-// What `loop` is inside a for. Stays usable after the loop, with its last state.
+// The `loop` object. It stays usable after the loop, with its last state.
 struct Loop : Object {
   std::vector<Value> items;
   size_t index = 0;

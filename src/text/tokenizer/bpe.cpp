@@ -11,7 +11,7 @@
 namespace braid {
 namespace {
 
-// Bytes that are their own stand-in: the printable ones of Latin-1 but the soft hyphen.
+// Printable bytes of Latin-1, except the soft hyphen.
 constexpr bool stands_for_itself(int byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xFF && byte != 0xAD);
 }
@@ -35,7 +35,7 @@ constexpr ByteAlphabet kAlphabet;
 // Up to this length a scan for the lowest rank beats the heap.
 constexpr size_t kShortPieceBytes = 32;
 
-// Working memory above this is given back after a piece.
+// Larger working memory is freed after a piece.
 constexpr size_t kKeptSymbols = 1 << 16;
 
 }  // namespace
@@ -59,7 +59,8 @@ std::string from_byte_alphabet(std::string_view text) {
   out.reserve(text.size());
   while (!text.empty()) {
     const Utf8Step step = utf8_step(text);
-    const auto byte = step.kind == Utf8Kind::complete ? alphabet_to_byte(step.code_point) : std::nullopt;
+    const auto byte =
+        step.kind == Utf8Kind::complete ? alphabet_to_byte(step.code_point) : std::nullopt;
     if (byte) {
       out.push_back(static_cast<char>(*byte));
     } else {
@@ -99,14 +100,15 @@ void BpeMerger::merge(const MergeTable& table, const std::array<int32_t, 256>& b
   }
 }
 
-// Symbols in an array, the merge of each with its right neighbour beside it: words are short.
+// Short pieces: an array of symbols, and of the merge of each with its right neighbor.
 void BpeMerger::merge_short(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols,
                             std::string_view piece, std::vector<int32_t>& out) {
   constexpr MergeTable::Merge kNone{std::numeric_limits<uint32_t>::max(), -1};
   std::array<int32_t, kShortPieceBytes> ids;
   std::array<MergeTable::Merge, kShortPieceBytes> merges;  // of ids[i] and ids[i + 1]
   int count = static_cast<int>(piece.size());
-  for (int index = 0; index < count; ++index) ids[index] = byte_symbols[static_cast<uint8_t>(piece[index])];
+  for (int index = 0; index < count; ++index)
+    ids[index] = byte_symbols[static_cast<uint8_t>(piece[index])];
   const auto look_up = [&](int index) {
     const MergeTable::Merge* merge = table.find(ids[index], ids[index + 1]);
     merges[index] = merge != nullptr ? *merge : kNone;
@@ -146,7 +148,8 @@ void BpeMerger::merge_long(const MergeTable& table, const std::array<int32_t, 25
   for (int32_t index = 0; index + 1 < count; ++index) {
     const int32_t left = symbols_[index].id;
     const int32_t right = symbols_[index + 1].id;
-    if (const auto* merge = table.find(left, right)) candidates_.push_back({merge->rank, index, left, right});
+    if (const auto* merge = table.find(left, right))
+      candidates_.push_back({merge->rank, index, left, right});
   }
   std::make_heap(candidates_.begin(), candidates_.end(), later);
 
@@ -175,7 +178,8 @@ void BpeMerger::merge_long(const MergeTable& table, const std::array<int32_t, 25
     consider(candidate.left);
     if (left.previous >= 0) consider(left.previous);
   }
-  for (int32_t index = 0; index >= 0; index = symbols_[index].next) out.push_back(symbols_[index].id);
+  for (int32_t index = 0; index >= 0; index = symbols_[index].next)
+    out.push_back(symbols_[index].id);
 
   if (symbols_.capacity() > kKeptSymbols) symbols_ = {};
   if (candidates_.capacity() > kKeptSymbols) candidates_ = {};

@@ -1,13 +1,7 @@
-// bpe.h -- byte-level byte-pair encoding of one piece of text: the byte alphabet, the merge table, the
-// merging.
-//
-// Not here: cutting text into pieces (tokenizer_split.h), special tokens and ids of the file (tokenizer.h).
-//
-// Merging joins, again and again, the adjacent pair of lowest rank, the leftmost of equals, until no pair has
-// a rank. A heap of candidate pairs finds it: n bytes cost O(n log n), whatever they are. A candidate is not
-// removed when one of its halves is merged away; it is recognised as stale when it comes up.
-//
-// Symbols are numbers: a token's own id, or, for texts that only merges mention, a number above all ids.
+// bpe.h -- byte-level byte-pair encoding of one piece of text.
+// Repeatedly joins the adjacent pair of lowest rank, the leftmost of equals. With a heap of
+// candidates, n bytes cost O(n log n); stale candidates stay in the heap. Symbols are token ids, or
+// numbers above all ids for texts that only merges mention.
 #pragma once
 
 #include <array>
@@ -19,14 +13,13 @@
 
 namespace braid {
 
-// The printable stand-in of each byte in the texts of a vocabulary, and back.
+// The printable stand-in of each byte in vocabulary texts, and back.
 char32_t byte_to_alphabet(uint8_t byte);
 std::optional<uint8_t> alphabet_to_byte(char32_t code_point);
 
-// Bytes as a vocabulary spells them.
 std::string to_byte_alphabet(std::string_view bytes);
 
-// The bytes behind a vocabulary text. A character outside the alphabet stands for its own UTF-8 bytes.
+// The inverse. A character outside the alphabet stands for its own UTF-8 bytes.
 std::string from_byte_alphabet(std::string_view text);
 
 // (left symbol, right symbol) -> rank and merged symbol, open addressing.
@@ -39,10 +32,9 @@ class MergeTable {
 
   explicit MergeTable(size_t expected_merges);
 
-  // Keeps the first of equal pairs. REQUIRES: at most `expected_merges` calls; symbols are not negative.
+  // Keeps the first of equal pairs. REQUIRES: at most `expected_merges` calls; symbols >= 0.
   void add(int32_t left, int32_t right, Merge merge);
 
-  // The merge of a pair, or nullptr.
   const Merge* find(int32_t left, int32_t right) const {
     const uint64_t key = pair_key(left, right);
     for (size_t index = slot_of(key);; index = (index + 1) & mask_) {
@@ -60,7 +52,8 @@ class MergeTable {
   };
 
   static uint64_t pair_key(int32_t left, int32_t right) {
-    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
+    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) |
+           static_cast<uint32_t>(right);
   }
   size_t slot_of(uint64_t key) const { return (key * 0x9E3779B97F4A7C15ull) >> shift_; }
 
@@ -69,23 +62,23 @@ class MergeTable {
   int shift_;
 };
 
-// Merges pieces; keeps its working memory between calls. One thread at a time.
+// Keeps its working memory between calls. One thread at a time.
 class BpeMerger {
  public:
   // Appends the symbols of `piece` to `out`. byte_symbols: the symbol of each byte.
-  void merge(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols, std::string_view piece,
-             std::vector<int32_t>& out);
+  void merge(const MergeTable& table, const std::array<int32_t, 256>& byte_symbols,
+             std::string_view piece, std::vector<int32_t>& out);
 
  private:
   struct Symbol {
-    int32_t id;        // negative once merged into its left neighbour
+    int32_t id;        // negative once merged into its left neighbor
     int32_t previous;  // index or -1
     int32_t next;      // index or -1
   };
   struct Candidate {
     uint32_t rank;
     int32_t left;     // index of the left symbol: equal ranks go from left to right
-    int32_t left_id;  // what stood there when the candidate was made
+    int32_t left_id;  // id at `left` when the candidate was made
     int32_t right_id;
   };
 

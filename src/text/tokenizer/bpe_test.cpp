@@ -1,4 +1,4 @@
-// bpe_test.cpp -- the byte alphabet is a bijection; merging agrees with the plainest possible program.
+// bpe_test.cpp -- the byte alphabet is a bijection; merging agrees with a direct program.
 #include "text/tokenizer/bpe.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,6 @@ namespace {
 
 using Pair = std::pair<int32_t, int32_t>;
 
-// The definition: again and again the pair of lowest rank, the leftmost of equals.
 std::vector<int32_t> merged_by_definition(const std::map<Pair, MergeTable::Merge>& merges,
                                           std::vector<int32_t> ids) {
   while (true) {
@@ -66,7 +65,7 @@ TEST(ByteAlphabet, TextsThereAndBack) {
   EXPECT_EQ(from_byte_alphabet(to_byte_alphabet(bytes)), bytes);
   EXPECT_EQ(to_byte_alphabet(" a\n"), "Ġa\u010A");
   EXPECT_EQ(from_byte_alphabet("▁x"), "▁x");        // outside the alphabet: itself
-  EXPECT_EQ(from_byte_alphabet("\xFFx"), "\xFFx");  // not even UTF-8
+  EXPECT_EQ(from_byte_alphabet("\xFFx"), "\xFFx");  // invalid UTF-8
 }
 
 TEST(Bpe, RandomPiecesMergeAsDefined) {
@@ -74,10 +73,10 @@ TEST(Bpe, RandomPiecesMergeAsDefined) {
   const auto symbols = bytes_as_symbols();
   BpeMerger merger;
   for (int round = 0; round < 300; ++round) {
-    // Merges of merges, with ranks in an order that has nothing to do with how they were made.
     std::vector<int32_t> known = {'a', 'b', 'c'};
     std::vector<uint32_t> ranks(1 + random() % 40);
-    for (size_t index = 0; index < ranks.size(); ++index) ranks[index] = static_cast<uint32_t>(index / 2);
+    for (size_t index = 0; index < ranks.size(); ++index)
+      ranks[index] = static_cast<uint32_t>(index / 2);
     std::shuffle(ranks.begin(), ranks.end(), random);
     std::map<Pair, MergeTable::Merge> merges;
     MergeTable table(ranks.size());
@@ -90,7 +89,7 @@ TEST(Bpe, RandomPiecesMergeAsDefined) {
     for (const size_t length : {0, 1, 2, 5, 31, 32, 33, 34, 100}) {
       std::string piece(length, 'a');
       for (char& c : piece) c = static_cast<char>('a' + random() % 3);
-      std::vector<int32_t> out = {-7};  // what is there stays
+      std::vector<int32_t> out = {-7};  // existing elements stay
       merger.merge(table, symbols, piece, out);
       std::vector<int32_t> expected = merged_by_definition(merges, {piece.begin(), piece.end()});
       expected.insert(expected.begin(), -7);
@@ -122,7 +121,6 @@ TEST(Bpe, TheFirstOfRepeatedMergesCounts) {
 }
 
 TEST(Bpe, AMegabyteOfOneLetterIsNoTrouble) {
-  // Tokens of 2, 4, ... 1024 letters. A quadratic program would not come back.
   MergeTable table(10);
   int32_t symbol = 'a';
   for (uint32_t rank = 0; rank < 10; ++rank) {

@@ -14,19 +14,18 @@
 namespace braid {
 namespace {
 
-// No published special token comes near; the bound keeps the search for them linear.
+// Far above published special tokens; keeps their search linear.
 constexpr size_t kMaxSpecialBytes = 1024;
 
-// Tokens and merges that a file may have, so that symbol numbers stay within 32 bits.
+// Limit of tokens and merges, so that symbol numbers fit 32 bits.
 constexpr size_t kMaxTokens = size_t{1} << 28;
 
-// Pieces that were merged lately. Each piece has one place, decided by its hash, and the newest keeps it: the
-// size is fixed, and a text made to collide costs speed only.
+// Recently merged pieces. A hash gives each piece one slot, and the newest piece replaces the older
+// one. The size is fixed; collisions cost only speed.
 class PieceCache {
  public:
   PieceCache() : entries_(kEntries) {}
 
-  // Place of a piece that may be cached: not empty, not long.
   struct Entry {
     uint8_t length_bytes = 0;
     uint8_t count = 0;
@@ -57,7 +56,7 @@ class PieceCache {
   std::vector<Entry> entries_;
 };
 
-// The byte of a text like <0x0A>, which files use for tokens of type byte.
+// The byte of a text like <0x0A>, the spelling of byte tokens.
 std::optional<char> byte_of_text(std::string_view text) {
   const auto digit = [](char c) -> int {
     if (c >= '0' && c <= '9') return c - '0';
@@ -86,34 +85,39 @@ Status check_sizes(const VocabularyData& data) {
                              data.tokens.size(), data.merges.size())};
   }
   if (!data.types.empty() && data.types.size() < data.tokens.size()) {
-    return Error{ErrorKind::corrupt, fmt::format("the vocabulary has {} tokens but only {} token types",
-                                                 data.tokens.size(), data.types.size())};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("the vocabulary has {} tokens but only {} token types",
+                             data.tokens.size(), data.types.size())};
   }
   return {};
 }
 
-// Types for all tokens, names for nameless ones, and no id that leads outside.
+// Completes types and nameless tokens; drops special ids out of range with a warning.
 Status complete(VocabularyData& data) {
   const size_t count = data.tokens.size();
   data.types.resize(count, static_cast<int32_t>(TokenType::normal));
   for (size_t id = 0; id < count; ++id) {
     int32_t& type = data.types[id];
-    if (type < static_cast<int32_t>(TokenType::undefined) || type > static_cast<int32_t>(TokenType::byte)) {
+    if (type < static_cast<int32_t>(TokenType::undefined) ||
+        type > static_cast<int32_t>(TokenType::byte)) {
       return Error{ErrorKind::corrupt,
                    fmt::format("token {} has the type {}, which does not exist", id, type)};
     }
-    if (type == static_cast<int32_t>(TokenType::undefined)) type = static_cast<int32_t>(TokenType::normal);
+    if (type == static_cast<int32_t>(TokenType::undefined))
+      type = static_cast<int32_t>(TokenType::normal);
     if (data.tokens[id].empty()) {
       data.tokens[id] = fmt::format("[EMPTY_{}]", id);
       type = static_cast<int32_t>(TokenType::unused);
     }
   }
-  for (auto* role : {&data.bos, &data.eos, &data.eot, &data.eom, &data.unknown, &data.separator,
-                     &data.padding, &data.mask, &data.fim_prefix, &data.fim_suffix, &data.fim_middle,
-                     &data.fim_padding, &data.fim_repository, &data.fim_separator}) {
+  for (auto* role :
+       {&data.bos, &data.eos, &data.eot, &data.eom, &data.unknown, &data.separator, &data.padding,
+        &data.mask, &data.fim_prefix, &data.fim_suffix, &data.fim_middle, &data.fim_padding,
+        &data.fim_repository, &data.fim_separator}) {
     if (*role && (**role < 0 || static_cast<size_t>(**role) >= count)) {
       spdlog::warn(
-          "a special token id of the file, {}, lies outside its vocabulary of {} tokens and is ignored",
+          "a special token id of the file, {}, lies outside its vocabulary of {} tokens and is "
+          "ignored",
           **role, count);
       role->reset();
     }
@@ -125,7 +129,8 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   TokenIndex index(data.tokens.size());
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     if (const auto other = index.add(data.tokens[id], static_cast<int32_t>(id))) {
-      return Error{ErrorKind::corrupt, fmt::format("tokens {} and {} have the same text", *other, id)};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("tokens {} and {} have the same text", *other, id)};
     }
     if (index.is_crowded()) {
       return Error{ErrorKind::corrupt, "the texts of tokens were chosen to be slow to find"};
@@ -134,17 +139,18 @@ Result<TokenIndex> index_of(const VocabularyData& data) {
   return index;
 }
 
-// `declared`: the types as the file gives them, before texts had a say.
+// `declared`: types of the file, before texts changed them.
 Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<int32_t>& declared,
                                 const std::vector<int32_t>& end_ids) {
   std::vector<SpecialFinder::Special> specials;
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const auto type = static_cast<TokenType>(data.types[id]);
-    if (type != TokenType::control && type != TokenType::user_defined && type != TokenType::unknown) continue;
+    if (type != TokenType::control && type != TokenType::user_defined && type != TokenType::unknown)
+      continue;
     if (data.tokens[id].size() > kMaxSpecialBytes) {
       return Error{ErrorKind::unsupported,
-                   fmt::format("special token {} has a text of {} bytes; at most {} are supported", id,
-                               data.tokens[id].size(), kMaxSpecialBytes)};
+                   fmt::format("special token {} has a text of {} bytes; at most {} are supported",
+                               id, data.tokens[id].size(), kMaxSpecialBytes)};
     }
     const bool user_defined = type == TokenType::user_defined;
     const bool ends = std::binary_search(end_ids.begin(), end_ids.end(), static_cast<int32_t>(id));
@@ -158,7 +164,6 @@ Result<SpecialFinder> finder_of(const VocabularyData& data, const std::vector<in
 
 }  // namespace
 
-// What one call of encode works with.
 struct Tokenizer::Workspace {
   Splitter::Scratch split;
   BpeMerger merger;
@@ -166,7 +171,7 @@ struct Tokenizer::Workspace {
   std::vector<int32_t> symbols;
 };
 
-// Workspaces that wait for the next call. A few are kept, so that threads do not wait for each other.
+// Idle workspaces; a few are kept, so that threads do not wait for each other.
 class Tokenizer::WorkspacePool {
  public:
   std::unique_ptr<Workspace> take() {
@@ -198,8 +203,7 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer::Tokenizer(VocabularyData data, TokenIndex index, std::vector<int32_t> end_ids,
                      SpecialFinder specials, Splitter splitter, bool ignore_merges)
-    : data_(std::move(
-          data)),  // moving a vector leaves the strings where they are, and so the views of the index
+    : data_(std::move(data)),  // a move keeps the strings in place, and so the index's views
       index_(std::move(index)),
       end_ids_(std::move(end_ids)),
       specials_(std::move(specials)),
@@ -216,7 +220,8 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   BRAID_ASSIGN(const SplitKind kind, split_kind(data.pre, data.laguna_breaks_at_line_feed_only));
   if (kind == SplitKind::fallback) {
     spdlog::warn(
-        "the file does not name its pre-tokenizer; text may be cut differently from how the model learned "
+        "the file does not name its pre-tokenizer; text may be cut differently from how the model "
+        "learned "
         "it");
   }
   BRAID_ASSIGN(TokenIndex index, index_of(data));
@@ -224,8 +229,7 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   std::vector<int32_t> end_ids = resolve_special_tokens(data, index);
   BRAID_ASSIGN(SpecialFinder specials, finder_of(data, declared, end_ids));
   BRAID_ASSIGN(Splitter splitter, Splitter::create(kind));
-  // Of the supported families only llama-bpe takes whole tokens unmerged, and only it starts texts with bos
-  // unasked.
+  // Only llama-bpe takes whole tokens unmerged, and only it adds bos by default.
   Tokenizer tokenizer(std::move(data), std::move(index), std::move(end_ids), std::move(specials),
                       std::move(splitter), kind == SplitKind::llama3);
   BRAID_TRY(tokenizer.load_merges());
@@ -233,12 +237,12 @@ Result<Tokenizer> Tokenizer::create(VocabularyData data) {
   return tokenizer;
 }
 
-// Numbers every text that merging can produce, and fills the merge table.
 Status Tokenizer::load_merges() {
   std::map<std::string, int32_t> extras;
   const auto symbol_of = [&](std::string_view text) {
     if (const auto found = index_.find(text)) return *found;
-    const auto [place, is_new] = extras.emplace(text, size() + static_cast<int32_t>(extra_symbols_.size()));
+    const auto [place, is_new] =
+        extras.emplace(text, size() + static_cast<int32_t>(extra_symbols_.size()));
     if (is_new) extra_symbols_.push_back(from_byte_alphabet(text));
     return place->second;
   };
@@ -248,7 +252,7 @@ Status Tokenizer::load_merges() {
   }
   merges_ = MergeTable(data_.merges.size());
   std::string joined;
-  int32_t likely = 0;  // files list tokens in the order of their merges, so the next one is tried first
+  int32_t likely = 0;  // files list tokens in merge order, so the next one is tried first
   for (size_t rank = 0; rank < data_.merges.size(); ++rank) {
     const std::string_view merge = data_.merges[rank];
     const size_t space = merge.find(' ', 1);
@@ -259,7 +263,8 @@ Status Tokenizer::load_merges() {
     const std::string_view left = merge.substr(0, space);
     const std::string_view right = merge.substr(space + 1);
     joined.assign(left).append(right);
-    const int32_t merged = likely < size() && data_.tokens[likely] == joined ? likely : symbol_of(joined);
+    const int32_t merged =
+        likely < size() && data_.tokens[likely] == joined ? likely : symbol_of(joined);
     likely = merged + 1;
     merges_.add(symbol_of(left), symbol_of(right), {static_cast<uint32_t>(rank), merged});
   }
@@ -303,12 +308,15 @@ TokenType Tokenizer::type(int32_t id) const {
 
 std::optional<int32_t> Tokenizer::find(std::string_view text) const { return index_.find(text); }
 
-bool Tokenizer::is_end(int32_t id) const { return std::binary_search(end_ids_.begin(), end_ids_.end(), id); }
+bool Tokenizer::is_end(int32_t id) const {
+  return std::binary_search(end_ids_.begin(), end_ids_.end(), id);
+}
 
 std::string_view Tokenizer::piece(int32_t id, SpecialText special) const {
   const TokenType kind = type(id);
   if (kind == TokenType::unused) return {};
-  if (special == SpecialText::hide && (kind == TokenType::control || kind == TokenType::unknown)) return {};
+  if (special == SpecialText::hide && (kind == TokenType::control || kind == TokenType::unknown))
+    return {};
   return std::string_view(piece_bytes_)
       .substr(piece_offsets_[id], piece_offsets_[id + 1] - piece_offsets_[id]);
 }
@@ -327,8 +335,8 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOpti
                                                const OriginSpans& origins) const {
   if (text.size() > kMaxTextBytes) {
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("the text has {} bytes; at most {} can be tokenized at once", text.size(),
-                             kMaxTextBytes)};
+                 fmt::format("the text has {} bytes; at most {} can be tokenized at once",
+                             text.size(), kMaxTextBytes)};
   }
   std::vector<int32_t> out;
   if (options.add_special && add_bos_) out.push_back(*data_.bos);
@@ -337,7 +345,8 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, EncodeOpti
     if (fragment.id >= 0) {
       out.push_back(fragment.id);
     } else {
-      BRAID_TRY(append_raw(text.substr(fragment.begin, fragment.end - fragment.begin), *workspace, out));
+      BRAID_TRY(
+          append_raw(text.substr(fragment.begin, fragment.end - fragment.begin), *workspace, out));
     }
   }
   workspaces_->give_back(std::move(workspace));
@@ -353,27 +362,30 @@ Result<std::vector<int32_t>> Tokenizer::encode_rendered(const RenderedText& prom
   return ids;
 }
 
-Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace, std::vector<int32_t>& out) const {
+Status Tokenizer::append_raw(std::string_view raw, Workspace& workspace,
+                             std::vector<int32_t>& out) const {
   std::string repaired;
   if (first_invalid_utf8(raw)) {
     append_repaired_utf8(repaired, raw, Utf8Repair::each_byte);
     raw = repaired;
   }
-  // Files do not say it, but the published configurations of these two families normalise.
+  // Published configurations of these two families normalize; files do not state it.
   std::string normalised;
   if (data_.pre == "qwen2" || data_.pre == "qwen35") {
     BRAID_ASSIGN(raw, nfc(raw, normalised));
   }
-  return splitter_.split(raw, workspace.split,
-                         [&](std::string_view piece) { return append_piece(piece, workspace, out); });
+  return splitter_.split(raw, workspace.split, [&](std::string_view piece) {
+    return append_piece(piece, workspace, out);
+  });
 }
 
 Status Tokenizer::append_piece(std::string_view piece, Workspace& workspace,
                                std::vector<int32_t>& out) const {
   if (piece.size() > kMaxPieceBytes) {
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("the text has {} bytes without a word boundary; at most {} can be tokenized",
-                             piece.size(), kMaxPieceBytes)};
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("the text has {} bytes without a word boundary; at most {} can be tokenized",
+                    piece.size(), kMaxPieceBytes)};
   }
   PieceCache::Entry* place = nullptr;
   if (PieceCache::fits(piece)) {
@@ -396,7 +408,7 @@ Status Tokenizer::append_piece(std::string_view piece, Workspace& workspace,
   return {};
 }
 
-// Symbols that are tokens as they are; others as the tokens of their bytes.
+// Symbols that are not tokens become the tokens of their bytes.
 Status Tokenizer::append_symbols(Workspace& workspace, std::vector<int32_t>& out) const {
   for (const int32_t symbol : workspace.symbols) {
     if (symbol < size()) {
@@ -412,7 +424,8 @@ Status Tokenizer::append_symbols(Workspace& workspace, std::vector<int32_t>& out
       } else {
         return Error{
             ErrorKind::invalid_argument,
-            fmt::format("the model's vocabulary has no token for the byte 0x{:02X} of the text", byte)};
+            fmt::format("the model's vocabulary has no token for the byte 0x{:02X} of the text",
+                        byte)};
       }
     }
   }

@@ -1,7 +1,5 @@
-// tokenizer_index.h -- from the text of a token to its id: one flat table, since a start asks it a million
-// times.
-//
-// The texts are views: whoever owns the strings keeps them where they are.
+// tokenizer_index.h -- maps token texts to ids: one flat table, for a million look-ups at start.
+// Texts are views; the owner of the strings must not move them.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +17,11 @@ namespace braid {
 class TokenIndex {
  public:
   explicit TokenIndex(size_t expected_tokens)
-      : slots_(std::bit_ceil(std::max<size_t>(expected_tokens * 2, 16))), free_(slots_.size() / 2) {}
+      : slots_(std::bit_ceil(std::max<size_t>(expected_tokens * 2, 16))),
+        free_(slots_.size() / 2) {}
 
-  // Adds a text, or gives the id that has it already.
-  // REQUIRES: at most `expected_tokens` texts; id is not negative.
+  // Adds a text, or returns the id that has it already. REQUIRES: at most `expected_tokens` texts;
+  // id is not negative.
   std::optional<int32_t> add(std::string_view text, int32_t id) {
     BRAID_CHECK(id >= 0);
     const uint32_t hash = hash_of(text);
@@ -44,8 +43,8 @@ class TokenIndex {
 
   bool contains(std::string_view text) const { return find(text).has_value(); }
 
-  // Texts were chosen to meet in few places, which makes every search slow: the hash is known to everybody. At
-  // most half of the slots are taken, so that by chance no search is half as long.
+  // Texts were chosen to collide, which makes searches slow: the hash is public. At most half of
+  // the slots are taken, so chance alone does not cause such searches.
   bool is_crowded() const { return longest_search_ > kMostSearched; }
 
  private:
@@ -53,7 +52,7 @@ class TokenIndex {
 
   struct Slot {
     std::string_view text;
-    uint32_t hash = 0;  // spares most comparisons with other texts
+    uint32_t hash = 0;  // avoids most comparisons
     int32_t id = -1;
   };
 
@@ -61,7 +60,6 @@ class TokenIndex {
     return static_cast<uint32_t>(std::hash<std::string_view>{}(text));
   }
 
-  // Where the text is, or where it would go.
   size_t place_of(std::string_view text) const {
     const uint32_t hash = hash_of(text);
     size_t place = hash & (slots_.size() - 1);

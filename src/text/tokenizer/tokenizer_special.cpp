@@ -10,8 +10,8 @@
 namespace braid {
 namespace {
 
-// Texts that end a generation whatever the file says of their type. The order decides which one is taken for
-// the end of turn when the file names none.
+// Texts that end a generation whatever their type in the file. If the file names no end of turn,
+// the first one present is used.
 constexpr std::string_view kEndTexts[] = {
     "<|eot_id|>",
     "<|im_end|>",
@@ -37,15 +37,19 @@ constexpr std::string_view kEndTexts[] = {
     "</assistant>",
 };
 
-// Harmony markers frame visible output: they are text, not control, for whoever reads an answer.
-constexpr std::string_view kFrameTexts[] = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"};
+// Harmony markers frame visible output, so they are text, not control.
+constexpr std::string_view kFrameTexts[] = {"<|channel|>", "<|message|>", "<|start|>",
+                                            "<|constrain|>"};
 
-constexpr std::string_view kFimPrefix[] = {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>"};
-constexpr std::string_view kFimSuffix[] = {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>"};
-constexpr std::string_view kFimMiddle[] = {"<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>"};
+constexpr std::string_view kFimPrefix[] = {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>",
+                                           "<PRE>"};
+constexpr std::string_view kFimSuffix[] = {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>",
+                                           "<SUF>"};
+constexpr std::string_view kFimMiddle[] = {"<|fim_middle|>", "<fim-middle>", "<fim_middle>",
+                                           "<MID>"};
 constexpr std::string_view kFimPadding[] = {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>"};
-constexpr std::string_view kFimRepository[] = {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
-                                               "<reponame>"};
+constexpr std::string_view kFimRepository[] = {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>",
+                                               "<REPO>", "<reponame>"};
 constexpr std::string_view kFimSeparator[] = {"<|file_sep|>"};
 
 template <typename Texts>
@@ -58,7 +62,9 @@ void give_role_by_text(std::optional<int32_t>& role, const TokenIndex& index, co
 }  // namespace
 
 std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenIndex& index) {
-  const auto set_type = [&](int32_t id, TokenType type) { data.types[id] = static_cast<int32_t>(type); };
+  const auto set_type = [&](int32_t id, TokenType type) {
+    data.types[id] = static_cast<int32_t>(type);
+  };
 
   std::set<int32_t> ends;
   for (const std::string_view text : kEndTexts) {
@@ -82,18 +88,17 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
        {data.eos, data.eot, data.eom, data.fim_padding, data.fim_repository, data.fim_separator}) {
     if (role) ends.insert(*role);
   }
-  // Published files call these user-defined, but no conversation may hold them.
+  // Published files call these user-defined, but a conversation must not contain them.
   for (const auto& role : {data.fim_prefix, data.fim_suffix, data.fim_middle, data.fim_padding,
                            data.fim_repository, data.fim_separator}) {
     if (role) set_type(*role, TokenType::control);
   }
 
-  // What opens the turn that </assistant> ends is a mark of the same kind; published files call it
-  // user-defined.
+  // The counterpart of </assistant>, user-defined in published files, is control too.
   if (const auto open = index.find("<assistant>"); open && index.contains("</assistant>")) {
     set_type(*open, TokenType::control);
   }
-  // Whoever takes an answer apart has to see its tags.
+  // The parser of answers must see its tags.
   const Dialect dialect;
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const bool control = data.types[id] == static_cast<int32_t>(TokenType::control);
@@ -101,9 +106,10 @@ std::vector<int32_t> resolve_special_tokens(VocabularyData& data, const TokenInd
       data.types[id] = static_cast<int32_t>(TokenType::user_defined);
   }
 
-  // In these two families a text that ends other models' turns stands in the middle of an answer.
+  // In these two families the end of turn of other models occurs inside answers.
   const auto has = [&](std::string_view text) { return index.contains(text); };
-  const bool is_harmony = (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
+  const bool is_harmony =
+      (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
   if (is_harmony && has("<|end|>")) ends.erase(*index.find("<|end|>"));
   if (has("<|tool_response>") && has("</s>")) ends.erase(*index.find("</s>"));
   return {ends.begin(), ends.end()};
@@ -130,8 +136,7 @@ bool may_stand(const SpecialFinder::Special& special, size_t at, const OriginSpa
 
 }  // namespace
 
-// The specials that stand somewhere in the text, in the order in which they are to be cut out. Walks down the
-// sorted list from every position as one would down a tree.
+// Specials in the text, in the order of cutting; the sorted list is searched like a tree.
 std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_special,
                                               const OriginSpans& origins) const {
   std::vector<bool> seen(specials_.size());
@@ -139,7 +144,7 @@ std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_
   for (size_t position = 0; position < text.size(); ++position) {
     auto [low, high] = by_first_byte_[static_cast<uint8_t>(text[position])];
     for (size_t depth = 1; low < high; ++depth) {
-      if (specials_[low].text.size() == depth) {  // shorter texts sort first, and equal ones do not exist
+      if (specials_[low].text.size() == depth) {  // shorter texts sort first; all are distinct
         const bool wanted = parse_special || specials_[low].matches_always;
         if (!seen[low] && wanted && may_stand(specials_[low], position, origins)) {
           seen[low] = true;
@@ -153,8 +158,9 @@ std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_
       const auto byte_of = [depth](const Special& special) {
         return static_cast<uint8_t>(special.text[depth]);
       };
-      const auto first = std::partition_point(
-          begin + low, begin + high, [&](const Special& special) { return byte_of(special) < byte; });
+      const auto first =
+          std::partition_point(begin + low, begin + high,
+                               [&](const Special& special) { return byte_of(special) < byte; });
       const auto last = std::partition_point(
           first, begin + high, [&](const Special& special) { return byte_of(special) == byte; });
       low = first - begin;
@@ -164,7 +170,8 @@ std::vector<size_t> SpecialFinder::present_in(std::string_view text, bool parse_
   std::sort(present.begin(), present.end(), [this](size_t a, size_t b) {
     const Special& left = specials_[a];
     const Special& right = specials_[b];
-    return left.text.size() != right.text.size() ? left.text.size() > right.text.size() : left.id < right.id;
+    return left.text.size() != right.text.size() ? left.text.size() > right.text.size()
+                                                 : left.id < right.id;
   });
   return present;
 }

@@ -1,5 +1,4 @@
-// tokenizer_special_test.cpp -- special tokens are found by length, then id, then place; roles follow from
-// texts.
+// tokenizer_special_test.cpp -- special tokens by length, then id, then place; roles from texts.
 #include "text/tokenizer/tokenizer_special.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +24,6 @@ TEST(TokenIndex, EveryTextIsFoundAndNoOther) {
   EXPECT_EQ(TokenIndex(0).find(""), std::nullopt);
 }
 
-// A file's texts may be made for it.
 TEST(TokenIndex, TextsThatMeetInOnePlaceAreNoticed) {
   constexpr size_t kTexts = 2000, kPlaces = 4096;
   TokenIndex honest(kTexts), hostile(kTexts);
@@ -48,8 +46,8 @@ TEST(TokenIndex, TextsThatMeetInOnePlaceAreNoticed) {
 
 using Special = SpecialFinder::Special;
 
-// "raw" stretches as they are, tokens as [id].
-std::string shown(const std::vector<Special>& specials, std::string_view text, bool parse_special = true) {
+std::string shown(const std::vector<Special>& specials, std::string_view text,
+                  bool parse_special = true) {
   std::string out;
   for (const Fragment& fragment : SpecialFinder(specials).split(text, parse_special)) {
     if (fragment.id >= 0) {
@@ -62,9 +60,10 @@ std::string shown(const std::vector<Special>& specials, std::string_view text, b
 }
 
 TEST(SpecialTokens, LongerTextsGoFirstWhereverTheyStand) {
-  // "<b" would match earlier in the text, but the longer "b>c" has already taken its letter.
+  // "<b" would match earlier, but the longer "b>c" has already taken its letter.
   EXPECT_EQ(shown({{"<b", 1, true}, {"b>c", 2, true}}, "a<b>c<b"), "a</[2][1]");
-  EXPECT_EQ(shown({{"<a>", 1, true}, {"<a><b>", 2, true}, {"<b>", 3, true}}, "<a><b><a>x<b>"), "[2][1]x/[3]");
+  EXPECT_EQ(shown({{"<a>", 1, true}, {"<a><b>", 2, true}, {"<b>", 3, true}}, "<a><b><a>x<b>"),
+            "[2][1]x/[3]");
 }
 
 TEST(SpecialTokens, OfEqualLengthTheSmallerIdGoesFirst) {
@@ -87,16 +86,17 @@ TEST(SpecialTokens, EdgesOfTheText) {
   EXPECT_EQ(shown({{"<e>", 1, true}}, "<e>"), "[1]");
   EXPECT_EQ(shown({{"<e>", 1, true}}, "<e"), "<e/");
   EXPECT_EQ(shown({}, "abc"), "abc/");
-  EXPECT_EQ(shown({{std::string("\0x", 2), 1, true}, {"\xFF", 2, true}}, std::string_view("a\0x\xFF", 4)),
-            "a/[1][2]");
+  EXPECT_EQ(
+      shown({{std::string("\0x", 2), 1, true}, {"\xFF", 2, true}}, std::string_view("a\0x\xFF", 4)),
+      "a/[1][2]");
 }
 
-// The definition in the plainest words: mark the bytes that are taken, candidate by candidate.
 std::string shown_by_definition(std::vector<Special> specials, std::string_view text) {
   std::sort(specials.begin(), specials.end(), [](const Special& a, const Special& b) {
     return a.text.size() != b.text.size() ? a.text.size() > b.text.size() : a.id < b.id;
   });
-  std::vector<int32_t> owner(text.size(), -1);  // id at the first byte of a match, -2 inside, -1 raw
+  std::vector<int32_t> owner(text.size(),
+                             -1);  // id at the first byte of a match, -2 inside, -1 raw
   for (const Special& special : specials) {
     for (size_t place = 0; place + special.text.size() <= text.size(); ++place) {
       const auto begin = owner.begin() + static_cast<std::ptrdiff_t>(place);
@@ -128,8 +128,9 @@ TEST(SpecialTokens, RandomTextsAreCutAsDefined) {
     std::vector<Special> specials;
     for (int32_t id = 0; id < 6; ++id) {
       Special special{word(5), id, true};
-      const bool is_new = std::none_of(specials.begin(), specials.end(),
-                                       [&](const Special& other) { return other.text == special.text; });
+      const bool is_new = std::none_of(specials.begin(), specials.end(), [&](const Special& other) {
+        return other.text == special.text;
+      });
       if (is_new && special.text.size() > 1) specials.push_back(special);
     }
     const std::string text = word(30);
@@ -152,8 +153,8 @@ std::vector<std::string> end_texts(std::vector<std::string> tokens, VocabularyDa
 using Texts = std::vector<std::string>;
 
 TEST(EndOfGeneration, FollowsFromIdsAndTexts) {
-  EXPECT_EQ(end_texts({"a", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>",
-                       "<|file_sep|>", "<|fim_prefix|>"}),
+  EXPECT_EQ(end_texts({"a", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>",
+                       "<|repo_name|>", "<|file_sep|>", "<|fim_prefix|>"}),
             (Texts{"<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}));
   VocabularyData data;
   data.eos = 0;
@@ -168,8 +169,7 @@ TEST(EndOfGeneration, KnowsTheFamiliesThatReuseATextInside) {
   EXPECT_EQ(end_texts({"</s>"}), (Texts{"</s>"}));
 }
 
-// As published Laguna files have them: <assistant> user-defined, in older ones </assistant> as well, and
-// named nowhere.
+// As in published Laguna files: <assistant> user-defined, in older ones </assistant> too.
 TEST(EndOfGeneration, TheMarksOfAnAssistantsTurnAreNoText) {
   for (const bool named : {true, false}) {
     VocabularyData data = tiny_vocabulary();
@@ -183,7 +183,6 @@ TEST(EndOfGeneration, TheMarksOfAnAssistantsTurnAreNoText) {
     EXPECT_EQ(tokenizer.eot(), close);
     EXPECT_EQ(tokenizer.piece(close), "");
     EXPECT_EQ(tokenizer.piece(open), "");
-    // An earlier answer that quotes them opens no turn.
     RenderedText prompt;
     prompt.append("<assistant>", Origin::written);
     prompt.append("<assistant></assistant>", Origin::answer);
@@ -196,7 +195,6 @@ TEST(EndOfGeneration, TheMarksOfAnAssistantsTurnAreNoText) {
   EXPECT_EQ(end_texts({"<assistant>", "<|im_end|>"}), (Texts{"<|im_end|>"}));
 }
 
-// Whatever type a file gives them, whoever takes an answer apart sees them.
 TEST(EndOfGeneration, TagsInAnAnswerAreText) {
   VocabularyData data = tiny_vocabulary();
   const int32_t think = add_token(data, "</think>", TokenType::control);

@@ -1,7 +1,6 @@
 // tokenizer_split.cpp -- see tokenizer_split.h.
-//
-// White space is spelled out instead of \s: PCRE2's \s also holds U+180E, which left that category in
-// Unicode 6.3 and is not white space to any published tokenizer.
+// White space is listed instead of \s. PCRE2's \s includes U+180E, which Unicode 6.3 removed and
+// published tokenizers do not treat as white space.
 #include "text/tokenizer/tokenizer_split.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -15,10 +14,10 @@
 namespace braid {
 namespace {
 
-#define BRAID_SPACE R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})"
+#define BRAID_SPACE \
+  R"(\t-\r \x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})"
 #define BRAID_CONTRACTION R"('[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-// Runs of white space: up to the last line end; else all but the last one, which opens the next word; else
-// all.
+// Up to the last line end; else all but the last blank, which starts the next word; else all.
 #define BRAID_SPACE_RUNS \
   "[" BRAID_SPACE "]*[\\r\\n]+|[" BRAID_SPACE "]+(?![^" BRAID_SPACE "])|[" BRAID_SPACE "]+"
 
@@ -26,20 +25,23 @@ constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" BRAID_SPACE R"(\p{L}\p{N}]+)"
     "|[" BRAID_SPACE "]+(?![^" BRAID_SPACE "])|[" BRAID_SPACE "]+";
 
-constexpr const char* kLlama3 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^)" BRAID_SPACE
-                                                  R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kLlama3 =
+    BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^)" BRAID_SPACE
+                      R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
-constexpr const char* kQwen2 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^)" BRAID_SPACE
-                                                 R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kQwen2 =
+    BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^)" BRAID_SPACE
+                      R"(\p{L}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
-constexpr const char* kQwen35 = BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^)" BRAID_SPACE
-                                                  R"(\p{L}\p{M}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
+constexpr const char* kQwen35 =
+    BRAID_CONTRACTION R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^)" BRAID_SPACE
+                      R"(\p{L}\p{M}\p{N}]+[\r\n]*|)" BRAID_SPACE_RUNS;
 
 #undef BRAID_SPACE
 #undef BRAID_CONTRACTION
 #undef BRAID_SPACE_RUNS
 
-// A match tries few characters more than it takes, so only a mistake in an expression can reach this.
+// Matches try few more characters than they take, so only a faulty expression reaches this.
 constexpr uint32_t kMatchLimit = 100'000'000;
 
 std::string pcre2_message(int code) {
@@ -48,8 +50,7 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-// First byte of the run of line ends (\n or \r\n) that holds the next \n at or after `begin`; size if there
-// is none.
+// Start of the run of line ends (\n or \r\n) with the next \n from `begin`; size if absent.
 size_t line_end_run(std::string_view text, size_t begin) {
   const size_t line_feed = text.find('\n', begin);
   if (line_feed == std::string_view::npos) return text.size();
@@ -79,12 +80,11 @@ Result<SplitKind> split_kind(std::string_view pre, bool laguna_breaks_at_line_fe
   if (pre == "laguna")
     return laguna_breaks_at_line_feed_only ? SplitKind::laguna_line_feed : SplitKind::laguna;
   if (pre.empty() || pre == "default") return SplitKind::fallback;
-  return Error{
-      ErrorKind::unsupported,
-      fmt::format(
-          "the tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: qwen2, qwen35, llama-bpe, "
-          "gpt-2, laguna)",
-          pre.substr(0, 64))};
+  return Error{ErrorKind::unsupported,
+               fmt::format("the tokenizer's pre-tokenizer \"{}\" is unknown to braid (known: "
+                           "qwen2, qwen35, llama-bpe, "
+                           "gpt-2, laguna)",
+                           pre.substr(0, 64))};
 }
 
 void Splitter::CodeDeleter::operator()(pcre2_real_code_8* code) const { pcre2_code_free(code); }
@@ -107,16 +107,15 @@ Status Splitter::add_stage(std::string_view pattern, bool covers_all) {
   const uint32_t options = PCRE2_UTF | PCRE2_UCP | (covers_all ? PCRE2_ANCHORED : 0);
   Stage stage;
   stage.covers_all = covers_all;
-  stage.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), options,
-                                 &error, &error_offset, nullptr));
+  stage.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
+                                 options, &error, &error_offset, nullptr));
   if (!stage.code) {
     return Error{ErrorKind::unsupported,
                  fmt::format("this machine's PCRE2 library refuses a pre-tokenizer pattern at "
                              "character {}: {}",
                              error_offset, pcre2_message(error))};
   }
-  // Where machine code is not possible (no generator, no executable memory) the interpreter does the same,
-  // slower.
+  // Without JIT support PCRE2 falls back to its slower interpreter.
   stage.jit = pcre2_jit_compile(stage.code.get(), PCRE2_JIT_COMPLETE) == 0;
   stages_.push_back(std::move(stage));
   return {};
@@ -188,10 +187,11 @@ Status Splitter::split_stage(size_t stage_index, std::string_view text, Scratch&
       return pass_on(begin, text.size());
     }
     if (found < 0) {
-      return Error{ErrorKind::exhausted, fmt::format("the text could not be cut into pieces at byte {}: {}",
-                                                     begin, pcre2_message(found))};
+      return Error{ErrorKind::exhausted,
+                   fmt::format("the text could not be cut into pieces at byte {}: {}", begin,
+                               pcre2_message(found))};
     }
-    // With nested stages the inner ones overwrite the offsets, so they are read first.
+    // Read first: nested stages overwrite the offsets.
     const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(scratch.match_);
     const size_t match_begin = offsets[0];
     const size_t match_end = offsets[1];

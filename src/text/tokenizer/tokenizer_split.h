@@ -1,13 +1,8 @@
-// tokenizer_split.h -- the pre-tokenizer: cuts text into the pieces inside which merging happens.
-//
-// Not here: special tokens (tokenizer_special.h), which are cut out before, and merging (bpe.h).
-//
-// A published tokenizer defines its pieces by regular expressions, applied in stages: each stage cuts the
-// pieces of the stage before, and what its expression leaves unmatched is a piece too. PCRE2 runs them,
-// compiled to machine code where the platform allows it. Always true: the pieces are not empty and, joined,
-// give the text back.
-//
-// Every expression is linear in the text for any text, and a match limit stands behind that promise.
+// tokenizer_split.h -- the pre-tokenizer: splits text into the pieces for merging.
+// Published tokenizers define pieces by regular expressions in stages; each splits the pieces of
+// the previous one, and unmatched text is a piece too. Pieces are not empty and join to the text.
+// PCRE2 runs them, with JIT where possible. Every expression is linear for any text; a match limit
+// guards this.
 #pragma once
 
 #include <functional>
@@ -23,7 +18,6 @@ struct pcre2_real_match_context_8;
 
 namespace braid {
 
-// The names of tokenizer.ggml.pre that braid knows.
 enum class SplitKind {
   gpt2,
   llama3,
@@ -34,12 +28,12 @@ enum class SplitKind {
   fallback,          // the file names no pre-tokenizer
 };
 
-// The kind for a name, or an Error of kind unsupported for a name that braid does not know.
+// Error of kind unsupported for unknown names.
 Result<SplitKind> split_kind(std::string_view pre, bool laguna_breaks_at_line_feed_only);
 
 class Splitter {
  public:
-  // What one thread needs to split. Use it with the Splitter that made it.
+  // Working memory of one thread. Use it only with the Splitter that made it.
   class Scratch {
    public:
     Scratch();
@@ -58,8 +52,8 @@ class Splitter {
 
   static Result<Splitter> create(SplitKind kind);
 
-  // Hands the pieces of `text` to `sink` from left to right. May be called from many threads, each with its
-  // own scratch. REQUIRES: text is well-formed UTF-8.
+  // Passes the pieces of `text` to `sink` from left to right. Thread-safe with separate scratches.
+  // REQUIRES: text is well-formed UTF-8.
   Status split(std::string_view text, Scratch& scratch, const Sink& sink) const;
 
  private:
@@ -69,8 +63,7 @@ class Splitter {
   struct Stage {
     std::unique_ptr<pcre2_real_code_8, CodeDeleter> code;
     bool jit = false;
-    bool covers_all =
-        false;  // some alternative matches at every position: no gaps, and no search for a match
+    bool covers_all = false;  // a match at every position: no gaps, no search
   };
 
   Splitter() = default;

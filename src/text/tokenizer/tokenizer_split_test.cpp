@@ -1,8 +1,5 @@
-// tokenizer_split_test.cpp -- pieces are those of the published tokenizers.
-//
-// Method: a table of inputs with their pieces, and random text cut a second time by a hand-written matcher
-// that knows no regular expressions; its alphabet has every kind of character with its class written beside
-// it.
+// tokenizer_split_test.cpp -- pieces equal those of the published tokenizers.
+// A table of inputs, and random text against a hand-written matcher without regular expressions.
 #include "text/tokenizer/tokenizer_split.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +30,7 @@ using Pieces = std::vector<std::string>;
 TEST(Split, TheTableOfPublishedSplits) {
   struct Row {
     const char* text;
-    Pieces llama3, qwen2, qwen35, laguna;  // an empty list: as the one to its left
+    Pieces llama3, qwen2, qwen35, laguna;  // empty: as the one to its left
   };
   const Row rows[] = {
       {"Hello world", {"Hello", " world"}, {}, {}, {}},
@@ -43,9 +40,17 @@ TEST(Split, TheTableOfPublishedSplits) {
        {" ", " x", " =", " ", "1", "2", "3", "4", "5", ";\n\n", "\treturn", " '", "a", "'"},
        {},
        {" ", " x", " =", " ", "1", "2", "3", "4", "5", ";", "\n\n", "\treturn", " '", "a", "'"}},
-      {"foo  \n  \nbar", {"foo", "  \n  \n", "bar"}, {}, {}, {"foo", "  ", "\n", "  ", "\n", "bar"}},
+      {"foo  \n  \nbar",
+       {"foo", "  \n  \n", "bar"},
+       {},
+       {},
+       {"foo", "  ", "\n", "  ", "\n", "bar"}},
       {"x;\r\ny", {"x", ";\r\n", "y"}, {}, {}, {"x", ";", "\r\n", "y"}},
-      {"e\u0301te\u0301", {"e", "\u0301te", "\u0301"}, {}, {"e\u0301te\u0301"}, {"e", "\u0301te", "\u0301"}},
+      {"e\u0301te\u0301",
+       {"e", "\u0301te", "\u0301"},
+       {},
+       {"e\u0301te\u0301"},
+       {"e", "\u0301te", "\u0301"}},
       {"price: $3.50!",
        {"price", ":", " $", "3", ".", "50", "!"},
        {"price", ":", " $", "3", ".", "5", "0", "!"},
@@ -74,12 +79,14 @@ TEST(Split, LagunaReadsLineEndsInTwoWays) {
   EXPECT_EQ(split(SplitKind::laguna, "a\r\nb"), (Pieces{"a", "\r\n", "b"}));
   EXPECT_EQ(split(SplitKind::laguna_line_feed, "a\r\nb"), (Pieces{"a", "\r", "\n", "b"}));
   EXPECT_EQ(split(SplitKind::laguna_line_feed, "x;\r\ny"), (Pieces{"x", ";\r", "\n", "y"}));
-  EXPECT_EQ(split(SplitKind::laguna, "a\r\r\n\n\r\nb\r"), (Pieces{"a", "\r", "\r\n\n\r\n", "b", "\r"}));
+  EXPECT_EQ(split(SplitKind::laguna, "a\r\r\n\n\r\nb\r"),
+            (Pieces{"a", "\r", "\r\n\n\r\n", "b", "\r"}));
   EXPECT_EQ(split(SplitKind::laguna, "\n\n"), (Pieces{"\n\n"}));
 }
 
 TEST(Split, WithoutANameTheOldStagesRunOneAfterAnother) {
-  EXPECT_EQ(split(SplitKind::fallback, "a+b, 12345 x"), (Pieces{"a", "+", "b", ",", " ", "123", "45", " x"}));
+  EXPECT_EQ(split(SplitKind::fallback, "a+b, 12345 x"),
+            (Pieces{"a", "+", "b", ",", " ", "123", "45", " x"}));
 }
 
 TEST(Split, NamesOfFilesAreKnownOrRefused) {
@@ -103,18 +110,19 @@ struct Character {
   char kind;
 };
 constexpr Character kAlphabet[] = {
-    {"a", 'L'},      {"s", 'L'},      {"T", 'L'},      {"r", 'L'},      {"E", 'L'},      {"v", 'L'},
-    {"L", 'L'},      {"l", 'L'},      {"m", 'L'},      {"D", 'L'},      {"\u017F", 'L'}, {"é", 'L'},
-    {"世", 'L'},     {"\u02B0", 'L'}, {"\u0301", 'M'}, {"\u0903", 'M'}, {"\u20DD", 'M'}, {"0", 'N'},
-    {"7", 'N'},      {"\u0663", 'N'}, {"\u2167", 'N'}, {"½", 'N'},      {" ", 'S'},      {" ", 'S'},
-    {"\t", 'S'},     {"\v", 'S'},     {"\f", 'S'},     {"\u0085", 'S'}, {"\u00A0", 'S'}, {"\u1680", 'S'},
-    {"\u2003", 'S'}, {"\u2028", 'S'}, {"\u2029", 'S'}, {"\u202F", 'S'}, {"\u205F", 'S'}, {"\u3000", 'S'},
-    {"\n", 'R'},     {"\n", 'R'},     {"\r", 'R'},     {"'", 'O'},      {"'", 'O'},      {"’", 'O'},
-    {".", 'O'},      {"<", 'O'},      {"_", 'O'},      {"$", 'O'},      {"🙂", 'O'},   {"\u180E", 'O'},
-    {"\u200B", 'O'}, {"\u200D", 'O'}, {"\uE000", 'O'}, {"\u0378", 'O'}, {"\u0001", 'O'}, {"\u007F", 'O'},
+    {"a", 'L'},      {"s", 'L'},      {"T", 'L'},      {"r", 'L'},      {"E", 'L'},
+    {"v", 'L'},      {"L", 'L'},      {"l", 'L'},      {"m", 'L'},      {"D", 'L'},
+    {"\u017F", 'L'}, {"é", 'L'},      {"世", 'L'},     {"\u02B0", 'L'}, {"\u0301", 'M'},
+    {"\u0903", 'M'}, {"\u20DD", 'M'}, {"0", 'N'},      {"7", 'N'},      {"\u0663", 'N'},
+    {"\u2167", 'N'}, {"½", 'N'},      {" ", 'S'},      {" ", 'S'},      {"\t", 'S'},
+    {"\v", 'S'},     {"\f", 'S'},     {"\u0085", 'S'}, {"\u00A0", 'S'}, {"\u1680", 'S'},
+    {"\u2003", 'S'}, {"\u2028", 'S'}, {"\u2029", 'S'}, {"\u202F", 'S'}, {"\u205F", 'S'},
+    {"\u3000", 'S'}, {"\n", 'R'},     {"\n", 'R'},     {"\r", 'R'},     {"'", 'O'},
+    {"'", 'O'},      {"’", 'O'},      {".", 'O'},      {"<", 'O'},      {"_", 'O'},
+    {"$", 'O'},      {"🙂", 'O'},   {"\u180E", 'O'}, {"\u200B", 'O'}, {"\u200D", 'O'},
+    {"\uE000", 'O'}, {"\u0378", 'O'}, {"\u0001", 'O'}, {"\u007F", 'O'},
 };
 
-// Length in characters of the piece at the start of `text`, by rules in place of expressions.
 class HandMatcher {
  public:
   HandMatcher(SplitKind kind, const std::vector<Character>& text) : kind_(kind), text_(text) {}
@@ -159,7 +167,8 @@ class HandMatcher {
       if (text.size() != 1) break;
       after += kind_ == SplitKind::gpt2 ? text[0] : static_cast<char>(std::tolower(text[0]));
     }
-    if (!after.empty() && std::string_view("stmd").find(after[0]) != std::string_view::npos) return 2;
+    if (!after.empty() && std::string_view("stmd").find(after[0]) != std::string_view::npos)
+      return 2;
     return after == "re" || after == "ve" || after == "ll" ? 3 : 0;
   }
 
@@ -170,7 +179,9 @@ class HandMatcher {
     return length;
   }
 
-  bool is(size_t p, std::string_view text) const { return p < text_.size() && text_[p].text == text; }
+  bool is(size_t p, std::string_view text) const {
+    return p < text_.size() && text_[p].text == text;
+  }
   char kind_at(size_t p) const { return p < text_.size() ? text_[p].kind : '\0'; }
   bool letter(size_t p) const {
     return kind_at(p) == 'L' || (kind_ == SplitKind::qwen35 && kind_at(p) == 'M');
@@ -188,7 +199,8 @@ class HandMatcher {
 
 TEST(Split, RandomTextIsCutAsByHand) {
   std::mt19937 random(11);
-  for (const SplitKind kind : {SplitKind::gpt2, SplitKind::llama3, SplitKind::qwen2, SplitKind::qwen35}) {
+  for (const SplitKind kind :
+       {SplitKind::gpt2, SplitKind::llama3, SplitKind::qwen2, SplitKind::qwen35}) {
     for (int round = 0; round < 3000; ++round) {
       std::vector<Character> characters(1 + random() % 24);
       std::string text;
@@ -210,8 +222,9 @@ TEST(Split, RandomTextIsCutAsByHand) {
 }
 
 TEST(Split, LongRunsOfAnythingAreCutInOneGo) {
-  for (const SplitKind kind : {SplitKind::gpt2, SplitKind::llama3, SplitKind::qwen2, SplitKind::qwen35,
-                               SplitKind::laguna, SplitKind::laguna_line_feed, SplitKind::fallback}) {
+  for (const SplitKind kind :
+       {SplitKind::gpt2, SplitKind::llama3, SplitKind::qwen2, SplitKind::qwen35, SplitKind::laguna,
+        SplitKind::laguna_line_feed, SplitKind::fallback}) {
     for (const std::string unit :
          {"a", " ", "\n", "\r", " \n", "\t ", "<", "'", "1", "e\u0301", "世", "\r\n"}) {
       std::string text;

@@ -1,5 +1,4 @@
-// tokenizer_test.cpp -- ids are those of the goldens; text survives the way there and back; bad vocabularies
-// and texts get one sentence.
+// tokenizer_test.cpp -- ids of the goldens, round trips, and errors of bad vocabularies and texts.
 #include "text/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -91,7 +90,8 @@ std::string random_text(std::mt19937& random, size_t characters) {
         text += static_cast<char>('a' + random() % 26);
         break;
       case 5:
-        text += std::vector<std::string>{"\n", "\r\n", "<think>", "<|im_end|>", "def ", "1"}[random() % 6];
+        text += std::vector<std::string>{
+            "\n", "\r\n", "<think>", "<|im_end|>", "def ", "1"}[random() % 6];
         break;
     }
   }
@@ -107,7 +107,8 @@ TEST(Tokenizer, RandomUnicodeSurvivesTheWayThereAndBack) {
     for (int round = 0; round < 300; ++round) {
       const std::string text = random_text(random, 1 + random() % 80);
       for (const bool parse_special : {false, true}) {
-        const Ids ids = encode(tokenizer, text, {.add_special = true, .parse_special = parse_special});
+        const Ids ids =
+            encode(tokenizer, text, {.add_special = true, .parse_special = parse_special});
         const std::string decoded = tokenizer.decode(ids, SpecialText::show);
         if (!std::string_view(pre).starts_with("qwen")) ASSERT_EQ(decoded, text);
         // Letters may have been composed, but not with a special token before them.
@@ -161,7 +162,8 @@ TEST(Tokenizer, ControlTokensAreTextUnlessParsedAndUserDefinedOnesNever) {
   const int32_t user = add_token(data, "<u>", TokenType::user_defined);
   const Tokenizer tokenizer = make_tokenizer(data);
   EXPECT_EQ(encode(tokenizer, "x<c><u>"), (Ids{'x', control, user}));
-  EXPECT_EQ(encode(tokenizer, "x<c><u>", {.parse_special = false}), (Ids{'x', '<', 'c', '>', user}));
+  EXPECT_EQ(encode(tokenizer, "x<c><u>", {.parse_special = false}),
+            (Ids{'x', '<', 'c', '>', user}));
 }
 
 TEST(Tokenizer, InvalidBytesAreReadAsOneReplacementCharacterEach) {
@@ -210,16 +212,18 @@ TEST(Tokenizer, ARenderedPromptHasOneBeginToken) {
   const Tokenizer tokenizer = make_tokenizer(data);
   EXPECT_EQ(*tokenizer.encode_rendered({"〈|EOS|〉x", {}}), (Ids{bos, 'x'}));
   EXPECT_EQ(*tokenizer.encode_rendered({"x", {}}), (Ids{bos, 'x'}));
-  EXPECT_EQ(encode(tokenizer, "〈|EOS|〉x"), (Ids{bos, bos, 'x'}));  // plain text is taken at its word
+  // in plain text it does not replace bos
+  EXPECT_EQ(encode(tokenizer, "〈|EOS|〉x"), (Ids{bos, bos, 'x'}));
   data.add_eos = true;
-  EXPECT_EQ(*make_tokenizer(data).encode_rendered({"〈|EOS|〉x〈|EOS|〉", {}}), (Ids{bos, 'x', bos}));
+  EXPECT_EQ(*make_tokenizer(data).encode_rendered({"〈|EOS|〉x〈|EOS|〉", {}}),
+            (Ids{bos, 'x', bos}));
   data.add_bos = data.add_eos = false;
   EXPECT_EQ(*make_tokenizer(data).encode_rendered({"〈|EOS|〉x", {}}), (Ids{bos, 'x'}));
 }
 
 TEST(Tokenizer, OnlyLlamaTakesWholeTokensUnmerged) {
   VocabularyData data = tiny_vocabulary();
-  const int32_t whole = add_token(data, "abc", TokenType::normal);  // no merge leads there
+  const int32_t whole = add_token(data, "abc", TokenType::normal);  // no merge produces it
   EXPECT_EQ(encode(make_tokenizer(data), "abc"), (Ids{'a', 'b', 'c'}));
   data.pre = "llama-bpe";
   EXPECT_EQ(encode(make_tokenizer(data), "abc"), (Ids{whole}));
@@ -227,7 +231,7 @@ TEST(Tokenizer, OnlyLlamaTakesWholeTokensUnmerged) {
 
 TEST(Tokenizer, MergesMayPassThroughTextsThatAreNoTokens) {
   VocabularyData data = tiny_vocabulary({{"a", "b"}, {"ab", "c"}});
-  data.tokens[256] = "something else";  // "ab" is no token any more, "abc" still is
+  data.tokens[256] = "something else";  // "ab" is not a token any more, "abc" still is
   const Tokenizer tokenizer = make_tokenizer(data);
   EXPECT_EQ(encode(tokenizer, "abc"), (Ids{257}));
   EXPECT_EQ(encode(tokenizer, "abd"), (Ids{'a', 'b', 'd'}));
@@ -248,7 +252,8 @@ TEST(Tokenizer, PiecesFollowTheTypeOfTheToken) {
   const int32_t byte = add_token(data, "<0x0A>", TokenType::byte);
   const int32_t filler = add_token(data, "[PAD1]", TokenType::unused);
   const int32_t nameless = add_token(data, "", TokenType::normal);
-  const int32_t space = add_token(data, "Ġx", TokenType::user_defined);  // literal, not the byte alphabet
+  const int32_t space =
+      add_token(data, "Ġx", TokenType::user_defined);  // literal, not the byte alphabet
   const Tokenizer tokenizer = make_tokenizer(data);
   EXPECT_EQ(tokenizer.piece(' '), " ");
   EXPECT_EQ(tokenizer.piece(0xFF), "\xFF");
@@ -277,9 +282,9 @@ TEST(Tokenizer, BadVocabulariesGetOneSentence) {
   };
   VocabularyData data = tiny_vocabulary();
   data.model = "llama";
-  EXPECT_EQ(
-      message(data),
-      "the tokenizer model \"llama\" is not supported: braid reads byte-level BPE vocabularies (\"gpt2\")");
+  EXPECT_EQ(message(data),
+            "the tokenizer model \"llama\" is not supported: braid reads byte-level BPE "
+            "vocabularies (\"gpt2\")");
   data = tiny_vocabulary();
   data.tokens.clear();
   EXPECT_EQ(message(data), "the vocabulary has no tokens");
@@ -299,7 +304,8 @@ TEST(Tokenizer, BadVocabulariesGetOneSentence) {
   }
   data = tiny_vocabulary();
   add_token(data, std::string(2000, 'x'), TokenType::control);
-  EXPECT_EQ(message(data), "special token 256 has a text of 2000 bytes; at most 1024 are supported");
+  EXPECT_EQ(message(data),
+            "special token 256 has a text of 2000 bytes; at most 1024 are supported");
 }
 
 TEST(Tokenizer, SpecialIdsOutsideTheVocabularyAreIgnored) {
@@ -314,7 +320,6 @@ TEST(Tokenizer, SpecialIdsOutsideTheVocabularyAreIgnored) {
   EXPECT_TRUE(tokenizer.end_ids().empty());
 }
 
-// The published tokenizers of these two families normalise text between special tokens, others do not.
 TEST(Tokenizer, SomeFamiliesNormaliseText) {
   const std::string decomposed = "cafe\u0301 \u1112\u1161\u11ab", composed = "caf\u00e9 \ud55c";
   for (const char* pre : {"qwen2", "qwen35", "gpt-2", "llama-bpe", "laguna"}) {
@@ -324,11 +329,11 @@ TEST(Tokenizer, SomeFamiliesNormaliseText) {
     const Tokenizer tokenizer = make_tokenizer(std::move(data));
     const auto ids = encode(tokenizer, decomposed, {.add_special = false});
     EXPECT_EQ(tokenizer.decode(ids), normalises ? composed : decomposed) << pre;
-    EXPECT_EQ(tokenizer.decode(encode(tokenizer, composed, {.add_special = false})), composed) << pre;
+    EXPECT_EQ(tokenizer.decode(encode(tokenizer, composed, {.add_special = false})), composed)
+        << pre;
   }
 }
 
-// A mark behind a special token is its own text: it neither changes the token nor who may write it.
 TEST(Tokenizer, NormalisingLeavesSpecialTokensAlone) {
   const Tokenizer tokenizer = make_tokenizer(demo_vocabulary());
   const int32_t end = *tokenizer.find("<|im_end|>");
@@ -339,7 +344,8 @@ TEST(Tokenizer, NormalisingLeavesSpecialTokensAlone) {
   const auto ids = tokenizer.encode_rendered(prompt);
   ASSERT_TRUE(ids.ok());
   EXPECT_EQ(std::count(ids->begin(), ids->end(), end), 2);
-  EXPECT_EQ(tokenizer.decode(*ids, SpecialText::show), "<|im_end|>\u0338<|im_end|>\u00e9K<|im_end|>");
+  EXPECT_EQ(tokenizer.decode(*ids, SpecialText::show),
+            "<|im_end|>\u0338<|im_end|>\u00e9K<|im_end|>");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// tokenizer_test_vocabulary.h -- vocabularies for tests: a tiny one made up here, and the demo model's.
+// tokenizer_test_vocabulary.h -- vocabularies for tests: a tiny one, and the demo model's.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,8 +13,9 @@
 
 namespace braid {
 
-// The 256 bytes as ids 0..255, then one token per merge, in order. Parts are given as plain bytes.
-inline VocabularyData tiny_vocabulary(const std::vector<std::pair<std::string, std::string>>& merges = {}) {
+// The 256 bytes as ids 0..255, then one token per merge, in order. Parts are plain bytes.
+inline VocabularyData tiny_vocabulary(
+    const std::vector<std::pair<std::string, std::string>>& merges = {}) {
   VocabularyData data;
   data.pre = "qwen2";
   for (int byte = 0; byte < 256; ++byte) {

@@ -14,8 +14,8 @@ std::optional<int32_t> read_id(const GgufFile& file, std::string_view name) {
   return std::nullopt;
 }
 
-// Some files use an older name of the key.
-std::optional<int32_t> read_id(const GgufFile& file, std::string_view name, std::string_view older_name) {
+std::optional<int32_t> read_id(const GgufFile& file, std::string_view name,
+                               std::string_view older_name) {
   const auto id = read_id(file, name);
   return id ? id : read_id(file, older_name);
 }
@@ -34,7 +34,8 @@ Result<VocabularyData> read_vocabulary(const GgufFile& file) {
     BRAID_ASSIGN(data.types, file.get_i32s("tokenizer.ggml.token_type"));
   } else {
     spdlog::warn(
-        "{}: has no tokenizer.ggml.token_type, so the marks of its turns may be read as letters; convert the "
+        "{}: has no tokenizer.ggml.token_type, so the marks of its turns may be read as letters; "
+        "convert the "
         "model again",
         file.name());
   }
@@ -42,9 +43,10 @@ Result<VocabularyData> read_vocabulary(const GgufFile& file) {
     BRAID_ASSIGN(const auto merges, file.get_strings("tokenizer.ggml.merges"));
     data.merges.assign(merges.begin(), merges.end());
   } else if (data.model == "gpt2") {
-    return Error{ErrorKind::corrupt, file.name() +
-                                         ": has no tokenizer.ggml.merges, so text would be cut into single "
-                                         "bytes, which the model never learned; convert it again"};
+    return Error{ErrorKind::corrupt,
+                 file.name() +
+                     ": has no tokenizer.ggml.merges, so text would be cut into single "
+                     "bytes, which the model never learned; convert it again"};
   }
   BRAID_ASSIGN(data.add_bos, file.find_bool("tokenizer.ggml.add_bos_token"));
   BRAID_ASSIGN(data.add_eos, file.find_bool("tokenizer.ggml.add_eos_token"));
@@ -53,7 +55,7 @@ Result<VocabularyData> read_vocabulary(const GgufFile& file) {
   data.eot = read_id(file, "eot");
   data.eom = read_id(file, "eom");
   data.unknown = read_id(file, "unknown");
-  data.separator = read_id(file, "seperator");  // the key is spelled so
+  data.separator = read_id(file, "seperator");  // the key is misspelled in GGUF
   data.padding = read_id(file, "padding");
   data.mask = read_id(file, "mask");
   data.fim_prefix = read_id(file, "fim_pre", "prefix");

@@ -1,6 +1,4 @@
-// vocabulary_test.cpp -- the tokenizer keys of a file, present, missing, old or wrong.
-//
-// Method: GGUF files of metadata only, put together byte by byte.
+// vocabulary_test.cpp -- tokenizer keys that are present, missing, old or wrong.
 #include "text/tokenizer/vocabulary.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +39,8 @@ class Metadata {
     number<uint64_t>(entries_);
     bytes_ += bytes;
     bytes_.resize((bytes_.size() + 31) / 32 * 32);
-    BRAID_ASSIGN(const GgufFile file, GgufFile::parse(std::as_bytes(std::span(bytes_)), "test.gguf"));
+    BRAID_ASSIGN(const GgufFile file,
+                 GgufFile::parse(std::as_bytes(std::span(bytes_)), "test.gguf"));
     return read_vocabulary(file);
   }
 
@@ -94,13 +93,16 @@ TEST(Vocabulary, ModelTokensAndMergesMustBeThere) {
   const auto nameless = Metadata().texts("tokenizer.ggml.tokens", {"a"}).read();
   ASSERT_FALSE(nameless.ok());
   EXPECT_NE(nameless.error().message.find("tokenizer.ggml.model"), std::string::npos);
-  const auto unmerged =
-      Metadata().text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", {"a", "b"}).read();
+  const auto unmerged = Metadata()
+                            .text("tokenizer.ggml.model", "gpt2")
+                            .texts("tokenizer.ggml.tokens", {"a", "b"})
+                            .read();
   ASSERT_FALSE(unmerged.ok());
   EXPECT_EQ(unmerged.error().message.find("test.gguf: has no tokenizer.ggml.merges"), 0u);
-  // Whose kind is not supported is refused by that name.
-  const auto other =
-      Metadata().text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", {"a", "b"}).read();
+  const auto other = Metadata()
+                         .text("tokenizer.ggml.model", "llama")
+                         .texts("tokenizer.ggml.tokens", {"a", "b"})
+                         .read();
   ASSERT_TRUE(other.ok());
   EXPECT_EQ(Tokenizer::create(*other).error().kind, ErrorKind::unsupported);
 }
@@ -125,13 +127,14 @@ TEST(Vocabulary, IdsComeInManyWidthsAndOldNames) {
 }
 
 TEST(Vocabulary, AnIdThatIsNoneIsLeftOutAndOtherMistakesAreErrors) {
-  const auto data = Metadata()
-                        .text("tokenizer.ggml.model", "gpt2")
-                        .texts("tokenizer.ggml.tokens", {"a"})
-                        .texts("tokenizer.ggml.merges", {})
-                        .value<uint32_t>("tokenizer.ggml.padding_token_id", GgufValueType::U32, 0xFFFFFFFF)
-                        .text("tokenizer.ggml.bos_token_id", "a")
-                        .read();
+  const auto data =
+      Metadata()
+          .text("tokenizer.ggml.model", "gpt2")
+          .texts("tokenizer.ggml.tokens", {"a"})
+          .texts("tokenizer.ggml.merges", {})
+          .value<uint32_t>("tokenizer.ggml.padding_token_id", GgufValueType::U32, 0xFFFFFFFF)
+          .text("tokenizer.ggml.bos_token_id", "a")
+          .read();
   ASSERT_TRUE(data.ok()) << data.error().message;
   EXPECT_EQ(data->padding, std::nullopt);
   EXPECT_EQ(data->bos, std::nullopt);

@@ -1,8 +1,7 @@
 // linear.cpp -- loading weights and multiplying with them (linear.h).
-//
-// Few rows (at most kFewRows): every worker quantizes the rows for itself, which costs less than a barrier,
-// and multiplies its static share of the row groups of all parts. More rows: rows are quantized once, split
-// over the workers, then row groups are multiplied by static share (up to 64 rows) or claimed in blocks.
+// Up to kFewRows rows, every worker quantizes them for itself, which costs less than a barrier, and
+// multiplies its static share of the row groups. More rows are quantized once, split over the
+// workers. From kClaimRows on, row groups are claimed in blocks.
 
 #include "ops/cpu/gemm/linear.h"
 
@@ -14,14 +13,14 @@
 #include <cstring>
 
 #include "base/log_line.h"
-#include "gguf/formats/block_layouts.h"
+#include "gguf/block_layouts.h"
 #include "ops/cpu/gemm/linear_impl.h"
 #include "ops/cpu/prefetch.h"
 
 namespace braid::cpu {
 namespace {
 
-constexpr int64_t kClaimRows = 64;  // from here on row groups are claimed instead of shared out
+constexpr int64_t kClaimRows = 64;  // from here on row groups are claimed
 constexpr int kMaxParts = 16;
 
 const PackedWeight& packed(const Weight& w) {
@@ -44,10 +43,10 @@ bool multipliable(GgmlType type) {
   }
 }
 
-// What a weight is kept as. Floats that may be rounded are kept as Q8_0: products of several rows take a third
-// of the time at most, those of one row read half as much or less. With `--act f32` they stay.
+// Floats that may be rounded are kept as Q8_0: products of several rows take a third of the time.
 GgmlType kept_type(const Weight& w, Activations activations) {
-  const bool is_float = w.type == GgmlType::F32 || w.type == GgmlType::F16 || w.type == GgmlType::BF16;
+  const bool is_float =
+      w.type == GgmlType::F32 || w.type == GgmlType::F16 || w.type == GgmlType::BF16;
   const bool rounds = w.may_round && is_float && activations != Activations::f32;
   return rounds && w.k % block_elems(GgmlType::Q8_0) == 0 ? GgmlType::Q8_0 : w.type;
 }
@@ -57,8 +56,7 @@ size_t tiles_bytes(const Weight& w, GgmlType kept) {
   return static_cast<size_t>(w.experts * groups) * group_bytes(layout_of(kept), kept, w.k);
 }
 
-// Rows of the file, rounded to `kept`. Rows that hold more than numbers become zeros: all that they could say
-// is which drafts are worthless. Returns how many.
+// Rows of the file as `kept`. Returns the number of rows with NaN or infinity, which become zeros.
 int64_t round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> file, int rows,
                    std::vector<std::byte>& out) {
   const size_t kept_bytes = static_cast<size_t>(w.k) / block_elems(kept) * block_bytes(kept);
@@ -80,12 +78,11 @@ int64_t round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> fi
   return zeros;
 }
 
-// Returns how many rows became zeros.
-int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles, int64_t begin,
-                     int64_t end) {
+int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles,
+                     int64_t begin, int64_t end) {
   int64_t zeros = 0;
   const size_t row_bytes = w.file_row_bytes();
-  std::vector<std::byte> gathered;  // a group whose rows do not follow each other in the file
+  std::vector<std::byte> gathered;  // a group whose rows are not contiguous in the file
   std::vector<std::byte> rounded;
   for (int64_t i = begin; i < end; i++) {
     const int64_t expert = i / packed_weight.groups, first = i % packed_weight.groups * kGroupRows;
@@ -104,8 +101,8 @@ int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::by
     if (packed_weight.type == w.type) {
       repack_group(packed_weight.layout, w.type, file.data, row_bytes, rows, w.k, to);
     } else {
-      zeros += round_rows(w, packed_weight.type, {file.data, static_cast<size_t>(rows) * row_bytes}, rows,
-                          rounded);
+      zeros += round_rows(w, packed_weight.type, {file.data, static_cast<size_t>(rows) * row_bytes},
+                          rows, rounded);
       repack_group(packed_weight.layout, packed_weight.type, rounded.data(),
                    rounded.size() / static_cast<size_t>(rows), rows, w.k, to);
     }
@@ -142,8 +139,9 @@ Result<std::unique_ptr<Products>> Products::make(ThreadPool& pool, Activations a
   const char* forced = std::getenv("BRAID_CPU");
   const ProductTable* table = choose_products(forced);
   if (table == nullptr) {
-    return Error{ErrorKind::unsupported,
-                 fmt::format("BRAID_CPU={}: this processor or this build has no such path", forced)};
+    return Error{
+        ErrorKind::unsupported,
+        fmt::format("BRAID_CPU={}: this processor or this build has no such path", forced)};
   }
   return std::unique_ptr<Products>(new Products(std::make_unique<Impl>(pool, activations, *table)));
 }
@@ -159,12 +157,13 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
   for (const Weight* w : weights) {
     if (!w->is_product) continue;
     if (!multipliable(w->type)) {
-      return Error{ErrorKind::unsupported, fmt::format("{}: the CPU cannot multiply with elements of type {}",
-                                                       w->name, type_name(w->type))};
+      return Error{ErrorKind::unsupported,
+                   fmt::format("{}: the CPU cannot multiply with elements of type {}", w->name,
+                               type_name(w->type))};
     }
     total_bytes += weight_bytes(*w);
   }
-  // One tile more: kernels prefetch beyond the end.
+  // Room for one more tile: kernels prefetch beyond the end.
   BRAID_ASSIGN(Mapping memory, Mapping::make(total_bytes + 8192));
   std::byte* at = memory.data();
   for (Weight* w : weights) {
@@ -184,9 +183,10 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
       zeros += repack_share(*w, p, at, begin, end);
     });
     if (zeros > 0)
-      log_warning(fmt::format(
-          "{}: {} of {} rows hold more than numbers and count as zeros: guesses get worse, answers do not",
-          w->name, zeros.load(), w->experts * w->n));
+      log_warning(
+          fmt::format("{}: {} of {} rows hold more than numbers and count as zeros: guesses get "
+                      "worse, answers do not",
+                      w->name, zeros.load(), w->experts * w->n));
     w->device_data = &p;
     w->device_bytes = weight_bytes(*w);
     at += w->device_bytes;
@@ -195,7 +195,8 @@ Status Products::load_weights(std::span<Weight* const> weights, const Device::We
   impl_->weight_memory.push_back(std::move(memory));
   size_t loaded_bytes = 0;
   for (const Mapping& m : impl_->weight_memory) loaded_bytes += m.size_bytes();
-  impl_->ahead_bytes = prefetch_distance(loaded_bytes, last_level_cache_bytes("/sys/devices/system/cpu"));
+  impl_->ahead_bytes =
+      prefetch_distance(loaded_bytes, last_level_cache_bytes("/sys/devices/system/cpu"));
   return {};
 }
 
@@ -238,7 +239,7 @@ void Products::Impl::reserve_buffers(Carver& carver, const Device::WorkspaceNeed
     w.out = carver.take<float>(kChunkRows * kOutStride);
     w.up = carver.take<float>(kChunkRows * kOutStride);
     w.act.carve(carver, kFewRows * blocks_of(widest));
-    carver.take<std::byte>(4096 + 256);  // workers' scratch on different sets of the cache
+    carver.take<std::byte>(4096 + 256);  // puts the scratch of workers on different cache sets
   }
 }
 
@@ -317,8 +318,8 @@ void scale_all(float* p, int64_t count, float scale) {
 
 }  // namespace
 
-void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0,
-                                int64_t g1, int64_t row, int64_t rows) const {
+void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, int worker,
+                                int64_t g0, int64_t g1, int64_t row, int64_t rows) const {
   const Worker& mine = workers[static_cast<size_t>(worker)];
   const bool few = piece.rows <= kFewRows;
   for (int64_t g = g0; g < g1; g += kCallGroups) {
@@ -333,13 +334,15 @@ void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, 
     job.ahead_bytes = ahead_bytes;
     job.scratch = mine.scratch;
     const int64_t width = job.groups * kGroupRows;
-    const auto multiply = [&](const PackedWeight& w, const Kernels& kernels, float scale, float* out) {
+    const auto multiply = [&](const PackedWeight& w, const Kernels& kernels, float scale,
+                              float* out) {
       job.tiles = w.group(piece.expert, g);
       job.group_bytes = w.group_bytes;
       job.raw_type = static_cast<uint32_t>(w.type);
       job.out = out;
       (few ? kernels.few : kernels.many)(job);
-      for (int64_t m = 0; scale != 1.0f && m < rows; m++) scale_all(out + m * kOutStride, width, scale);
+      for (int64_t m = 0; scale != 1.0f && m < rows; m++)
+        scale_all(out + m * kOutStride, width, scale);
     };
     multiply(*piece.w, *piece.kernels, piece.scale, mine.out);
     if (piece.up != nullptr) {
@@ -356,7 +359,7 @@ void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, 
       if (piece.tail == Tail::add) {
         for (int64_t i = 0; i < columns; i++) to[i] += from[i];
       } else if (columns == kCallGroups * kGroupRows) {
-        std::memcpy(to, from, kCallGroups * kGroupRows * sizeof(float));  // a known size: no call
+        std::memcpy(to, from, kCallGroups * kGroupRows * sizeof(float));  // constant size: no call
       } else {
         std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
       }
@@ -367,16 +370,20 @@ void Products::Impl::run_groups(const GemmPart& piece, const ActView& act_view, 
 void Products::Impl::run_share(std::span<const GemmPart> pieces_in, const ActView& act_view,
                                int worker) const {
   size_t total = 0;
-  for (const GemmPart& p : pieces_in) total += static_cast<size_t>(p.groups()) * p.bytes_per_group();
+  for (const GemmPart& p : pieces_in)
+    total += static_cast<size_t>(p.groups()) * p.bytes_per_group();
   const auto threads = static_cast<size_t>(pool.size());
   const auto begin = total / threads * static_cast<size_t>(worker);
-  const auto end = worker + 1 == pool.size() ? total : total / threads * static_cast<size_t>(worker + 1);
+  const auto end =
+      worker + 1 == pool.size() ? total : total / threads * static_cast<size_t>(worker + 1);
   size_t offset = 0;
   for (const GemmPart& p : pieces_in) {
     const size_t bytes = p.bytes_per_group(), size = static_cast<size_t>(p.groups()) * bytes;
-    // A group belongs to the worker in whose share its first byte lies.
+    // A group belongs to the worker whose share has its first byte.
     const auto first_from = [&](size_t at) {
-      return at <= offset ? 0 : std::min(p.groups(), static_cast<int64_t>((at - offset + bytes - 1) / bytes));
+      return at <= offset
+                 ? 0
+                 : std::min(p.groups(), static_cast<int64_t>((at - offset + bytes - 1) / bytes));
     };
     const int64_t g0 = first_from(begin), g1 = first_from(end);
     for (int64_t row = 0; g0 < g1 && row < p.rows; row += kChunkRows) {
@@ -386,7 +393,8 @@ void Products::Impl::run_share(std::span<const GemmPart> pieces_in, const ActVie
   }
 }
 
-void Products::Impl::run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker) {
+void Products::Impl::run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view,
+                                 int worker) {
   int64_t groups = 0;
   for (const GemmPart& p : pieces_in) groups += p.groups();
   const int64_t span = std::clamp<int64_t>(groups / (pool.size() * int64_t{8}), 1, 8);

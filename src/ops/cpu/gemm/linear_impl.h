@@ -11,7 +11,6 @@
 
 namespace braid::cpu {
 
-// Room for quantized rows, in blocks of 256 k.
 struct ActBuffer {
   ActHead* head = nullptr;
   ActCodes* codes = nullptr;
@@ -20,7 +19,6 @@ struct ActBuffer {
   size_t blocks = 0;
 
   void carve(Carver& carver, size_t count);
-  // The buffer as a view of `rows` rows with the unquantized rows beside it.
   ActView view(const Tensor& x, uint8_t needs) const;
 };
 
@@ -36,7 +34,7 @@ struct GemmPart {
   int64_t n = 0;
   Tail tail = Tail::store;
   Tensor y;
-  // Rows of the activations and, for weighted sums, where the results go.
+  // Rows of the activations; y_first: first row of the results.
   const int32_t* row = nullptr;
   int64_t first = 0;
   int64_t rows = 0;
@@ -52,13 +50,11 @@ struct GemmPart {
   }
 };
 
-// Rows whose activations stay in L2 while the row groups of a block pass.
+// Activations of this many rows stay in L2 while the row groups of a block pass.
 inline constexpr int64_t kChunkRows = 128;
-// Row groups of one call of a kernel, whose results are copied out together: rows of y are often 4 KB apart,
-// so every line of y that a copy touches costs a miss.
+// Row groups per kernel call, copied out together, because every line of y is a cache miss.
 inline constexpr int64_t kCallGroups = 4;
-// From one row of results to the next; odd in lines, so that the rows of a row group spread over all sets of
-// L1.
+// Stride of result rows: an odd number of lines spreads the rows of a row group over all L1 sets.
 inline constexpr int64_t kOutStride = kCallGroups * kGroupRows + kGroupRows;
 
 struct Products::Impl {
@@ -69,7 +65,7 @@ struct Products::Impl {
     std::byte* scratch = nullptr;  // of the kernels
     float* out = nullptr;          // [kChunkRows][kOutStride]
     float* up = nullptr;
-    ActBuffer act;  // kFewRows rows, quantized by this worker for itself
+    ActBuffer act;  // up to kFewRows rows, quantized by this worker
   };
 
   ThreadPool& pool;
@@ -84,7 +80,7 @@ struct Products::Impl {
   int64_t max_tokens = 0;
   Counter counter;
 
-  // Experts: rows sorted by expert, "slots".
+  // Experts: rows sorted by expert ("slots").
   int64_t max_slots = 0;
   int64_t max_experts = 0;
   float* hidden = nullptr;  // [slots + tokens][expert_width]
@@ -100,11 +96,9 @@ struct Products::Impl {
   GemmPart make_piece(const Weight& w, const Weight* up, int64_t expert) const;
   void quantize_row(const ActBuffer& buffer, const Tensor& x, int64_t row, uint8_t needs) const;
   // Sums of row groups [g0, g1) for rows [row, row + rows) of the piece, then its tail.
-  void run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0, int64_t g1,
-                  int64_t row, int64_t rows) const;
-  // This worker's static share (by bytes) of the row groups of all pieces, all rows.
+  void run_groups(const GemmPart& piece, const ActView& act_view, int worker, int64_t g0,
+                  int64_t g1, int64_t row, int64_t rows) const;
   void run_share(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker) const;
-  // Blocks of row groups of all pieces, claimed from `counter`.
   void run_claimed(std::span<const GemmPart> pieces_in, const ActView& act_view, int worker);
   void reserve_buffers(Carver& carver, const Device::WorkspaceNeeds& needs);
 };

@@ -1,4 +1,4 @@
-// products.cpp -- which table of kernels this processor runs.
+// products.cpp -- the choice of the kernel table for this processor.
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -9,10 +9,10 @@
 #include <string_view>
 
 #if defined(__x86_64__)
-#include "ops/cpu/gemm/x86/kernels_avx2.h"
-#include "ops/cpu/gemm/x86/kernels_avx512.h"
+#include "ops/cpu/gemm/kernels_avx2.h"
+#include "ops/cpu/gemm/kernels_avx512.h"
 #elif defined(__aarch64__)
-#include "ops/cpu/gemm/neon/kernels_neon.h"
+#include "ops/cpu/gemm/kernels_neon.h"
 #if defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -21,7 +21,6 @@
 namespace braid::cpu {
 namespace {
 
-// One kernel for every number of rows and every kind of activations; the exact ones, to start with.
 void set_all(ProductTable* t, Layout layout, Kernel kernel) {
   const auto i = static_cast<size_t>(layout);
   t->f32[i] = t->i16[i] = t->i8[i] = {kernel, kernel, kNeedsFloat, kNeedsFloat};
@@ -84,7 +83,8 @@ const ProductTable& avx512_products() {
     BRAID_FLOAT_KERNELS(avx512, t);
     const auto at = [](Layout layout) { return static_cast<int>(layout); };
     t.i8[at(Layout::w8)] = {avx512::w8_few, avx512::w8_many, kNeedsCodes, kNeedsCodes};
-    t.i16[at(Layout::w8)] = {avx512::w8_wide_few, avx512::w8_wide_many, kNeedsNibbles, kNeedsNibbles};
+    t.i16[at(Layout::w8)] = {avx512::w8_wide_few, avx512::w8_wide_many, kNeedsNibbles,
+                             kNeedsNibbles};
     t.i8[at(Layout::w4k)] = {avx512::w4k_few, avx512::w4k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w5k)] = {avx512::w5k_few, avx512::w5k_many, kNeedsCodes, kNeedsCodes};
     t.i8[at(Layout::w6k)] = {avx512::w6k_few, avx512::w6k_many, kNeedsCodes, kNeedsCodes};
@@ -157,7 +157,7 @@ const ProductTable& dotprod_products() {
 #endif
 
 #if defined(__x86_64__)
-// clang 14 does not know the name.
+// __builtin_cpu_supports("f16c") is missing in clang 14.
 static bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -172,9 +172,9 @@ const ProductTable* choose_products(const char* forced) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
                     __builtin_cpu_supports("bmi2");
   // libgcc and compiler-rt report a set only if the system saves its registers (XGETBV).
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vnni");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
   if (avx512 && (name.empty() || name == "avx512")) return &avx512_products();
   if (avx2 && (name.empty() || name == "avx2")) return &avx2_products();
 #elif defined(__aarch64__)

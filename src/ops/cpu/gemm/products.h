@@ -1,23 +1,21 @@
 // products.h -- the product kernels of one instruction set, as a table of functions.
 //
-// A kernel multiplies some row groups of one weight matrix with some rows of activations over the whole k and
-// writes plain f32 sums; scales of tensors, residuals and SiLU are tails, applied by linear.cpp.
+// A kernel multiplies row groups of one weight matrix with rows of activations over the whole k and
+// writes plain f32 sums. Scales of tensors, residuals and SiLU are tails, applied by linear.cpp.
 //
-// The arithmetic is the same on every instruction set, to the last bit (s, t: exact integer sums over codes):
-//   w8        acc = fma(float(s32) * da, dw, acc)                                          per 32 k
-//   w4k, w5k  f = fma(float(s32) * scale, da, f);  m = fma(float(min), da * sum, m)        per 32 k
-//             acc = fma(d, f, acc);  acc = fma(-dmin, m, acc)                              per 256 k
-//   w6k       f = fma(fma(float(t16), scale1, float(s16) * scale0), da, f)                 per 32 k
-//             acc = fma(d, f, acc)                                                         per 256 k
-//   small     as w8; nvfp4 once for each 16 k; q4_1, q5_1 acc = fma(min, da * sum, acc) for each 32 k after
-//             the products of 256 k
-//   float     acc = fma(w, x, acc)                                                         per k
-// with k ascending, f and m starting at 0 in each block of 256, for int8 and int16 activations alike. With
-// int8 the scaled sums of K-quants stay below 2^24, so a kernel may as well scale them in integers. Types
-// without a layout (raw) use f32 activations and decoded weights.
-//
-// This header is read by sources compiled for one instruction set: no inline functions of the standard
-// library.
+// All instruction sets give equal bits (s, t: exact integer sums over codes; k ascending):
+//   w8        acc = fma(float(s32) * da, dw, acc)                                      per 32 k
+//   w4k, w5k  f = fma(float(s32) * scale, da, f);  m = fma(float(min), da * sum, m)    per 32 k
+//             acc = fma(d, f, acc);  acc = fma(-dmin, m, acc)                          per 256 k
+//   w6k       f = fma(fma(float(t16), scale1, float(s16) * scale0), da, f)             per 32 k
+//             acc = fma(d, f, acc)                                                     per 256 k
+//   small     as w8; nvfp4 once per 16 k
+//             q4_1, q5_1: acc = fma(min, da * sum, acc) per 32 k, after the products of 256 k
+//   float     acc = fma(w, x, acc)                                                     per k
+// f and m start at 0 in each block of 256. With int8 activations the scaled sums of K-quants stay
+// below 2^24, so a kernel may scale in integers. Types without a layout (raw) use f32 activations
+// and decoded weights.
+// Included by sources for one instruction set: no inline functions of the standard library.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +38,7 @@ struct Job {
   int64_t rows = 0;  // M
   float* out = nullptr;
   int64_t out_stride = 0;
-  int64_t ahead_bytes = 0;       // prefetch weights so far ahead (prefetch.h)
+  int64_t ahead_bytes = 0;       // prefetch distance of weights (prefetch.h)
   std::byte* scratch = nullptr;  // kScratchBytes of the calling thread, 64-byte aligned
 };
 inline constexpr size_t kScratchBytes = 32 * 1024;
@@ -69,7 +67,6 @@ struct QuantizeJob {
   ActWide* wide = nullptr;
 };
 
-// Decodes 256 k (or what is left of k) of one row group: panel[k][16].
 using DecodePanel = void (*)(const std::byte* tiles, uint32_t raw_type, int64_t k, int64_t block,
                              float* panel);
 
@@ -79,11 +76,11 @@ struct ProductTable {
   Kernels i16[kLayouts];
   Kernels f32[kLayouts];
   void (*quantize)(const QuantizeJob&) = nullptr;
-  // y[i] = silu(gate[i]) * up[i], n a multiple of 16
+  // n is a multiple of 16.
   void (*silu_mul)(float* y, const float* gate, const float* up, int64_t n) = nullptr;
 };
 
-// Plain loops, any processor; the specification of the kernels.
+// Plain loops for any processor; the specification of the kernels.
 const ProductTable& scalar_products();
 #if defined(__x86_64__)
 const ProductTable& avx2_products();
@@ -93,8 +90,8 @@ const ProductTable& neon_products();
 const ProductTable& dotprod_products();
 #endif
 
-// The fastest table this processor can run; BRAID_CPU=scalar|avx2|avx512|neon|dotprod forces one. Null:
-// BRAID_CPU names one that does not exist or cannot run here.
+// The fastest table this processor can run; BRAID_CPU=scalar|avx2|avx512|neon|dotprod forces one.
+// Null: the forced one does not exist or cannot run here.
 const ProductTable* choose_products(const char* forced);
 
 }  // namespace braid::cpu

@@ -1,11 +1,11 @@
-// products_scalar.cpp -- the kernels as plain loops: what every instruction set must reproduce bit for bit
-// (products.h), and a path for processors that have none of their own.
+// products_scalar.cpp -- the kernels as plain loops: the bitwise reference of every instruction set
+// (products.h), and the path of processors without kernels.
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "gguf/formats/half.h"
+#include "gguf/half.h"
 #include "ops/cpu/gemm/activations.h"
 #include "ops/cpu/gemm/decode.h"
 #include "ops/cpu/gemm/products.h"
@@ -14,9 +14,11 @@
 namespace braid::cpu {
 namespace {
 
-int64_t job_row(const Job& job, int64_t m) { return job.row != nullptr ? job.row[m] : job.first + m; }
+int64_t job_row(const Job& job, int64_t m) {
+  return job.row != nullptr ? job.row[m] : job.first + m;
+}
 
-// Code of element `i` of a block, int8 or int16: both are kept as words.
+// Code of element `i` of a block. int8 and int16 codes are both kept as words.
 int code_at(const ActView& act, int64_t at, int i) {
   constexpr int kPlace[4] = {0, 2, 1, 3};
   return act.wide[at].q[i / 4 * 4 + kPlace[i % 4]];
@@ -33,7 +35,8 @@ float dot_w8(const W8* tiles, const Job& job, int64_t m, int r) {
       const int w = tile.q[b % 2 * 8 + i / 4][4 * r + i % 4] - 128;
       sum += w * code_at(job.act, at, 32 * sub + i);
     }
-    acc = std::fma(static_cast<float>(sum) * job.act.head[at].d[sub], f16_to_f32(tile.d[b % 2][r]), acc);
+    acc = std::fma(static_cast<float>(sum) * job.act.head[at].d[sub], f16_to_f32(tile.d[b % 2][r]),
+                   acc);
   }
   return acc;
 }
@@ -48,7 +51,8 @@ float dot_k45(const Tile* tiles, const Job& job, int64_t m, int r) {
     float f = 0, mins = 0;
     for (int g = 0; g < 8; g++) {
       int32_t sum = 0;
-      for (int i = 32 * g; i < 32 * g + 32; i++) sum += code_of(tile, i, r) * code_at(job.act, at, i);
+      for (int i = 32 * g; i < 32 * g + 32; i++)
+        sum += code_of(tile, i, r) * code_at(job.act, at, i);
       f = std::fma(static_cast<float>(sum) * static_cast<float>(tile.scale[g][r]), head.d[g], f);
       mins = std::fma(static_cast<float>(tile.min[g][r]), head.dsum[g], mins);
     }
@@ -90,13 +94,14 @@ float dot_small(const std::byte* tiles, const Job& job, int64_t m, int r) {
       const int64_t first = begin + 32 * sub;
       int32_t sum[2] = {0, 0};
       for (int i = 0; i < 32; i++) {
-        sum[i / 16] += small_value(layout, tiles, first + i, r) * code_at(job.act, at, 32 * sub + i);
+        sum[i / 16] +=
+            small_value(layout, tiles, first + i, r) * code_at(job.act, at, 32 * sub + i);
       }
       const float d = small_factor(layout, tiles, first, r);
       if (layout == Layout::nvfp4) {
         acc = std::fma(static_cast<float>(sum[0]) * head.d[sub], d, acc);
-        acc = std::fma(static_cast<float>(sum[1]) * head.d[sub], small_factor(layout, tiles, first + 16, r),
-                       acc);
+        acc = std::fma(static_cast<float>(sum[1]) * head.d[sub],
+                       small_factor(layout, tiles, first + 16, r), acc);
       } else {
         acc = std::fma(static_cast<float>(sum[0] + sum[1]) * head.d[sub], d, acc);
       }
@@ -111,9 +116,11 @@ float dot_small(const std::byte* tiles, const Job& job, int64_t m, int r) {
 template <typename Tile, float (*dot)(const Tile*, const Job&, int64_t, int)>
 void coded_rows(const Job& job) {
   for (int64_t g = 0; g < job.groups; g++) {
-    const auto* tiles = reinterpret_cast<const Tile*>(job.tiles + static_cast<size_t>(g) * job.group_bytes);
+    const auto* tiles =
+        reinterpret_cast<const Tile*>(job.tiles + static_cast<size_t>(g) * job.group_bytes);
     for (int64_t m = 0; m < job.rows; m++) {
-      for (int r = 0; r < kGroupRows; r++) job.out[m * job.out_stride + 16 * g + r] = dot(tiles, job, m, r);
+      for (int r = 0; r < kGroupRows; r++)
+        job.out[m * job.out_stride + 16 * g + r] = dot(tiles, job, m, r);
     }
   }
 }
@@ -226,8 +233,8 @@ ProductTable make_table() {
 
 }  // namespace
 
-void decode_tiles(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k, int64_t block,
-                  float* panel) {
+void decode_tiles(Layout layout, uint32_t raw_type, const std::byte* tiles, int64_t k,
+                  int64_t block, float* panel) {
   decode_panel(layout, static_cast<GgmlType>(raw_type), tiles, k, block, panel);
 }
 

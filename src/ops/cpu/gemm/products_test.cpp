@@ -1,5 +1,5 @@
-// Products of the CPU: tiles hold the file's bits, every instruction set gives the bytes of the plain loops,
-// and a row's result depends neither on the rows beside it nor on the threads.
+// Products of the CPU: tiles hold the file's bits, all instruction sets give the bytes of the plain
+// loops, and a row's result does not depend on other rows or threads.
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "gguf/formats/block_layouts.h"
-#include "gguf/formats/half.h"
+#include "gguf/block_layouts.h"
+#include "gguf/half.h"
 #include "ops/cpu/gemm/linear.h"
 #include "ops/cpu/gemm/products.h"
 #include "ops/cpu/gemm/repack.h"
@@ -39,7 +39,6 @@ void put_half(std::byte* at, float value) {
   std::memcpy(at, &bits, 2);
 }
 
-// Rows of any type: random bits in every code and scale, the f16 factors small numbers.
 std::vector<std::byte> random_rows(GgmlType type, int64_t n, int64_t k, uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<float> factor(-0.02f, 0.02f);
@@ -96,7 +95,6 @@ std::vector<std::byte> random_rows(GgmlType type, int64_t n, int64_t k, uint32_t
   return out;
 }
 
-// Small positive factors; codes and scales in integers stay as they are.
 void put_factors(GgmlType type, std::byte* block) {
   switch (type) {
     case GgmlType::MXFP4:
@@ -171,7 +169,8 @@ TEST(Repack, EveryTypeKeepsItsValuesBitForBit) {
               const float expected = want[static_cast<size_t>(i)];
               if (std::isnan(got) && std::isnan(expected)) continue;
               ASSERT_EQ(std::memcmp(&got, &expected, 4), 0)
-                  << type_name(type) << " row " << r << " element " << i << ": " << got << " " << expected;
+                  << type_name(type) << " row " << r << " element " << i << ": " << got << " "
+                  << expected;
             }
           }
         }
@@ -198,7 +197,6 @@ TEST(Prefetch, DistanceFollowsTheLastLevelCache) {
   std::filesystem::remove_all(root);
 }
 
-// One kernel call with its own buffers.
 struct Call {
   Mapping tiles, scratch;
   std::vector<ActHead> head;
@@ -207,8 +205,8 @@ struct Call {
   std::vector<ActWide> wide;
   std::vector<float> out;
 
-  void run(const ProductTable& table, const Kernels& kernels, bool few, bool wide_codes, const Matrix& m,
-           const std::vector<float>& x, int64_t rows) {
+  void run(const ProductTable& table, const Kernels& kernels, bool few, bool wide_codes,
+           const Matrix& m, const std::vector<float>& x, int64_t rows) {
     const int64_t k = m.weight.k, n = m.weight.n, groups = (n + 15) / 16;
     const GgmlType type = m.weight.type;
     const Layout layout = layout_of(type);
@@ -216,9 +214,10 @@ struct Call {
     tiles = std::move(Mapping::make(bytes * static_cast<size_t>(groups) + 8192).value());
     scratch = std::move(Mapping::make(kScratchBytes).value());
     for (int64_t g = 0; g < groups; g++) {
-      repack_group(layout, type, m.file.data() + static_cast<size_t>(g) * 16 * m.weight.file_row_bytes(),
-                   m.weight.file_row_bytes(), static_cast<int>(std::min<int64_t>(16, n - 16 * g)), k,
-                   tiles.data() + static_cast<size_t>(g) * bytes);
+      repack_group(layout, type,
+                   m.file.data() + static_cast<size_t>(g) * 16 * m.weight.file_row_bytes(),
+                   m.weight.file_row_bytes(), static_cast<int>(std::min<int64_t>(16, n - 16 * g)),
+                   k, tiles.data() + static_cast<size_t>(g) * bytes);
     }
     const auto blocks = static_cast<size_t>((k + kBlockK - 1) / kBlockK * rows);
     head.resize(blocks);
@@ -237,9 +236,13 @@ struct Call {
     job.groups = groups;
     job.group_bytes = bytes;
     job.raw_type = static_cast<uint32_t>(type);
-    job.act = {
-        rows, head.data(), codes.data(), nibbles.data(), needs & kNeedsWide ? wide.data() : nullptr, x.data(),
-        k};
+    job.act = {rows,
+               head.data(),
+               codes.data(),
+               nibbles.data(),
+               needs & kNeedsWide ? wide.data() : nullptr,
+               x.data(),
+               k};
     job.rows = rows;
     job.out = out.data();
     job.out_stride = groups * 16;
@@ -256,11 +259,13 @@ std::vector<const ProductTable*> tables() {
   return out;
 }
 
-void expect_same(const ProductTable& table, Activations activations, GgmlType type, int64_t n, int64_t k,
-                 int64_t rows, const std::vector<float>& x, const Matrix& m) {
+void expect_same(const ProductTable& table, Activations activations, GgmlType type, int64_t n,
+                 int64_t k, int64_t rows, const std::vector<float>& x, const Matrix& m) {
   const auto kernels = [&](const ProductTable& t) -> const Kernels& {
     const auto i = static_cast<size_t>(layout_of(type));
-    return activations == Activations::i8 ? t.i8[i] : activations == Activations::i16 ? t.i16[i] : t.f32[i];
+    return activations == Activations::i8    ? t.i8[i]
+           : activations == Activations::i16 ? t.i16[i]
+                                             : t.f32[i];
   };
   const bool wide = activations == Activations::i16;
   Call want, got;
@@ -270,8 +275,8 @@ void expect_same(const ProductTable& table, Activations activations, GgmlType ty
     got.run(table, kernels(table), few, wide, m, x, rows);
     for (size_t i = 0; i < want.out.size(); i++) {
       ASSERT_EQ(std::memcmp(&want.out[i], &got.out[i], 4), 0)
-          << table.name << " " << type_name(type) << " n " << n << " k " << k << " rows " << rows << " few "
-          << few << " at " << i << ": " << want.out[i] << " " << got.out[i];
+          << table.name << " " << type_name(type) << " n " << n << " k " << k << " rows " << rows
+          << " few " << few << " at " << i << ": " << want.out[i] << " " << got.out[i];
     }
   }
 }
@@ -281,7 +286,8 @@ TEST(Kernels, EveryInstructionSetGivesTheBytesOfThePlainLoops) {
     for (const GgmlType type : kTypes) {
       if (type == GgmlType::IQ1_M) continue;  // random bits hold NaN and huge scales
       for (const Activations activations : {Activations::i8, Activations::i16, Activations::f32}) {
-        for (const int64_t k : {block_multiple(type, 32), block_multiple(type, 608), int64_t{1024}}) {
+        for (const int64_t k :
+             {block_multiple(type, 32), block_multiple(type, 608), int64_t{1024}}) {
           for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 9, 13, 31}) {
             const int64_t n = 16 + rows;
             const Matrix m(type, n, k, static_cast<uint32_t>(k + rows));
@@ -301,7 +307,8 @@ TEST(Kernels, ExtremeCodesDoNotOverflow) {
         Matrix m(type, 32, 512, 1);
         const size_t bytes = block_bytes(type);
         for (size_t block = 0; block < m.file.size(); block += bytes) {
-          std::fill_n(m.file.begin() + static_cast<int64_t>(block), bytes, static_cast<std::byte>(fill));
+          std::fill_n(m.file.begin() + static_cast<int64_t>(block), bytes,
+                      static_cast<std::byte>(fill));
           put_factors(type, m.file.data() + block);
         }
         for (const float value : {1.0f, -1.0f}) {
@@ -333,7 +340,6 @@ TEST(Kernels, ZerosAndTinyRowsGiveZero) {
   }
 }
 
-// What is no number stays none through the rounding of activations, and only in its own row.
 TEST(Kernels, ARowWithWhatIsNoNumberGivesNone) {
   std::vector<const ProductTable*> all = tables();
   all.push_back(&scalar_products());
@@ -355,8 +361,8 @@ TEST(Kernels, ARowWithWhatIsNoNumberGivesNone) {
               for (int64_t r = 0; r < rows; r++)
                 for (int64_t n = 0; n < kN; n++)
                   ASSERT_EQ(std::isfinite(call.out[static_cast<size_t>(r * kN + n)]), r != bad)
-                      << table->name << " " << type_name(type) << " wide " << wide << " value " << value
-                      << " at " << at << " rows " << rows << " row " << r;
+                      << table->name << " " << type_name(type) << " wide " << wide << " value "
+                      << value << " at " << at << " rows " << rows << " row " << r;
             }
           }
         }
@@ -370,8 +376,8 @@ TEST(Kernels, QuantizedRowsAreNearTheExactProduct) {
     Activations activations;
     double relative_rms;
   };
-  for (const Limit limit :
-       {Limit{Activations::i8, 0.015}, Limit{Activations::i16, 1e-4}, Limit{Activations::f32, 2e-6}}) {
+  for (const Limit limit : {Limit{Activations::i8, 0.015}, Limit{Activations::i16, 1e-4},
+                            Limit{Activations::f32, 2e-6}}) {
     for (const GgmlType type : kTypes) {
       if (type == GgmlType::IQ1_M || type == GgmlType::NVFP4 || type == GgmlType::F16) continue;
       const int64_t n = 48, k = 1024;
@@ -387,7 +393,8 @@ TEST(Kernels, QuantizedRowsAreNearTheExactProduct) {
       std::vector<float> row(static_cast<size_t>(k));
       double error = 0, total = 0;
       for (int64_t r = 0; r < n; r++) {
-        decode_row(type, m.file.data() + static_cast<size_t>(r) * m.weight.file_row_bytes(), row.data(), k);
+        decode_row(type, m.file.data() + static_cast<size_t>(r) * m.weight.file_row_bytes(),
+                   row.data(), k);
         double exact = 0, norm = 0;
         for (size_t j = 0; j < row.size(); j++) {
           exact += double{row[j]} * double{x[j]};
@@ -416,11 +423,8 @@ TEST(SiluMul, IsWithinTwoMillionths) {
   }
 }
 
-// --- Products
-// ---------------------------------------------------------------------------------------------------
-
-std::unique_ptr<Products> loaded(ThreadPool& pool, Activations activations, std::vector<Weight*> weights,
-                                 Device::WorkspaceNeeds needs) {
+std::unique_ptr<Products> loaded(ThreadPool& pool, Activations activations,
+                                 std::vector<Weight*> weights, Device::WorkspaceNeeds needs) {
   auto products = std::move(Products::make(pool, activations).value());
   EXPECT_TRUE(products->load_weights(weights, {}).ok());
   EXPECT_TRUE(products->reserve(needs).ok());
@@ -442,7 +446,8 @@ TEST(Linear, RowsDoNotDependOnTheBatchOrTheThreads) {
       needs.max_width = k;
       const auto products = loaded(
           pool, activations,
-          {&q8.weight, &q4.weight, &q5.weight, &q6.weight, &half.weight, &gate.weight, &up.weight}, needs);
+          {&q8.weight, &q4.weight, &q5.weight, &q6.weight, &half.weight, &gate.weight, &up.weight},
+          needs);
       for (const int64_t batch : {1, 3, 16, 100, 300}) {
         std::vector<std::vector<float>> y;
         std::vector<LinearPart> all;
@@ -515,19 +520,20 @@ TEST(Embed, RowsAreThoseOfTheFile) {
   std::vector<float> y(3 * 512), want(512);
   products->embed(tensor_of(y, 3, 512), table.weight, batch);
   for (size_t t = 0; t < 3; t++) {
-    decode_row(GgmlType::Q6_K, table.file.data() + static_cast<size_t>(tokens[t]) * 420, want.data(), 512);
+    decode_row(GgmlType::Q6_K, table.file.data() + static_cast<size_t>(tokens[t]) * 420,
+               want.data(), 512);
     EXPECT_EQ(std::memcmp(want.data(), y.data() + t * 512, 512 * 4), 0);
   }
 }
 
-// --- Experts
-// ----------------------------------------------------------------------------------------------------
-
 struct Experts {
   static constexpr int64_t kModel = 256, kWidth = 64, kShared = 96, kCount = 6, kUsed = 3;
-  Matrix gate{GgmlType::Q8_0, kWidth, kModel, 1, kCount}, up{GgmlType::Q8_0, kWidth, kModel, 2, kCount},
-      down{GgmlType::Q8_0, kModel, kWidth, 3, kCount}, shared_gate{GgmlType::Q8_0, kShared, kModel, 4},
-      shared_up{GgmlType::Q8_0, kShared, kModel, 5}, shared_down{GgmlType::Q8_0, kModel, kShared, 6};
+  Matrix gate{GgmlType::Q8_0, kWidth, kModel, 1, kCount},
+      up{GgmlType::Q8_0, kWidth, kModel, 2, kCount},
+      down{GgmlType::Q8_0, kModel, kWidth, 3, kCount},
+      shared_gate{GgmlType::Q8_0, kShared, kModel, 4},
+      shared_up{GgmlType::Q8_0, kShared, kModel, 5},
+      shared_down{GgmlType::Q8_0, kModel, kShared, 6};
   std::vector<float> shared_scale = random_floats(kModel, 7);
 
   std::vector<float> run(Activations activations, int threads, int64_t rows, int64_t batch) {
@@ -538,10 +544,10 @@ struct Experts {
     needs.experts = kCount;
     needs.experts_used = kUsed;
     needs.expert_width = kShared;
-    const auto products = loaded(
-        pool, activations,
-        {&gate.weight, &up.weight, &down.weight, &shared_gate.weight, &shared_up.weight, &shared_down.weight},
-        needs);
+    const auto products = loaded(pool, activations,
+                                 {&gate.weight, &up.weight, &down.weight, &shared_gate.weight,
+                                  &shared_up.weight, &shared_down.weight},
+                                 needs);
     std::vector<float> x = random_floats(static_cast<size_t>(rows * kModel), 8);
     std::vector<float> y(static_cast<size_t>(rows * kModel), 1.0f);
     std::vector<float> logits = random_floats(static_cast<size_t>(rows * kCount), 9);
@@ -551,7 +557,8 @@ struct Experts {
       std::vector<float> weights(ids.size());
       const Tensor id_tensor{ids.data(), DType::i32, count, kUsed, kUsed};
       const Tensor weight_tensor = tensor_of(weights, count, kUsed);
-      std::vector<std::vector<float>> order(static_cast<size_t>(pool.size()), std::vector<float>(kCount));
+      std::vector<std::vector<float>> order(static_cast<size_t>(pool.size()),
+                                            std::vector<float>(kCount));
       std::vector<float*> order_of;
       for (auto& worker : order) order_of.push_back(worker.data());
       moe_route(pool, order_of, id_tensor, weight_tensor,
@@ -559,13 +566,14 @@ struct Experts {
       products->moe_ffn({y.data() + row * kModel, DType::f32, count, kModel, kModel},
                         {x.data() + row * kModel, DType::f32, count, kModel, kModel}, id_tensor,
                         weight_tensor,
-                        {&gate.weight, &up.weight, &down.weight, &shared_gate.weight, &shared_up.weight,
-                         &shared_down.weight, shared_scale.data()});
+                        {&gate.weight, &up.weight, &down.weight, &shared_gate.weight,
+                         &shared_up.weight, &shared_down.weight, shared_scale.data()});
     }
     return y;
   }
 
-  static std::vector<double> multiply(const Matrix& m, int64_t expert, const std::vector<double>& x) {
+  static std::vector<double> multiply(const Matrix& m, int64_t expert,
+                                      const std::vector<double>& x) {
     const Weight& w = m.weight;
     std::vector<float> row(static_cast<size_t>(w.k));
     std::vector<double> y(static_cast<size_t>(w.n));
@@ -606,10 +614,12 @@ TEST(Experts, AreSummedLikeTheDefinition) {
     }
     double s = 0;
     for (size_t i = 0; i < row.size(); i++) s += row[i] * experts.shared_scale[i];
-    const auto y = Experts::ffn(experts.shared_gate, experts.shared_up, experts.shared_down, 0, row);
+    const auto y =
+        Experts::ffn(experts.shared_gate, experts.shared_up, experts.shared_down, 0, row);
     for (size_t i = 0; i < want.size(); i++) {
       want[i] += y[i] / (1 + std::exp(-s));
-      ASSERT_NEAR(got[t * Experts::kModel + i], want[i], 2e-4 * (1 + std::fabs(want[i]))) << t << " " << i;
+      ASSERT_NEAR(got[t * Experts::kModel + i], want[i], 2e-4 * (1 + std::fabs(want[i])))
+          << t << " " << i;
     }
   }
 }
@@ -621,7 +631,8 @@ TEST(Experts, RowsDoNotDependOnTheBatchOrTheThreads) {
     for (const int threads : {1, 2}) {
       for (const int64_t batch : {1, 3, 40}) {
         const std::vector<float> got = experts.run(activations, threads, 40, batch);
-        ASSERT_EQ(std::memcmp(want.data(), got.data(), want.size() * 4), 0) << batch << " " << threads;
+        ASSERT_EQ(std::memcmp(want.data(), got.data(), want.size() * 4), 0)
+            << batch << " " << threads;
       }
     }
   }

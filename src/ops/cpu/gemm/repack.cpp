@@ -1,7 +1,5 @@
 // repack.cpp -- permuting file rows into tiles, and reading tiles back.
-//
-// Plain loops over elements: a row group is written once at load and read back only by tests and by the exact
-// (float) path of types without a faster decoder.
+// Plain loops: groups are written at load and read only by tests and types without a fast decoder.
 
 #include "ops/cpu/gemm/repack.h"
 
@@ -9,8 +7,8 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "gguf/formats/block_layouts.h"
-#include "gguf/formats/half.h"
+#include "gguf/block_layouts.h"
+#include "gguf/half.h"
 
 namespace braid::cpu {
 namespace {
@@ -45,7 +43,6 @@ void repack_w8(const std::byte* file, size_t row_bytes, int rows, int64_t k, W8*
   }
 }
 
-// Factors of a Q4_K or Q5_K block, the same in both.
 template <typename Tile>
 void repack_factors(const std::byte* block, int r, Tile* tile) {
   std::memcpy(&tile->d[r], block, 2);
@@ -103,7 +100,8 @@ void repack_w6k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W6
     for (int r = 0; r < rows; r++) {
       const std::byte* block = file + r * row_bytes + b * 210;
       std::memcpy(&tile.d[r], block + 208, 2);
-      for (int g = 0; g < 16; g++) tile.scale[g / 2][r][g % 2] = static_cast<int8_t>(block[192 + g]);
+      for (int g = 0; g < 16; g++)
+        tile.scale[g / 2][r][g % 2] = static_cast<int8_t>(block[192 + g]);
       for (int g = 0; g < 16; g++) {  // elements 16 g .. 16 g + 15
         const int half = g / 8, j = g % 8 / 2, within = 16 * (g % 2);
         uint32_t code[4];
@@ -111,7 +109,8 @@ void repack_w6k(const std::byte* file, size_t row_bytes, int rows, int64_t k, W6
           const int l = within + 4 * quad;
           const uint32_t low_bytes = load<uint32_t>(block + 64 * half + 32 * (j & 1) + l);
           const uint32_t low = (j >= 2 ? low_bytes >> 4 : low_bytes) & 0x0f0f0f0fu;
-          const uint32_t high = load<uint32_t>(block + 128 + 32 * half + l) >> (2 * j) & 0x03030303u;
+          const uint32_t high =
+              load<uint32_t>(block + 128 + 32 * half + l) >> (2 * j) & 0x03030303u;
           code[quad] = low | high << 4;
         }
         for (int i = 0; i < 3; i++) {
@@ -177,7 +176,8 @@ void decode_w6k(const W6K& tile, float* panel) {
   }
 }
 
-void decode_small(Layout layout, const std::byte* tiles, int64_t begin, int64_t count, float* panel) {
+void decode_small(Layout layout, const std::byte* tiles, int64_t begin, int64_t count,
+                  float* panel) {
   constexpr int64_t kUnit = 16;  // of one factor
   for (int64_t first = 0; first < count; first += kUnit) {
     for (int r = 0; r < kGroupRows; r++) {
@@ -191,7 +191,8 @@ void decode_small(Layout layout, const std::byte* tiles, int64_t begin, int64_t 
   }
 }
 
-void decode_raw(GgmlType type, const std::byte* rows, int64_t k, int64_t begin, int64_t count, float* panel) {
+void decode_raw(GgmlType type, const std::byte* rows, int64_t k, int64_t begin, int64_t count,
+                float* panel) {
   const size_t row_bytes = static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
   const size_t offset = static_cast<size_t>(begin) / block_elems(type) * block_bytes(type);
   float values[kBlockK];
@@ -222,12 +223,15 @@ int code_of_five(const uint8_t (*lines)[64], int quad, int at) {
   }
 }
 
-int code_of(const W5K& tile, int i, int r) { return code_of_five(tile.q[i / 32], i % 32 / 4, 4 * r + i % 4); }
+int code_of(const W5K& tile, int i, int r) {
+  return code_of_five(tile.q[i / 32], i % 32 / 4, 4 * r + i % 4);
+}
 
 // No shift crosses a byte because the codes are masked first.
 void join_fives(const uint32_t* code, uint32_t* line) {
   const auto bits = [&](int quad, int shift, uint32_t mask) { return code[quad] >> shift & mask; };
-  const uint32_t spare[5] = {bits(5, 2, 0x07070707u), bits(6, 2, 0x07070707u), bits(7, 2, 0x07070707u),
+  const uint32_t spare[5] = {bits(5, 2, 0x07070707u), bits(6, 2, 0x07070707u),
+                             bits(7, 2, 0x07070707u),
                              bits(5, 0, 0x03030303u) << 1 | bits(7, 1, 0x01010101u),
                              bits(6, 0, 0x03030303u) << 1 | bits(7, 0, 0x01010101u)};
   for (int i = 0; i < 5; i++) line[i] = code[i] | spare[i] << 5;
@@ -302,8 +306,8 @@ size_t group_bytes(Layout layout, GgmlType type, int64_t k) {
   }
 }
 
-void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t row_bytes, int rows, int64_t k,
-                  std::byte* tiles) {
+void repack_group(Layout layout, GgmlType type, const std::byte* file, size_t row_bytes, int rows,
+                  int64_t k, std::byte* tiles) {
   BRAID_CHECK(rows >= 1 && rows <= kGroupRows);
   if (is_small(layout)) return repack_small(layout, file, row_bytes, rows, k, tiles);
   switch (layout) {

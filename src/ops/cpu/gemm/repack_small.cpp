@@ -1,14 +1,11 @@
-// repack_small.cpp -- tiles of the small types (layouts.h): Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4,
-// NVFP4.
-//
-// Plain loops, as in repack.cpp.
+// repack_small.cpp -- tiles of the small types (layouts.h), in plain loops.
 
 #include <bit>
 #include <cstring>
 
 #include "base/check.h"
-#include "gguf/formats/block_layouts.h"
-#include "gguf/formats/half.h"
+#include "gguf/block_layouts.h"
+#include "gguf/half.h"
 #include "ops/cpu/gemm/repack.h"
 
 namespace braid::cpu {
@@ -45,10 +42,10 @@ constexpr Format format_of(Layout layout) {
   }
 }
 
-// Four codes of 4 bits: quad 0..7 of 32 k that start at element `first` of a block.
+// Four codes of 4 bits: quad 0..7 of the 32 k from element `first` of a block.
 uint32_t nibbles(Layout layout, const uint8_t* block, int first, int quad) {
   const uint8_t* q = block + format_of(layout).codes_at + first / 2;
-  // A run of 16 bytes holds elements 0-15 in its low nibbles and 16-31 in the high ones; nvfp4 has runs of 8.
+  // A run of 16 bytes has elements 0-15 in its low, 16-31 in its high nibbles; nvfp4 has runs of 8.
   if (layout == Layout::nvfp4) {
     return word_at(q + 8 * (quad / 4) + 4 * (quad % 2)) >> (4 * (quad % 4 / 2)) & 0x0f0f0f0fu;
   }
@@ -60,10 +57,11 @@ int iq4_xs_scale(const uint8_t* block, int sub) {
   return ((block[4 + sub / 2] >> (4 * (sub % 2)) & 15) | (high >> (2 * sub) & 3) << 4) - 32;
 }
 
-// 32 k that start at element `first` of a block become half `half` of a tile.
+// The 32 k from element `first` of a block become half `half` of a tile.
 void repack_half(Layout layout, const uint8_t* block, int first, int half, int r, W4* tile) {
   if (layout == Layout::mxfp4) {
-    tile->d[half][r] = static_cast<uint16_t>(std::bit_cast<uint32_t>(e8m0_half_to_f32(block[0])) >> 16);
+    tile->d[half][r] =
+        static_cast<uint16_t>(std::bit_cast<uint32_t>(e8m0_half_to_f32(block[0])) >> 16);
   } else if (layout == Layout::iq4_xs) {
     std::memcpy(&tile->d[0][r], block, 2);
     reinterpret_cast<int8_t*>(tile->d[1])[16 * half + r] =
@@ -87,7 +85,8 @@ template <typename Tile>
 void repack_4(Layout layout, const uint8_t* block, int first, int half, int r, Tile* tile) {
   repack_half(layout, block, first, half, r, tile);
   for (int quad = 0; quad < 8; quad++) {
-    const uint32_t both = word_at(tile->q[quad] + 4 * r) | nibbles(layout, block, first, quad) << (4 * half);
+    const uint32_t both = word_at(tile->q[quad] + 4 * r) | nibbles(layout, block, first, quad)
+                                                               << (4 * half);
     std::memcpy(tile->q[quad] + 4 * r, &both, 4);
   }
 }
@@ -100,7 +99,8 @@ void repack_5(Layout layout, const uint8_t* block, int r, W5* tile) {
   uint32_t code[8];
   for (int quad = 0; quad < 8; quad++) {
     const uint32_t bits = fifth >> (4 * quad);
-    const uint32_t spread = (bits & 1) | (bits >> 1 & 1) << 8 | (bits >> 2 & 1) << 16 | (bits >> 3 & 1) << 24;
+    const uint32_t spread =
+        (bits & 1) | (bits >> 1 & 1) << 8 | (bits >> 2 & 1) << 16 | (bits >> 3 & 1) << 24;
     code[quad] = nibbles(layout, block, 0, quad) | spread << 4;
   }
   uint32_t line[5];
@@ -108,11 +108,15 @@ void repack_5(Layout layout, const uint8_t* block, int r, W5* tile) {
   for (int i = 0; i < 5; i++) std::memcpy(tile->q[i] + 4 * r, &line[i], 4);
 }
 
-const W4& tile_4(const std::byte* tiles, int64_t i) { return reinterpret_cast<const W4*>(tiles)[i / 64]; }
+const W4& tile_4(const std::byte* tiles, int64_t i) {
+  return reinterpret_cast<const W4*>(tiles)[i / 64];
+}
 const W4Pair& tile_pair(const std::byte* tiles, int64_t i) {
   return reinterpret_cast<const W4Pair*>(tiles)[i / 64];
 }
-const W5& tile_5(const std::byte* tiles, int64_t i) { return reinterpret_cast<const W5*>(tiles)[i / 32]; }
+const W5& tile_5(const std::byte* tiles, int64_t i) {
+  return reinterpret_cast<const W5*>(tiles)[i / 32];
+}
 
 }  // namespace
 

@@ -1,16 +1,15 @@
-// attention.cu -- which kernel attends: the fast forms for 16-bit caches and f16 queries
-// (attention_decode.cu, attention_tiles.cu, attention_wgmma.cu), and here the plain form for everything else.
+// attention.cu -- chooses the attention kernel, and holds the plain form.
 //
-// Plain form: a warp per row and head, f32, cells in order, four at a time. Any head width up to 256 that is
-// a multiple of 16, any pair of cache formats. It reads K and V once per query head and has one warp per
-// head: a tool for tests and odd shapes, not for speed.
+// The fast forms take 16-bit caches and f16 queries. The plain form takes everything else, for
+// tests and odd shapes: head widths up to 256 in multiples of 16, any pair of cache formats. It
+// reads K and V once per query head, a warp per row and head, in f32.
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/attention/sealed_cells.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kv/sealed_cells.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 
@@ -33,9 +32,9 @@ struct PlainState {
   float total;
 };
 
-// Up to four cells, in order.
-__device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (&q)[kMaxHeadDim / 32], int s,
-                           int kv_head, const int (&cell)[4], int count) {
+__device__ void take_cells(PlainState& st, const AttentionArgs& a,
+                           const float (&q)[kMaxHeadDim / 32], int s, int kv_head,
+                           const int (&cell)[4], int count) {
   const int lane = threadIdx.x % 32;
   const KvFormat k_format = a.kv.shape.k_format;
   const KvFormat v_format = a.kv.shape.v_format;
@@ -76,12 +75,14 @@ __device__ void take_cells(PlainState& st, const AttentionArgs& a, const float (
     const std::byte* v = a.kv.v + row[i] * v_bytes;
 #pragma unroll
     for (int j = 0; j < kMaxHeadDim / 32; ++j) {
-      if (lane + 32 * j < a.head_dim) st.o[j] = fmaf(p, load_cell(v, v_format, lane + 32 * j), st.o[j]);
+      if (lane + 32 * j < a.head_dim)
+        st.o[j] = fmaf(p, load_cell(v, v_format, lane + 32 * j), st.o[j]);
     }
   }
 }
 
-__global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ __launch_bounds__(32 *
+                             kWarps) void plain_kernel(const __grid_constant__ AttentionArgs a) {
   wait_for_previous();
   const int t = blockIdx.x;
   const int head = blockIdx.y * kWarps + threadIdx.x / 32;
@@ -93,9 +94,9 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
 #pragma unroll
   for (int j = 0; j < kMaxHeadDim / 32; ++j) {
     const int i = lane + 32 * j;
-    q[j] = i < a.head_dim
-               ? load_as(a.q.data, a.q.type, t * a.q.stride + static_cast<int64_t>(head) * a.head_dim + i)
-               : 0.0f;
+    q[j] = i < a.head_dim ? load_as(a.q.data, a.q.type,
+                                    t * a.q.stride + static_cast<int64_t>(head) * a.head_dim + i)
+                          : 0.0f;
   }
   PlainState st;
 #pragma unroll
@@ -127,10 +128,9 @@ __global__ __launch_bounds__(32 * kWarps) void plain_kernel(const __grid_constan
   }
 }
 
-// Adds up what the kernels for many rows leave: the splits of a row in position order. A block is one head;
-// its z walks over the tokens of a sequence. The decode kernel does this itself, in the warp that stores the
-// query (Reader::merge in attention_decode_reader.cuh).
-__global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
+// Merges splits in position order. blockIdx.x is a head; blockIdx.z strides over tokens.
+__global__ __launch_bounds__(kMaxHeadDim /
+                             4) void merge_kernel(const __grid_constant__ AttentionArgs a) {
   __shared__ float weight[kMostSplits];
   __shared__ float2 part[kMostSplits];
   const int head = blockIdx.x;
@@ -152,14 +152,15 @@ __global__ __launch_bounds__(kMaxHeadDim / 4) void merge_kernel(const __grid_con
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (split + i >= splits || dim >= a.head_dim) break;
-        v[i] = __ldcg(
-            reinterpret_cast<const float4*>(a.partials + (base + (split + i) * rows) * a.head_dim + dim));
+        v[i] = __ldcg(reinterpret_cast<const float4*>(
+            a.partials + (base + (split + i) * rows) * a.head_dim + dim));
       }
     };
     load(0);
     const float gate = head_factor(a.gates, first + token, head);
     for (int split = threadIdx.x; split < splits; split += blockDim.x) {
-      part[split] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + split * rows)));
+      part[split] =
+          __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + split * rows)));
     }
     __syncthreads();
     float largest = -INFINITY;
@@ -195,8 +196,9 @@ bool multiple_of_eight(const Tensor& t) {
 }
 bool narrow(const Tensor& t) { return t.type == kActType && multiple_of_eight(t); }
 
-AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
-                        const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, Tensor o,
+                        Tensor gates, const AttentionParams& params, const KvLayer& kv,
+                        const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
   BRAID_CHECK(o.cols == params.heads * head_dim && params.heads % kv.shape.kv_heads == 0);
   BRAID_CHECK(head_dim <= kMaxHeadDim);
@@ -216,11 +218,12 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   args.processors = context.processors;
   args.sharing = batch.sequences;
   args.deterministic = context.deterministic;
-  // The sequences of the step share the room of those that are not there, unless that may not show.
+  // Absent sequences leave their workspace to the others, unless results must not depend on that.
   args.partial_rows = static_cast<int>(work.partial_rows);
   if (!context.deterministic) {
     const int64_t share = work.partial_rows * work.max_sequences / std::max(batch.sequences, 1);
-    args.partial_rows = static_cast<int>(std::clamp<int64_t>(share, work.partial_rows, kMostPartialRows));
+    args.partial_rows =
+        static_cast<int>(std::clamp<int64_t>(share, work.partial_rows, kMostPartialRows));
   }
   args.partials = work.partials;
   args.partial_sums = work.partial_sums;
@@ -229,78 +232,79 @@ AttentionArgs arguments(const Context& context, const SequenceWorkspace& work, T
   return args;
 }
 
-// The same over sealed blocks: of their image, by bands of rows, which share the room of the sequences.
-AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
-                               const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+// Reads the image of sealed blocks, in bands of rows, which share the sequences' workspace.
+AttentionArgs sealed_arguments(Context& context, const SequenceWorkspace& work, Tensor o,
+                               Tensor gates, const AttentionParams& params, const KvLayer& kv,
+                               const Batch& batch) {
   const SealedStep step = make_image(context, work.sealed, params, kv, batch);
   AttentionArgs args = arguments(context, work, o, gates, params, step.image, step.batch);
   args.sharing = batch.sequences;
   args.form_rows = step.form_rows;
   args.exact_from = step.exact_from;
   args.tail = kv.cold.tail;
-  // A row's splits may not depend on the rows beside it: then only sequences of one row are split at all.
+  // A row's splits may not depend on the rows beside it: only single rows are split.
   if (context.deterministic) {
     args.partial_of = step.of_sequence;
     return args;
   }
   const int64_t rows = work.partial_rows * work.max_sequences;
-  args.partial_rows =
-      static_cast<int>(std::min<int64_t>(rows / std::max(step.batch.sequences, 1), kMostPartialRows));
+  args.partial_rows = static_cast<int>(
+      std::min<int64_t>(rows / std::max(step.batch.sequences, 1), kMostPartialRows));
   return args;
 }
 
-// The same where rows read units in place, and of the other cells the exact ones.
-AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& work, Tensor o, Tensor gates,
-                             const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+AttentionArgs unit_arguments(const Context& context, const SequenceWorkspace& work, Tensor o,
+                             Tensor gates, const AttentionParams& params, const KvLayer& kv,
+                             const Batch& batch) {
   AttentionArgs args = arguments(context, work, o, gates, params, kv, batch);
   args.units = true;
   args.tail = kv.cold.tail;
   return args;
 }
 
-// Whether the batch's rows may read units in place. A row's form may not depend on the rows beside it where that
-// must not show.
+// The choice depends on the whole batch, so not in deterministic mode.
 bool reads_units(const Context& context, const AttentionArgs& args) {
   const int32_t most_rows = args.batch.most_rows;
-  return !context.deterministic && args.tail.sink_blocks == 0 && args.tail.tail_blocks <= kMostTailBlocks &&
-         most_rows > 0 && most_rows <= kMostDecodeRows && most_rows * args.group <= kMostUnitQueries &&
+  return !context.deterministic && args.tail.sink_blocks == 0 &&
+         args.tail.tail_blocks <= kMostTailBlocks && most_rows > 0 &&
+         most_rows <= kMostDecodeRows && most_rows * args.group <= kMostUnitQueries &&
          most_splits_of(args) > 2;
 }
 
-// Whether the fast forms take it.
 bool fits(const SequenceWorkspace& work, const AttentionArgs& args) {
   const KvShape& cells = args.kv.shape;
   const OutputGates& gates = args.gates;
   const bool fit = gates.data == nullptr || gates.per_head ||
                    (gates.type == kActType && gates.stride % 8 == 0 && args.head_dim % 8 == 0 &&
                     reinterpret_cast<uintptr_t>(gates.data) % 16 == 0);
-  return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 && multiple_of_eight(args.o) &&
-         fit && args.batch.sequences <= work.most_sequences() &&
+  return cells.k_format == cells.v_format && cells.k_format != KvFormat::f32 &&
+         multiple_of_eight(args.o) && fit && args.batch.sequences <= work.most_sequences() &&
          args.heads * int64_t{args.head_dim} <= work.partial_dim;
 }
 
-// That a sequence of the batch can have to look at.
+// An upper bound for any sequence of the batch.
 int64_t most_cells(const AttentionArgs& args) {
   int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
   if (args.batch.most_cells > 0) cells = std::min<int64_t>(cells, args.batch.most_cells);
   return args.window > 0 ? std::min<int64_t>(cells, args.window + kMostDecodeRows) : cells;
 }
 
-// Whether rows that are not in the cache yet can be stored and attend in one launch (AttentionArgs::fresh).
+// Whether one launch can store the new rows and attend (AttentionArgs::fresh).
 bool fits_fresh(const AttentionArgs& args) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   return args.batch.most_rows > 0 && args.batch.most_rows <= args.decode_rows &&
-         decodes(args, args.batch.most_rows, most_cells(args)) && narrow(args.qg) && narrow(args.k) &&
-         narrow(args.v) && args.rope.cols % 16 == 0 && args.rope.stride % 4 == 0 && aligned(args.rope.data) &&
-         aligned(args.w.q_norm) && aligned(args.w.k_norm);
+         decodes(args, args.batch.most_rows, most_cells(args)) && narrow(args.qg) &&
+         narrow(args.k) && narrow(args.v) && args.rope.cols % 16 == 0 &&
+         args.rope.stride % 4 == 0 && aligned(args.rope.data) && aligned(args.w.q_norm) &&
+         aligned(args.w.k_norm);
 }
 
 }  // namespace
 
 }  // namespace cuda
 
-void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
-                        const Batch& batch) {
+void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
+                        const KvLayer& kv, const Batch& batch) {
   BRAID_CHECK(q.cols == o.cols);
   if (batch.tokens == 0 || batch.sequences == 0) return;
   if (kv.cold) {
@@ -310,32 +314,35 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
         attention_sealed(context_, args) && attention_decode(context_, args))
       return;
   }
-  AttentionArgs args = kv.cold ? sealed_arguments(context_, sequence_work_, o, gates, params, kv, batch)
-                               : arguments(context_, sequence_work_, o, gates, params, kv, batch);
+  AttentionArgs args = kv.cold
+                           ? sealed_arguments(context_, sequence_work_, o, gates, params, kv, batch)
+                           : arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.q = q;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
   if (fits(sequence_work_, args) && narrow(q)) {
-    // Each form takes the sequences that are its own; one that can have none is not launched.
+    // Each kernel skips the sequences that the other takes.
     const bool all_decode = decodes(args, most_rows, most_cells(args));
     if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {
-      // The decode kernel merges its splits itself.
       if (all_decode || args.batch.blocks_per_sequence * kBlockTokens <= kSplitCells) return;
-      const dim3 grid(static_cast<unsigned>(params.heads), static_cast<unsigned>(args.batch.sequences),
+      const dim3 grid(static_cast<unsigned>(params.heads),
+                      static_cast<unsigned>(args.batch.sequences),
                       static_cast<unsigned>(std::min(most_rows, 8)));
-      launch_early(context_, merge_kernel, grid, static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0,
-                   args);
+      launch_early(context_, merge_kernel, grid,
+                   static_cast<unsigned>(div_up(args.head_dim, 128) * 32), 0, args);
       return;
     }
   }
-  const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(params.heads, kWarps)));
+  const dim3 grid(static_cast<unsigned>(batch.tokens),
+                  static_cast<unsigned>(div_up(params.heads, kWarps)));
   launch_early(context_, plain_kernel, grid, 32 * kWarps, 0, args);
 }
 
-void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates, Tensor rope_table,
-                           const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                           const Batch& batch) {
-  AttentionArgs args = kv.cold ? unit_arguments(context_, sequence_work_, o, gates, params, kv, batch)
-                               : arguments(context_, sequence_work_, o, gates, params, kv, batch);
+void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
+                           Tensor rope_table, const AttentionWeights& w,
+                           const AttentionParams& params, const KvLayer& kv, const Batch& batch) {
+  AttentionArgs args = kv.cold
+                           ? unit_arguments(context_, sequence_work_, o, gates, params, kv, batch)
+                           : arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.query_stride = static_cast<int>(params.gate.query_stride(args.head_dim));
   BRAID_CHECK(qg.cols == int64_t{params.heads} * args.query_stride);
   BRAID_CHECK(k.cols == int64_t{kv.shape.kv_heads} * args.head_dim && v.cols == k.cols);
@@ -346,7 +353,7 @@ void CudaOps::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Te
   args.v = v;
   args.rope = rope_table;
   args.w = w;
-  // Rows read units in the kernel before the one that stores them: what they fill must not be read sealed yet.
+  // Units are read before the rows are stored: what this step fills must not be read sealed.
   const bool reads = !kv.cold || (reads_units(context_, args) && kv.cold.tail.tail_blocks > 0);
   if (reads && fits(sequence_work_, args) && fits_fresh(args) &&
       (!kv.cold || attention_sealed(context_, args)) && attention_decode(context_, args)) {

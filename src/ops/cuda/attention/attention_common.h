@@ -1,34 +1,31 @@
-// attention_common.h -- what the attention kernels share: which cells a row sees, how a step's sequences are
-// cut into items of work, and how partial results of one row are merged.
+// attention_common.h -- visible cells of a row, work items of a step, and partial results.
 //
-// Queries of a KV head are packed: query = token * group + head, token counted from the sequence's first row.
-// Cells are cut into splits at multiples of a length, which are merged in position order. The length depends
-// on the sequence alone in deterministic mode, else also on how many sequences the batch has room for.
+// Queries of a KV head are packed: query = token * group + head, where token counts from the
+// sequence's first row. Cells are cut into splits at multiples of a length, and the splits are
+// merged in position order.
 #pragma once
 
 #include "ops/cuda/attention/attention_gate.h"
+#include "ops/cuda/attention/row_bands.h"
 #include "ops/cuda/attention/sealed_shares.h"
-#include "ops/cuda/kv/row_bands.h"
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/mma.h"
 #include "ops/cuda/workspace.h"
 
 namespace braid::cuda {
 
 inline constexpr int kMaxUncertain = 64;
-inline constexpr int kMostSplits = 64;  // of one row
-// Of a sequence that takes the decode kernel, and of one of its items. A KV head never has more items of the
-// same cells than heads, for which there are arrivals.
+inline constexpr int kMostSplits = 64;  // per row
+// A KV head never has more items over the same cells than heads: one arrival counter per head.
 inline constexpr int kMostDecodeRows = 24;
 inline constexpr int kMostDecodeQueries = 24;
-inline constexpr int kMostPartialRows = 512;  // of a sequence
-// Cells of a split: of one that is never cut, the fewest, and what many sequences make of it at most.
+inline constexpr int kMostPartialRows = 512;  // per sequence
+// Cells of a split: of an uncut span, the minimum, and the maximum for many sequences.
 inline constexpr int kSplitCells = 256;
 inline constexpr int kFewestSplitCells = 128;
 inline constexpr int kLongSplitCells = 2048;
-// Of sequences that read units in place: the tail, as the exact cells are one item, and queries of a KV head. More
-// queries read them faster from an image (ops/cuda/kv): units are read once for each eight.
+// For units read in place, once per eight queries. Beyond these limits reading an image is faster.
 inline constexpr int kMostTailBlocks = 32;
 inline constexpr int kMostUnitQueries = 80;
 
@@ -38,55 +35,49 @@ struct AttentionArgs {
   KvLayer kv;
   Batch batch;
   int heads, kv_heads, group, head_dim;
-  int group_inverse;  // 2^16 / group, rounded up: queries of a decode item are that few
-  float scale;        // times log2(e)
+  int group_inverse;  // 2^16 / group, rounded up; exact for the few queries of a decode item
+  float scale;        // includes log2(e)
   int window;
   int first_cell;
   int processors;
   int sharing;         // sequences that share the multiprocessors
-  bool deterministic;  // context.h: a row's form and splits do not depend on the rows beside it
-  int decode_rows;     // up to which a sequence may take the decode kernel
-  // Splits: see split_length.
-  int partial_rows;  // tokens x splits of a sequence that the workspace has room for
+  bool deterministic;  // see context.h
+  int decode_rows;     // most rows of a sequence that takes the decode kernel
+  int partial_rows;    // workspace per sequence: tokens x splits
   float* partials;
   float* partial_sums;
-  int* arrivals;  // [S][H] of splits at the same queries; zero between launches
-  // Where the batch's sequences are bands of rows over sealed blocks (row_bands.h), else null: rows of the whole
-  // sequence, and the border of the rows that a band stores.
+  int* arrivals;  // [S][H] counts finished splits; zero between launches
+  // For bands of rows (row_bands.h), else null: rows of the whole sequence; border of stored rows.
   const int32_t* form_rows;
   const int32_t* exact_from;
   KvTail tail;
-  // The decode kernel takes all rows and of their cells the exact ones; those below a row's border have been read
-  // from units by attention_sealed.cu, whose splits come first.
+  // All rows take the decode kernel, with exact cells only, after the splits of
+  // attention_sealed.cu.
   bool units;
-  // Whose room for partial results a band takes; null: its own. Where it is another's, a sequence that is split
-  // has one band.
+  // The sequence whose workspace a band uses; null: its own. A split sequence then has one band.
   const int32_t* partial_of;
-  // Rows that are not in the cache yet (store_attend): all sequences take the decode kernel, which makes
-  // queries from qg, keys and values from k and v, and stores them.
+  // Rows are not in the cache yet (store_attend). The decode kernel prepares and stores them.
   bool fresh;
-  int query_stride;  // of qg: elements from head to head
+  int query_stride;  // elements of qg from head to head
   Tensor qg, k, v, rope;
   AttentionWeights w;
 };
 
-// Whether a sequence takes the decode kernel, or the tile kernel, which reads cells once for more queries.
+// Whether a sequence takes the decode kernel. The tile kernel reads cells once for more queries.
 __host__ __device__ inline bool decodes(const AttentionArgs& a, int rows, int64_t cells) {
   return rows == 1 || a.units ||
          (rows <= a.decode_rows && (rows * a.group <= kMostDecodeQueries || cells <= kFewCells));
 }
 
-// Rows that decide which form a sequence takes.
 __device__ inline int form_rows_of(const AttentionArgs& a, int s) {
   return a.form_rows == nullptr ? a.batch.rows[s] : a.form_rows[s];
 }
-// Whether outputs of row t are stored with those of sequence s, which has it.
+// Whether sequence (or band) s stores the outputs of its row t.
 __device__ inline bool stores_row(const AttentionArgs& a, int s, int64_t t) {
   return a.exact_from == nullptr || is_pair(a.exact_from[s]) ||
          border_of(a.tail, a.batch.position[t]) * kBlockTokens == a.exact_from[s];
 }
 
-// Cells that a sequence's rows look at: [begin, end).
 struct Span {
   int begin, end;
 };
@@ -99,16 +90,15 @@ __device__ inline Span span_of(const AttentionArgs& a, int s) {
   return {begin, end};
 }
 
-// How a sequence's cells are cut: at multiples of `length`. Few splits leave a lone sequence without enough
-// blocks, many cost partial results; the length grows with the square root of the span. Where the result may
-// depend on the batch, decoding rows start from shorter splits, and many sequences, which fill the GPU
-// without them, get longer ones.
+// Few splits leave a lone sequence without enough blocks, many cost partial results: the length
+// grows with the square root of the span. If the result may depend on the batch, decoding rows
+// start from shorter splits, and many sequences, which fill the GPU anyway, get longer ones.
 struct Splits {
   int length, count;
 };
 __device__ inline Splits splits_of(const AttentionArgs& a, int s, int rows, Span span) {
   const int form_rows = form_rows_of(a, s);
-  // The end of a prompt's piece shall not show in its rows.
+  // A row's bytes must not depend on where a piece of its prompt ends.
   if (a.deterministic && form_rows > 1) return {1 << 30, 1};
   if (span.begin == 0 && span.end <= kSplitCells) return {kSplitCells, 1};
   const int most = rows > a.partial_rows ? 1 : min(kMostSplits, a.partial_rows / rows);
@@ -126,7 +116,6 @@ __device__ inline Splits splits_of(const AttentionArgs& a, int s, int rows, Span
   return {length, (span.end - 1) / length - span.begin / length + 1};
 }
 
-// Blocks that some row of a sequence reads from units, and the first of the cells that some row reads exact.
 struct SealedSpan {
   int begin, end;
 };
@@ -137,16 +126,15 @@ __device__ inline SealedSpan sealed_span_of(const AttentionArgs& a, int s) {
     end = max(end, border_of(a.tail, a.batch.position[t]));
   return {min(span_of(a, s).begin / kBlockTokens, end), end};
 }
-// Of any row of the step, where rows read units.
+// Over units: the most splits of any row of the step.
 __host__ __device__ inline int most_splits_of(const AttentionArgs& a) {
   const int splits = a.partial_rows / a.batch.most_rows;
   return splits < kMostSplits ? splits : kMostSplits;
 }
-// Blocks of threads that read sealed blocks: the exact cells have a few multiprocessors of their own.
+// Leaves a few multiprocessors for the exact cells.
 __host__ __device__ inline int sealed_readers_of(const AttentionArgs& a) {
   return a.processors - a.processors / 32;
 }
-// Queries that read units together, and of a sequence's rows, what they make for a KV head.
 inline constexpr int kSealedQueries = 8;
 __host__ __device__ inline int sealed_tiles_of(const AttentionArgs& a, int rows) {
   return (rows * a.group + kSealedQueries - 1) / kSealedQueries;
@@ -155,7 +143,6 @@ __device__ inline int exact_begin_of(const AttentionArgs& a, int s) {
   const int border = border_of(a.tail, a.batch.context[s] - a.batch.certain[s]);
   return max(span_of(a, s).begin, border * kBlockTokens);
 }
-// The blocks of a sequence's cells, and the first of the cells that a block of the pool has for a KV head.
 __device__ inline const int32_t* table_of(const AttentionArgs& a, int s) {
   return a.batch.block_table + static_cast<int64_t>(s) * a.batch.blocks_per_sequence;
 }
@@ -163,14 +150,12 @@ __device__ inline int64_t pool_cell(const AttentionArgs& a, int64_t block, int k
   return (block * a.kv_heads + kv_head) * kBlockTokens;
 }
 
-// What one row sees: cells (low, limit) but for the block from `hole` on, and of the uncertain cells those in
-// `mask`.
+// A row sees cells (low, limit) except the block from `hole` on, and the uncertain cells in `mask`.
 inline constexpr int kNoHole = -2 * kBlockTokens;
-static_assert(kFewestPairedRows > kMostDecodeRows);  // the decode kernel knows of no holes
+static_assert(kFewestPairedRows > kMostDecodeRows);  // the decode kernel has no holes
 struct RowView {
   int limit, low, context, hole;
   unsigned long long mask;
-  // Cells that the row sees without exception end here.
   __device__ int plain_end() const { return hole < 0 ? limit : min(limit, hole); }
 };
 __device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
@@ -187,7 +172,7 @@ __device__ inline RowView row_view(const AttentionArgs& a, int s, int t) {
     v.limit = own + 1;
     if (a.exact_from != nullptr && is_pair(a.exact_from[s])) {
       v.hole = border_of(a.tail, own) * kBlockTokens;
-      if (own >= v.hole) v.limit += kBlockTokens;  // else all it sees are sinks
+      if (own >= v.hole) v.limit += kBlockTokens;  // else the row sees only sinks
     }
     return v;
   }
@@ -205,7 +190,6 @@ __device__ inline bool sees(const RowView& v, int cell) {
   return node >= 0 && node < kMaxUncertain && (v.mask >> node & 1) != 0;
 }
 
-// The first and the last cell that a row sees.
 __device__ inline int first_seen(const RowView& v) {
   return v.low + 1 < v.limit ? v.low + 1 : v.context + __ffsll(static_cast<long long>(v.mask)) - 1;
 }
@@ -213,7 +197,6 @@ __device__ inline int last_seen(const RowView& v) {
   return v.mask == 0 ? v.limit - 1 : v.context + 63 - __clzll(static_cast<long long>(v.mask));
 }
 
-// Eight f16 activations in the type of the cache.
 __device__ inline uint4 convert(uint4 x, __half) { return x; }
 __device__ inline uint4 convert(uint4 x, __nv_bfloat16) {
   uint32_t* words = &x.x;
@@ -225,13 +208,13 @@ __device__ inline uint4 convert(uint4 x, __nv_bfloat16) {
   return x;
 }
 
-// The step's items of one kernel: `Cut` gives tiles and splits of a sequence, no tiles if it is not its own.
-// All threads of the block call; `starts` [sequences + 1] in shared memory gets the first item of each
-// sequence.
+// `cut(s)` returns tiles and splits of a sequence, zero tiles if another kernel takes it. `starts`
+// [sequences + 1], shared memory, gets each sequence's first item. All threads call. Returns the
+// number of items.
 template <typename Cut>
 __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut cut) {
   const int sequences = a.batch.sequences;
-  const bool few = sequences <= 32;  // each warp lists them by itself, all the same
+  const bool few = sequences <= 32;  // each warp computes the same list
   int base = 0;
   for (int first = 0; first < sequences; first += static_cast<int>(blockDim.x)) {
     const int s = few ? static_cast<int>(threadIdx.x) % 32 : first + static_cast<int>(threadIdx.x);
@@ -240,7 +223,6 @@ __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut
       const int2 c = cut(s);
       count = a.kv_heads * c.x * c.y;
     }
-    // Inclusive sum over the warp, then over the block.
     int sum = count;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -265,10 +247,11 @@ __device__ int list_items(const AttentionArgs& a, int* starts, int* scratch, Cut
   __syncthreads();
   return base;
 }
-// Deals out what the step's sequences read sealed (sealed_shares.h). `starts` [sequences + 1] gets the place of
-// each sequence's first run, span_at(s) in shared memory its blocks. All threads of the block call.
+// Distributes the sealed blocks of the step (sealed_shares.h), with arguments as list_items:
+// `starts` gets the place of each sequence's first run, span_at(s) its blocks.
 template <typename SpanAt>
-__device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch, SpanAt span_at) {
+__device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scratch,
+                                  SpanAt span_at) {
   const int packed = list_items(a, starts, scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
     const SealedSpan span = rows > 0 ? sealed_span_of(a, s) : SealedSpan{0, 0};
@@ -290,22 +273,23 @@ __device__ SealedDeal deal_sealed(const AttentionArgs& a, int* starts, int* scra
   bool multiples = runs > 0;
   for (int s = static_cast<int>(threadIdx.x) % 32; s < a.batch.sequences && lanes > 1; s += 32) {
     const SealedSpan span = span_at(s);
-    if (span.end > span.begin) multiples = multiples && sealed_tiles_of(a, a.batch.rows[s]) % lanes == 0;
+    if (span.end > span.begin)
+      multiples = multiples && sealed_tiles_of(a, a.batch.rows[s]) % lanes == 0;
   }
   if (!__all_sync(kFullWarp, multiples) || lanes > sealed_readers_of(a)) lanes = 1;
-  // One split less than there is room for: the last is of the exact cells.
-  SealedDeal deal =
-      deal_runs(runs / lanes, longest, packed / lanes, sealed_readers_of(a) / lanes, most_splits_of(a) - 1);
+  // One split is reserved for the exact cells.
+  SealedDeal deal = deal_runs(runs / lanes, longest, packed / lanes, sealed_readers_of(a) / lanes,
+                              most_splits_of(a) - 1);
   deal.lanes = lanes;
   if (deal.stride == 0 && lanes == 1) return deal;
-  __syncthreads();  // `starts` is of no use any more
+  __syncthreads();  // all threads have read `starts`
   list_items(a, starts, scratch, [&](int s) -> int2 {
     const SealedSpan span = span_at(s);
-    return {places_of_run(deal, span.end - span.begin).places, sealed_tiles_of(a, a.batch.rows[s]) / lanes};
+    return {places_of_run(deal, span.end - span.begin).places,
+            sealed_tiles_of(a, a.batch.rows[s]) / lanes};
   });
   return deal;
 }
-// The sequence whose items include `item`.
 __device__ inline int sequence_of(const int* starts, int sequences, int item) {
   int low = 0, high = sequences - 1;
   while (low < high) {
@@ -319,16 +303,15 @@ __device__ inline int sequence_of(const int* starts, int sequences, int item) {
   return low;
 }
 
-// Four outputs times their gates, which are f16: `gates` as in memory.
 __device__ inline float4 gated(const AttentionArgs& a, float4 x, uint2 gates) {
   const float2 low = unpack(gates.x, __half()), high = unpack(gates.y, __half());
   return {x.x * gate_factor(a.gates, low.x), x.y * gate_factor(a.gates, low.y),
           x.z * gate_factor(a.gates, high.x), x.w * gate_factor(a.gates, high.y)};
 }
 
-// Four outputs of one query: gate and store. `x` is divided by its sum already, and times the gate of its
-// head (head_factor). Gates of elements and outputs are 8-byte aligned (attention.cu has checked).
-__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim, float4 x) {
+// `x`: divided by its sum, times a head gate. Outputs and gates are 8-byte aligned.
+__device__ inline void store_output(const AttentionArgs& a, int64_t t, int head, int dim,
+                                    float4 x) {
   if (a.gates.per_element()) {
     const Act* from = static_cast<const Act*>(a.gates.data) + a.gates.place(t, head) + dim;
     x = gated(a, x, *reinterpret_cast<const uint2*>(from));
@@ -336,8 +319,8 @@ __device__ inline void store_output(const AttentionArgs& a, int64_t t, int head,
   const float y[4] = {x.x, x.y, x.z, x.w};
   const int64_t at = static_cast<int64_t>(head) * a.head_dim + dim;
   if (a.o.type == DType::f32) {
-    *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1], y[2],
-                                                                                       y[3]};
+    *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + t * a.o.stride + at) = {y[0], y[1],
+                                                                                       y[2], y[3]};
   } else {
     Act out[4] = {to_act(y[0]), to_act(y[1]), to_act(y[2]), to_act(y[3])};
     *reinterpret_cast<uint2*>(static_cast<Act*>(a.o.data) + t * a.o.stride + at) =
@@ -345,19 +328,19 @@ __device__ inline void store_output(const AttentionArgs& a, int64_t t, int head,
   }
 }
 
-// Where the partial result of one head of a row lies: rows of a sequence, split after split.
+// Order: [sequence][head][split][row of the sequence].
 __device__ inline int64_t partial_index(const AttentionArgs& a, int s, int head, int row) {
   const int room = a.partial_of == nullptr ? s : a.partial_of[s];
   return (static_cast<int64_t>(room) * a.heads + head) * a.partial_rows + row;
 }
 
-// The instances that each of the three kernels is compiled for: heads of 256 and 128, caches of f16 and bf16.
-// Calls launch<head dim, number type of the cache>(); false, and nothing is done, for another head dim. Other
-// caches go to the plain form and do not come here.
+// Calls launch<head dim, number type>() for head dims 256 and 128, caches of f16 or bf16. False:
+// another head dim.
 template <typename Launch>
 bool launch_instance(const AttentionArgs& args, Launch launch) {
   const KvFormat format = args.kv.shape.k_format;
-  BRAID_CHECK(format == args.kv.shape.v_format && (format == KvFormat::f16 || format == KvFormat::bf16));
+  BRAID_CHECK(format == args.kv.shape.v_format &&
+              (format == KvFormat::f16 || format == KvFormat::bf16));
   const bool half = format == KvFormat::f16;
   switch (args.head_dim) {
     case 256:
@@ -371,10 +354,9 @@ bool launch_instance(const AttentionArgs& args, Launch launch) {
   }
 }
 
-// Rows of a sequence up to which the decode kernel may take it.
+// Most rows of a sequence that may take the decode kernel.
 int most_decode_rows(const Context& context, const AttentionArgs& args);
-// attention_decode.cu, attention_sealed.cu, attention_tiles.cu, attention_wgmma.cu: false if the shape or the GPU
-// has no such kernel.
+// False if there is no kernel for the shape or the GPU.
 bool attention_sealed(Context& context, const AttentionArgs& args);
 bool attention_decode(Context& context, const AttentionArgs& args);
 bool attention_tiles(Context& context, const AttentionArgs& args);

@@ -1,36 +1,28 @@
-// attention_decode.cu -- attention of sequences with few rows (decoding, with drafts or without): K and V are
-// read once for all heads of a group, merged over splits, and in a decoding step all that lies between the
-// products.
+// attention_decode.cu -- attention of sequences with few rows. K and V are read once for all heads
+// of a group; bandwidth is the only bound.
 //
-// Per query: s_c = scale q . K[c], o = sum_c softmax(s)_c V[c], times act(gate).
-// Traffic: 4 Dh bytes a cell and KV head (16-bit cache), each byte read once; 27B (4 KV heads of 256): 4 KiB
-// a cell and layer, 31 us at 32K cells and 4.3 TB/s. 6 (27B) or 8 (35B-A3B) flops a byte: bandwidth only.
+// - An item is up to 8 queries of a KV head (24 for sequences of more rows, see tiles_of) over one
+//   split.
+// - Loader warps copy blocks of 32 cells into a ring in shared memory, also for following items.
+// - Reader warps compute 128 cells at a time: S^T = K Q^T by m16n8k16, 16 cells a warp. P goes
+//   through shared memory; then O^T = V^T P^T with an eighth of the dims per warp, so sums over
+//   cells stay in a warp.
+// - The last block to finish a split of the same queries merges all splits in position order.
 //
-// Shape: an item is 8 queries, or where sequences have more rows up to 24 (heads of a group, for one or more
-// tokens: tiles_of), of a KV head over one split of the cells. A block takes items in turn: kLoaders warps copy blocks
-// of 32 cells into a ring in shared memory, as far ahead as it goes, also of the items that follow
-// (attention_decode.cuh); kReaders warps compute, 128 cells at a time (attention_decode_reader.cuh). Scores
-// are transposed, S^T = K Q^T with m16n8k16, so that 8 queries fill a tile: a warp has 16 of the cells.
-// Largest score and weights P go through shared memory. Then a warp has an eighth of the dims, O^T = V^T P^T:
-// sums over cells stay in one warp and nothing is added up at the end. The last block to finish a split of
-// the same queries merges them, in position order.
+// Fresh rows (store_attend, ops.h): the warp that stores an output also norms and rotates its
+// query. Every item that sees a new row computes its key and value; one of them writes the cache.
+// Older cells do not depend on the step, so their copies start before the preceding kernel has
+// ended.
 //
-// Fresh rows (store_attend, ops.h): a query is normed and rotated by the warp that will store its output; a
-// row's key and its value by a warp each in every item that sees the row, of which one puts them into the
-// cache, and the ring gets them from shared memory. The other cells are older than the step, so they are on
-// their way before the product in front of this kernel has ended.
+// A row's bytes do not depend on the width of items. Over sealed blocks the exact cells are one
+// split after those of attention_sealed.cu.
 //
-// Several items of a sequence read the same cells, so many rows over many cells are left to the tile kernel
-// (decodes() in attention_common.h). A row's bytes do not depend on the width of items.
-//
-// Where blocks are sealed, the cells here are those that rows read exact, in one split behind those that
-// attention_sealed.cu leaves, which may still run.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: items of 32 queries; a dry run of the code before the wait, for the instruction
+// cache; short splits for many long sequences (docs/history/cuda-kernels.md).
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_decode_reader.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -38,8 +30,9 @@ namespace {
 using namespace decode_attention;
 
 template <int kHeadDim, typename Number, int kColumns>
-__global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_constant__ AttentionArgs a,
-                                                             int units) {
+__global__ __launch_bounds__(kThreads,
+                             1) void decode_kernel(const __grid_constant__ AttentionArgs a,
+                                                   int units) {
   using Shared = DecodeShared<kHeadDim, kColumns>;
   extern __shared__ __align__(16) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory + units * Shared::kUnitBytes);
@@ -58,8 +51,8 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     publish_barriers();
   }
   if (a.units) {
-    const SealedDeal deal =
-        deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].sealed_span; });
+    const SealedDeal deal = deal_sealed(
+        a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].sealed_span; });
     for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += kThreads) {
       const SealedSpan span = sequences[s].sealed_span;
       const int blocks = span.end - span.begin;
@@ -90,7 +83,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     return;
   }
   if (threadIdx.x >= kReaderThreads) {
-    // Cells that rows of this step have filled come from the kernel before.
+    // The preceding kernel fills this step's cells.
     if (!a.fresh && !a.units) wait_for_previous();
     load_items<kHeadDim, kColumns>(a, ring, sequences, starts, items);
   } else {
@@ -99,11 +92,11 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
   }
 }
 
-// Units that the ring has room for, at most those that it takes.
 template <int kHeadDim, int kColumns>
 int ring_units(const Context& context, const AttentionArgs& args) {
   using Shared = DecodeShared<kHeadDim, kColumns>;
-  const size_t fixed = sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
+  const size_t fixed =
+      sizeof(Shared) + args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
   if (fixed > context.shared_bytes_per_block) return 0;
   return static_cast<int>(
       std::min<size_t>(kMostUnits, (context.shared_bytes_per_block - fixed) / Shared::kUnitBytes));
@@ -117,19 +110,19 @@ bool launch(Context& context, const AttentionArgs& args) {
   const int64_t cells = int64_t{args.batch.blocks_per_sequence} * kBlockTokens;
   const int64_t splits = std::min<int64_t>(kMostSplits, cells / kFewestSplitCells + 2);
   const int rows = args.units ? args.batch.most_rows : kColumns == 1 ? 1 : args.decode_rows;
-  const int64_t most = int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, 8) * splits;
+  const int64_t most =
+      int64_t{args.batch.sequences} * args.kv_heads * div_up(rows * args.group, 8) * splits;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, context.processors));
   const size_t shared = units * Shared::kUnitBytes + sizeof(Shared) +
                         args.batch.sequences * (sizeof(Sequence) + sizeof(int)) + sizeof(int);
-  launch_early(context, decode_kernel<kHeadDim, Number, kColumns>, dim3(blocks), kThreads, shared, args,
-               units);
+  launch_early(context, decode_kernel<kHeadDim, Number, kColumns>, dim3(blocks), kThreads, shared,
+               args, units);
   return true;
 }
 
 }  // namespace
 
 int most_decode_rows(const Context& context, const AttentionArgs& args) {
-  // A row's form may not depend on the rows beside it.
   if (context.deterministic) return 1;
   const int units = args.head_dim == 256   ? ring_units<256, kWideColumns>(context, args)
                     : args.head_dim == 128 ? ring_units<128, kWideColumns>(context, args)
@@ -138,8 +131,7 @@ int most_decode_rows(const Context& context, const AttentionArgs& args) {
 }
 
 bool attention_decode(Context& context, const AttentionArgs& args) {
-  // Of a few rows the exact cells behind units are so few that one eighth of queries at a time will do where
-  // shared memory has no room for more.
+  // Without room for the wide form: units leave few exact cells, so eight queries a pass suffice.
   const bool wide = args.decode_rows > 1 && args.batch.most_rows != 1;
   return launch_instance(args, [&]<int kHeadDim, typename Number>() {
     return wide ? launch<kHeadDim, Number, kWideColumns>(context, args)

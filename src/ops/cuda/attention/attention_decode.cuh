@@ -1,9 +1,8 @@
-// attention_decode.cuh -- what the warps of attention_decode.cu share: items, the ring in shared memory that
-// cells come through, and the warps that fill it.
+// attention_decode.cuh -- items, the ring of cells, and the loader warps of attention_decode.cu.
 #pragma once
 
 #include "ops/cuda/attention/attention_common.h"
-#include "ops/cuda/primitives/barriers.cuh"
+#include "ops/cuda/barriers.cuh"
 
 namespace braid::cuda {
 namespace decode_attention {
@@ -11,35 +10,33 @@ namespace decode_attention {
 inline constexpr int kReaders = 8;
 inline constexpr int kLoaders = 4;
 inline constexpr int kReaderThreads = 32 * kReaders;
-inline constexpr int kWideColumns = kMostDecodeQueries / 8;  // of an item where sequences have many queries
+inline constexpr int kWideColumns = kMostDecodeQueries / 8;  // eights of queries of a wide item
 inline constexpr int kThreads = 32 * (kReaders + kLoaders);
 inline constexpr int kStepCells = 16 * kReaders;
 inline constexpr int kStepUnits = kStepCells / kBlockTokens;
-// Units of the ring: K or V of one block of cells. Fewer where shared memory is small.
+// A unit is K or V of one block of cells. The ring is shorter where shared memory is small.
 inline constexpr int kMostUnits = 12;
 inline constexpr int kFewestUnits = kStepUnits;
 
-// Runs of sealed blocks (sealed_shares.h): how many each has, the place of the first one's blocks, places from run to
-// run, of a share, and lanes.
+// Blocks per run, the first run's first place, places per run and per share (sealed_shares.h).
 struct SealedRuns {
   int blocks, start, places, share_length, lanes;
 };
 
-// What all blocks know of a sequence.
 struct Sequence {
-  int first, rows;                  // of the batch
+  int first, rows;                  // in the batch
   int begin, end;                   // cells that some row sees
-  int length, splits, split_begin;  // of its splits; where the first would begin
+  int length, splits, split_begin;  // of its splits
   SealedSpan sealed_span;
   SealedRuns sealed;
 };
 
-// kColumns: eights of queries of an item. With one a sequence has a fresh row at most.
+// kColumns: eights of queries per item. 1: at most one fresh row per sequence.
 template <int kHeadDim, int kColumns>
 struct DecodeShared {
   static constexpr int kQueries = 8 * kColumns;
   static constexpr int kRows = kColumns > 1 ? kMostDecodeRows : 1;
-  // Rows padded so that 8 rows of a matrix fall into different banks.
+  // Padding puts 8 rows of a matrix into different banks.
   static constexpr int kStride = kHeadDim + 8;
   static constexpr int kWeightStride = kStepCells + 8;
   static constexpr int kUnitBytes = kBlockTokens * kStride * 2;
@@ -47,7 +44,7 @@ struct DecodeShared {
   alignas(16) uint16_t p[kQueries * kWeightStride];
   alignas(16) float norm[2][kHeadDim];  // weights of the norms of queries and keys
   union {
-    struct {  // of fresh rows; in the ring when outputs come
+    struct {  // fresh rows, which are in the ring before `o` uses the space
       alignas(16) uint16_t key[kRows][kHeadDim];
       alignas(16) uint16_t value[kRows][kHeadDim];
     };
@@ -68,13 +65,12 @@ struct Item {
   int kv_head, query0, queries;
   int tile, split, splits;
   int begin, end;   // cells of the split
-  int stored;       // those below are in the cache; the others are fresh
-  int fresh_begin;  // of the sequence: the first row's cell
+  int stored;       // end of the split's cells that are in the cache; the rest are fresh
+  int fresh_begin;  // cell of the sequence's first row
 };
 
-// Items that share a KV head's queries of a split: eight each where the GPU takes all of these at a time, for what
-// is done query by query, norms and outputs, takes longest where cells are few; else as wide as items can be. Of
-// those of the same cells there are no more than there are arrivals for.
+// Eight queries each if the GPU runs all items at once, since norms and outputs cost time per
+// query; else as wide as possible. At most one per arrival counter.
 template <int kColumns>
 __device__ int tiles_of(const AttentionArgs& a, int rows, int splits) {
   const int eights = div_up(rows * a.group, 8);
@@ -84,7 +80,8 @@ __device__ int tiles_of(const AttentionArgs& a, int rows, int splits) {
 }
 
 template <int kColumns>
-__device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const int* starts, int index) {
+__device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const int* starts,
+                        int index) {
   Item it;
   it.s = sequence_of(starts, a.batch.sequences, index);
   const Sequence q = sequences[it.s];
@@ -96,7 +93,7 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
   it.queries = q.rows * a.group;
   int width = it.queries;
   if (q.splits > 1 || it.queries > 8) {
-    // Tiles of the same cells follow each other, so that they find them in the L2 cache.
+    // Tiles over the same cells are consecutive, for the L2 cache.
     const int tiles = tiles_of<kColumns>(a, q.rows, q.splits);
     width = div_up(div_up(it.queries, tiles), 8) * 8;
     const int own = it.kv_head / tiles;
@@ -114,9 +111,8 @@ __device__ Item item_at(const AttentionArgs& a, const Sequence* sequences, const
   return it;
 }
 
-// Positions in the ring, in the order in which units come.
 struct Ring {
-  uint32_t base;  // addresses in shared memory
+  uint32_t base;  // base, full, empty: addresses in shared memory
   uint32_t full, empty;
   int units;
   int at = 0;
@@ -126,7 +122,7 @@ struct Ring {
     int unit, parity;
   };
   __device__ Place ahead(int count) const {
-    Place p{at + count, parity};  // at most twice around
+    Place p{at + count, parity};  // wraps at most twice
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (p.unit < units) continue;
@@ -142,7 +138,7 @@ struct Ring {
   }
 };
 
-// Cells [low, high) of a block of the table; zeros in place of the others. `first`: of the block.
+// Cells outside [low, high) become zeros; the block begins at cell `first`.
 template <int kHeadDim, int kStride>
 __device__ void load_unit(uint32_t to, const std::byte* from, int first, int low, int high) {
   constexpr int kPieces = kHeadDim / 8;
@@ -153,7 +149,8 @@ __device__ void load_unit(uint32_t to, const std::byte* from, int first, int low
   from += (row * kHeadDim + lane % kPieces * 8) * 2;
   if (first >= low && first + kBlockTokens <= high) {
 #pragma unroll
-    for (int r = 0; r < kBlockTokens; r += kRows) copy_async(to + r * kStride * 2, from + r * kHeadDim * 2);
+    for (int r = 0; r < kBlockTokens; r += kRows)
+      copy_async(to + r * kStride * 2, from + r * kHeadDim * 2);
   } else {
 #pragma unroll 4
     for (int r = 0; r < kBlockTokens; r += kRows) {
@@ -164,10 +161,9 @@ __device__ void load_unit(uint32_t to, const std::byte* from, int first, int low
   }
 }
 
-// A loader warp: every kLoaders'th unit of the block's items.
 template <int kHeadDim, int kColumns>
-__device__ void load_items(const AttentionArgs& a, Ring ring, const Sequence* sequences, const int* starts,
-                           int items) {
+__device__ void load_items(const AttentionArgs& a, Ring ring, const Sequence* sequences,
+                           const int* starts, int items) {
   using Shared = DecodeShared<kHeadDim, kColumns>;
   const int lane = threadIdx.x % 32;
   const int own = static_cast<int>(threadIdx.x) / 32 - kReaders;

@@ -1,15 +1,13 @@
-// attention_decode_reader.cuh -- the warps of attention_decode.cu that compute: from a row's query, made here
-// if the row is fresh, and cells in the ring to merged and gated outputs.
+// attention_decode_reader.cuh -- the warps of attention_decode.cu that compute and store.
 #pragma once
 
 #include "ops/cuda/attention/attention_decode.cuh"
 #include "ops/cuda/attention/head_rows.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace decode_attention {
 
-// Eight floats as numbers of the cache.
 template <typename Number>
 __device__ uint4 pack8(const float (&x)[8]) {
   return {pack(x[0], x[1], Number()), pack(x[2], x[3], Number()), pack(x[4], x[5], Number()),
@@ -28,14 +26,13 @@ __device__ inline uint4 load8(const Tensor& t, int64_t at) {
   return *reinterpret_cast<const uint4*>(static_cast<const Act*>(t.data) + at);
 }
 
-// A reader warp. Its lane = 4 g + c has queries 2c and 2c + 1 of each eight of scores and outputs. It
-// prepares and stores queries warp * columns and on.
+// Lane = 4 g + c has queries 2c, 2c + 1 of each eight. A warp stores `columns` queries.
 template <int kHeadDim, typename Number, int kColumns>
 struct Reader {
   using Shared = DecodeShared<kHeadDim, kColumns>;
   static constexpr bool kWide = kColumns > 1;
   static constexpr int kStride = Shared::kStride;
-  static constexpr int kTiles = kHeadDim / 16 / kReaders;  // of 16 dims a warp
+  static constexpr int kTiles = kHeadDim / 16 / kReaders;  // tiles of 16 dims per warp
 
   __device__ Reader(const AttentionArgs& args, Shared& shared, const Ring& first)
       : a(args), sh(shared), ring(first) {}
@@ -45,17 +42,14 @@ struct Reader {
   Ring ring;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, c = lane % 4;
-  const bool active = 8 * lane < kHeadDim;   // has 8 elements of a head
-  int columns = 1;                           // eights of queries that the item has
+  const bool active = 8 * lane < kHeadDim;   // the lane has 8 elements of a head
+  int columns = 1;                           // eights of queries in this item
   uint32_t q[kWide ? 1 : kHeadDim / 16][2];  // wide: in shared memory
   float o[kTiles][kColumns][4];
   float largest[kColumns][2], total[kColumns][2];
-  uint4
-      gate[kColumns];  // as in memory: of this lane's 8 elements; in `x` that of the head, f32. Wide: at the
-                       // end, when registers are free
-  Span plain;          // cells that all queries see
+  uint4 gate[kColumns];  // raw gates of 8 elements, or the head's f32 in `x`; wide: loaded last
+  Span plain;            // cells that all queries see
 
-  // A query that this warp prepares and stores: its row of the sequence, its head.
   struct Query {
     int token, head;
   };
@@ -77,14 +71,13 @@ struct Reader {
     return x;
   }
 
-  // The weights of norms are read before the kernel in front has ended.
+  // Before the wait: weights do not depend on the preceding kernel.
   __device__ void keep_norms() const {
     for (int i = threadIdx.x; i < kHeadDim; i += kReaderThreads) {
       sh.norm[0][i] = a.w.q_norm[i];
       sh.norm[1][i] = a.w.k_norm[i];
     }
   }
-  // A lane's part of what the norms and the rotation of a fresh row need.
   __device__ HeadWeight norm_of(bool key) const {
     const auto* from = reinterpret_cast<const float4*>(sh.norm[key]) + (active ? 2 * lane : 0);
     const float4 low = from[0], high = from[1];
@@ -106,7 +99,7 @@ struct Reader {
     return x;
   }
 
-  // What queries see, a row a lane; one warp. Ancestors are found by shuffles: their rows are in other lanes.
+  // A row per lane, by one warp; ancestors' positions come from other lanes by shuffles.
   __device__ void find_views(const Item& it) {
     const int certain = a.batch.certain[it.s];
     const int row = min(lane, it.rows - 1);
@@ -133,12 +126,12 @@ struct Reader {
       const int end = min((lane + 1) * a.group - it.query0, it.queries);
       for (int query = begin; query < end; ++query) sh.view[query] = v;
     }
-    // Queries that are not there see nothing.
+    // Padding queries see nothing.
     for (int query = it.queries + lane; query < Shared::kQueries; query += 32)
       sh.view[query] = {0, 1 << 30, 1 << 30, kNoHole, 0};
   }
 
-  // Row `fresh` of those that are not in the cache: its key or value, to shared memory and to its cell.
+  // `fresh`: number among the fresh rows. The item of the first tile writes the cache.
   __device__ void make_row(const Item& it, int fresh, bool key, uint4 row, int block,
                            const HeadRotation& rotation, int lanes) const {
     float values[8];
@@ -155,12 +148,11 @@ struct Reader {
     *reinterpret_cast<uint4*>((key ? a.kv.k : a.kv.v) + cell * kHeadDim * 2 + 16 * lane) = number;
   }
 
-  // Queries to shared memory, and what is fresh of the item's cells: keys, then values, a warp each.
   __device__ void prepare(const Item& it) {
     columns = kWide ? div_up(it.queries, 8) : 1;
     const int fresh = it.end - it.stored;
     const int lanes = static_cast<int>(a.rope.cols) / 16;
-    const int first_fresh = it.first + it.stored - it.fresh_begin;  // row of the batch
+    const int first_fresh = it.first + it.stored - it.fresh_begin;  // a row of the batch
     const auto fresh_row = [&](int piece) -> uint4 {
       if (!active || piece >= 2 * fresh) return {0, 0, 0, 0};
       const Tensor& from = piece < fresh ? a.k : a.v;
@@ -181,9 +173,9 @@ struct Reader {
                      : load8(a.q, t * a.q.stride + own.head * kHeadDim + 8 * lane);
       if constexpr (!kWide) gate[i] = load_gate(it, own);
     }
-    meet<kReaderThreads>();  // outputs of the item before are stored
+    meet<kReaderThreads>();  // outputs of the previous item are stored
     HeadRotation rotation;
-    int turned = -1;  // the row that it is of
+    int turned = -1;  // the row that `rotation` belongs to
     const auto turn_to = [&](int t) {
       if (t != turned) rotation = load_rotation(t, lanes);
       turned = t;
@@ -203,7 +195,8 @@ struct Reader {
         for (int k = 0; k < 8; ++k) out[k] = to_act(values[k]);
         bits = *reinterpret_cast<const uint4*>(out);
       }
-      if (active) *reinterpret_cast<uint4*>(sh.q + query * kStride + 8 * lane) = convert(bits, Number());
+      if (active)
+        *reinterpret_cast<uint4*>(sh.q + query * kStride + 8 * lane) = convert(bits, Number());
     }
 #pragma unroll 1
     for (; piece < 2 * fresh; piece += kReaders) {
@@ -247,7 +240,7 @@ struct Reader {
     }
   }
 
-  // Scores of 16 cells that lie at `at`, log2 scale: four sums a score, in the same order whatever the width.
+  // In log2 scale: four partial sums per score, in the same order whatever the width.
   __device__ void score(float (&s)[kColumns][4], uint32_t at) const {
     at += (lane % 16 * kStride + lane / 16 * 8) * 2;
     if constexpr (kWide) {
@@ -261,7 +254,8 @@ struct Reader {
           load_matrices(k[0], at + j * 64);
           load_matrices(k[1], at + j * 64 + 32);
 #pragma unroll
-          for (int n = 0; n < kColumns; ++n) load_matrices(b[n], queries + n * 8 * kStride * 2 + j * 64);
+          for (int n = 0; n < kColumns; ++n)
+            load_matrices(b[n], queries + n * 8 * kStride * 2 + j * 64);
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) mma(sum[0][n], k[0], b[n][0], b[n][1], Number());
 #pragma unroll
@@ -285,12 +279,12 @@ struct Reader {
         mma(sum[j % 4], k, q[j][0], q[j][1], Number());
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][i] = ((sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i])) * a.scale;
+      for (int i = 0; i < 4; ++i)
+        s[0][i] = ((sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i])) * a.scale;
     }
   }
 
-  // Minus infinity where a query does not look. A single row sees all cells of its sequence, but for a
-  // window.
+  // A single row sees all cells of its sequence within the window.
   __device__ void mask(float (&s)[kColumns][4], const Item& it, int tile) const {
     if (tile >= plain.begin && tile + 16 <= plain.end) return;
 #pragma unroll
@@ -298,35 +292,34 @@ struct Reader {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int cell = tile + g + i / 2 * 8;
-        const bool seen =
-            cell >= it.begin && cell < it.end && (it.rows == 1 || sees(sh.view[8 * n + 2 * c + i % 2], cell));
+        const bool seen = cell >= it.begin && cell < it.end &&
+                          (it.rows == 1 || sees(sh.view[8 * n + 2 * c + i % 2], cell));
         if (!seen) s[n][i] = -INFINITY;
       }
     }
   }
 
-  // Keys or values of fresh cells among 16 from `tile` on, into the ring.
   __device__ void put_rows(const Item& it, int tile, uint32_t unit,
                            const uint16_t (&from)[Shared::kRows][kHeadDim]) const {
     for (int cell = max(tile, it.stored); cell < min(tile + 16, it.end); ++cell)
       put_row(unit, cell % kBlockTokens, from[cell - it.stored]);
     __syncwarp();
   }
-  // A row of the ring from shared memory.
   __device__ void put_row(uint32_t unit, int row, const uint16_t* from) const {
     if (active) {
       const uint4 x = *reinterpret_cast<const uint4*>(from + 8 * lane);
-      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(unit + (row * kStride + 8 * lane) * 2),
-                   "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                   : "memory");
+      asm volatile(
+          "st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(unit + (row * kStride + 8 * lane) * 2),
+          "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+          : "memory");
     }
   }
 
   __device__ uint32_t unit_address(Ring::Place place) const {
     return ring.base + place.unit * Shared::kUnitBytes;
   }
-  // This warp has read what it wants of `units` units. In a ring that a step fills more than half, those it
-  // did not look at may still be on their way, and an arrival now would count for what lay there before.
+  // In a ring shorter than two steps a skipped unit's copy may still be under way: it is awaited,
+  // because an early arrival would count for the unit's previous contents.
   __device__ void release(int first, int units) const {
     __syncwarp();
     const auto give_back = [&](int unit) {
@@ -342,8 +335,7 @@ struct Reader {
     __syncwarp();
   }
 
-  // Takes the scores of this warp's cells to weights in shared memory, and what is summed so far to the new
-  // largest score.
+  // Scores become weights in shared memory; sums are rescaled to the new largest score.
   __device__ void weigh(float (&s)[kColumns][4], bool own_tile) {
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
@@ -379,10 +371,11 @@ struct Reader {
     }
   }
 
-  // Adds the values of `tiles` times 16 cells to this warp's dims.
   __device__ void add_values(int first, int tiles) {
-    const uint32_t weights = shared_address(sh.p) + (lane % 8 * Shared::kWeightStride + lane / 8 * 8) * 2;
-    const uint32_t own = ((lane % 8 + lane / 16 * 8) * kStride + warp * 16 * kTiles + lane / 8 % 2 * 8) * 2;
+    const uint32_t weights =
+        shared_address(sh.p) + (lane % 8 * Shared::kWeightStride + lane / 8 * 8) * 2;
+    const uint32_t own =
+        ((lane % 8 + lane / 16 * 8) * kStride + warp * 16 * kTiles + lane / 8 % 2 * 8) * 2;
 #pragma unroll 1
     for (int i = 0; i < tiles; i += 2) {
       const Ring::Place place = ring.ahead(first + i / 2);
@@ -407,7 +400,6 @@ struct Reader {
     }
   }
 
-  // 128 cells from `step` on.
   __device__ void take(const Item& it, int step) {
     const int units = min(kStepUnits, div_up(it.end - step, kBlockTokens));
     const int tile = step + 16 * warp;
@@ -451,9 +443,8 @@ struct Reader {
     ring.advance(2 * units);
   }
 
-  // Divided by the sum of weights, gated, stored.
-  __device__ void store_output(const Item& it, const Query& query, uint4 own_gate, const float (&x)[8],
-                               float all) const {
+  __device__ void store_output(const Item& it, const Query& query, uint4 own_gate,
+                               const float (&x)[8], float all) const {
     if (!stores_row(a, it.s, it.first + query.token)) return;
     float inverse = __fdividef(1.0f, all);
     if (a.gates.per_head) inverse *= gate_factor(a.gates, __uint_as_float(own_gate.x));
@@ -473,13 +464,14 @@ struct Reader {
       Act out[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) out[i] = to_act(y[i]);
-      *reinterpret_cast<uint4*>(static_cast<Act*>(a.o.data) + at) = *reinterpret_cast<const uint4*>(out);
+      *reinterpret_cast<uint4*>(static_cast<Act*>(a.o.data) + at) =
+          *reinterpret_cast<const uint4*>(out);
     }
   }
 
-  // The splits of a query, in position order: what merge_kernel (attention.cu) does with a block
-  // for the kernels for many rows, whose blocks do not learn which one is last.
-  __device__ void merge(const Item& it, const Query& query, int splits, float (&sum)[8], float& all) const {
+  // In position order, like merge_kernel (attention.cu).
+  __device__ void merge(const Item& it, const Query& query, int splits, float (&sum)[8],
+                        float& all) const {
     const int64_t base = partial_index(a, it.s, query.head, query.token);
     float4 v[4][2];
     const auto load = [&](int split) {
@@ -500,8 +492,8 @@ struct Reader {
       const int split = lane + 32 * i;
       part[i] = {-INFINITY, 0};
       if (split < splits)
-        part[i] =
-            __ldcg(reinterpret_cast<const float2*>(a.partial_sums + 2 * (base + int64_t{split} * it.rows)));
+        part[i] = __ldcg(reinterpret_cast<const float2*>(a.partial_sums +
+                                                         2 * (base + int64_t{split} * it.rows)));
       top = fmaxf(top, part[i].x);
     }
     top = warp_max(top);
@@ -520,7 +512,8 @@ struct Reader {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (split + i >= splits) break;
-        const float w = __shfl_sync(kFullWarp, split + i < 32 ? part[0].x : part[1].x, (split + i) % 32);
+        const float w =
+            __shfl_sync(kFullWarp, split + i < 32 ? part[0].x : part[1].x, (split + i) % 32);
         if (!active) continue;
         const float x[8] = {v[i][0].x, v[i][0].y, v[i][0].z, v[i][0].w,
                             v[i][1].x, v[i][1].y, v[i][1].z, v[i][1].w};
@@ -530,7 +523,6 @@ struct Reader {
     }
   }
 
-  // Splits of sealed blocks that have been left of a query.
   __device__ int sealed_splits(const Item& it, const Sequence& q, int query) const {
     const int tile = (it.query0 + query) / kSealedQueries, tiles = sealed_tiles_of(a, it.rows);
     const int run = (it.kv_head * tiles + tile) / q.sealed.lanes;
@@ -575,7 +567,8 @@ struct Reader {
 #pragma unroll
       for (int w = 0; w < kReaders; ++w) all += sh.total[w][query];
       if (merges) {
-        keep_split(it, query_of(it, query), sealed_splits(it, q, query) + it.split, sum, all, sh.top[query]);
+        keep_split(it, query_of(it, query), sealed_splits(it, q, query) + it.split, sum, all,
+                   sh.top[query]);
       } else if (active) {
         store_output(it, query_of(it, query), chosen(gate, i), sum, all);
       }
@@ -591,9 +584,8 @@ struct Reader {
     }
   }
 
-  // Leaves this split's sums as the query's `split`th.
-  __device__ void keep_split(const Item& it, const Query& query, int split, const float (&sum)[8], float all,
-                             float top) const {
+  __device__ void keep_split(const Item& it, const Query& query, int split, const float (&sum)[8],
+                             float all, float top) const {
     if (!active) return;
     const int64_t row = partial_index(a, it.s, query.head, split * it.rows + query.token);
     auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
@@ -602,8 +594,7 @@ struct Reader {
     if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{top, all});
   }
 
-  // True in the block that is the last to leave its sums. Splits of sealed cells have been left before: a lone one
-  // of exact cells waits for nobody, and what a warp merges it has left itself.
+  // A lone split needs no barrier: a warp merges what it wrote itself. Sealed splits are older.
   __device__ bool last_of_splits(const Item& it) const {
     if (it.splits == 1) {
       __syncwarp();
@@ -612,7 +603,8 @@ struct Reader {
     __threadfence();
     meet<kReaderThreads>();
     if (threadIdx.x == 0) {
-      int* arrivals = a.arrivals + static_cast<int64_t>(it.s) * a.heads + it.kv_head * a.group + it.tile;
+      int* arrivals =
+          a.arrivals + static_cast<int64_t>(it.s) * a.heads + it.kv_head * a.group + it.tile;
       sh.last = atomicAdd(arrivals, 1) == it.splits - 1;
       if (sh.last) *arrivals = 0;
       __threadfence();
@@ -625,7 +617,7 @@ struct Reader {
     if (a.fresh) {
       keep_norms();
     }
-    // Over units, the kernel before leaves splits and nothing else that is read here; it has waited for the rest.
+    // Over units only sealed splits come from the kernel before, and merging needs them last.
     bool waiting = true;
     const auto wait = [&] {
       if (waiting) {

@@ -1,26 +1,23 @@
-// attention_sealed.cu -- the sealed part of attention of sequences with few rows: cells [0, E) of a query,
-// straight from the codes of their units, as splits that the decode kernel merges with the exact cells.
+// attention_sealed.cu -- the sealed cells of sequences with few rows, read from the codes of units.
+// The decode kernel merges the splits.
 //
-// Traffic: the bytes of the units, once for each eight queries of a KV head. 27B (4 KV heads of 256) in c4: 1,164
-// bytes a cell and layer, 35 us at 131,072 cells and 4.3 TB/s; f16 takes 125.
+// - An item is up to 8 queries of a KV head over a share's part of a run (sealed_shares.h).
+// - Every warp takes every `warps`th block, copies ahead, keeps its own largest score and adds to
+//   all dims. So warps do not wait for each other within an item; at the end their sums are added.
+// - sealed_units.cuh turns codes into operands. A query that reads less than others has the rest
+//   masked.
 //
-// Shape: an item is up to 8 queries of a KV head over what a share has of its blocks (sealed_shares.h). Every
-// warp takes blocks of its own, one in `warps`: it copies units to its own part of shared memory, K of the next
-// block while it computes with V of this one and the other way round, scores 32 cells (S^T = K Q^T), keeps its own
-// largest score, and adds to all dims (O^T = V^T P^T). So warps do not wait for each other until the item ends,
-// when sums of all warps are brought to the same largest score, added, turned back where the format rotates, and
-// left as a split. What a unit's codes become is in sealed_units.cuh: with all that belongs to a block 2.5
-// instructions a value for c4 and 3.5 for tbq4_0. Measured, and what was tried: docs/history/cuda-kernels.md.
-//
-// Rows of a sequence may read different parts sealed: a query that reads less has the rest masked.
+// Tried and slower: one kernel for all formats (the worst format's registers); splits by sequence
+// length (uneven rounds); levels of tbq4_0 by byte permutations. More:
+// docs/history/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/attention/sealed_units.cuh"
-#include "ops/cuda/kv/sealed_work.h"
-#include "ops/cuda/kv/unit_rotation.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/attention/sealed_work.h"
+#include "ops/cuda/attention/unit_rotation.h"
+#include "ops/cuda/launch.h"
 #include "ops/kv/kv_codec.h"
 
 namespace braid::cuda {
@@ -34,13 +31,12 @@ constexpr int kQueries = kSealedQueries;
 
 struct UnitArgs {
   UnitForms forms;
-  int k_pieces, v_pieces;      // of 16 bytes, of a unit
-  int v_offset, table_offset;  // in a warp's part of shared memory
+  int k_pieces, v_pieces;      // 16-byte pieces per unit
+  int v_offset, table_offset;  // offsets in a warp's part of shared memory
   int warp_bytes;
-  int level_bits, level_bytes;  // of the table of a codebook's levels, behind the parts of all warps
+  int level_bits, level_bytes;  // the table of a codebook's levels, after the parts of all warps
 };
 
-// Of a sequence: its rows, and the blocks that some of them reads sealed.
 struct SealedRows {
   int first, rows;
   SealedSpan blocks;
@@ -57,15 +53,14 @@ struct SealedShared {
   static constexpr int kStride = kHeadDim + 8;
   alignas(16) uint16_t q[kQueries * kStride];
   alignas(16) float sums[kHeadDim / 32][kQueries];
-  int2 seen[kQueries];  // cells of a query: [x, y)
+  int2 seen[kQueries];  // visible cells of each query: [x, y)
   int scratch[kMostWarps];
   SealedDeal deal;
-  SealedItem item;  // that the block is at
+  SealedItem item;  // current item of the thread block
   float top[kMostWarps][kQueries], total[kMostWarps][kQueries];
 };
 
-// What a share has of a lane's run at `place`, which goes on to the next run. False: nothing. Lanes of a share are
-// neighbours.
+// Lanes of a share are consecutive thread blocks. `place` advances by a run. False: no blocks.
 __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, const int* starts,
                           const SealedDeal& deal, int& place, SealedItem& it) {
   const int share = static_cast<int>(blockIdx.x) / deal.lanes;
@@ -74,7 +69,8 @@ __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, c
   const SealedRows q = sequences[it.s];
   const int blocks = q.blocks.end - q.blocks.begin;
   const RunPlaces run = places_of_run(deal, blocks);
-  const int index = (place - starts[it.s]) / run.places, tiles = sealed_tiles_of(a, q.rows) / deal.lanes;
+  const int index = (place - starts[it.s]) / run.places,
+            tiles = sealed_tiles_of(a, q.rows) / deal.lanes;
   it.kv_head = index / tiles;
   it.first = q.first;
   it.rows = q.rows;
@@ -89,7 +85,7 @@ __device__ bool next_item(const AttentionArgs& a, const SealedRows* sequences, c
   return part.begin < part.end;
 }
 
-// Each 128 values of a row, of which a lane has 8 next to each other; `back`: the inverse.
+// By 128 values, 8 consecutive ones per lane; `back`: the inverse.
 __device__ inline void rotate_row(float (&x)[8], int lane, bool back) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = with_sign(x[i], 8 * lane + i, back);
@@ -115,8 +111,7 @@ __device__ inline void rotate_row(float (&x)[8], int lane, bool back) {
   for (int i = 0; i < 8; ++i) x[i] = with_sign(x[i] * kRotationScale, 8 * lane + i, !back);
 }
 
-// The kinds of K and V: one, so that a kernel has the code and the registers that this one needs, or whatever they
-// are.
+// A kernel for one kind of K and V saves code and registers.
 template <UnitKind kKind>
 struct OneKind {
   __device__ static constexpr UnitKind of(const UnitForm&) { return kKind; }
@@ -137,9 +132,10 @@ struct SealedReader {
   Levels levels;
   float o[kHeadDim / 16][4];
   float top[2], total[2];
-  int32_t known;  // of the next 32 blocks of this warp, a lane's entry of the table
+  int32_t known;  // lane i: table entry of the i-th of this warp's next 32 blocks
 
-  __device__ SealedReader(const AttentionArgs& args, const UnitArgs& units, Shared& shared, uint8_t* all)
+  __device__ SealedReader(const AttentionArgs& args, const UnitArgs& units, Shared& shared,
+                          uint8_t* all)
       : a(args),
         u(units),
         sh(shared),
@@ -156,12 +152,14 @@ struct SealedReader {
     }
     for (; pieces > 0; pieces -= 32, address += 512, from += 512) copy_async(address, from);
   }
-  // Asks for a side of this warp's i-th block of the item, if it has one.
+  // Starts the copy of this warp's i-th block, if it exists.
   __device__ void ask(const SealedItem& it, int i, int blocks, bool value) {
     if (i < blocks) {
       if (!value && i % 32 == 0) {
         const int block = it.begin + warp + (i + lane) * warps;
-        known = block < it.end ? a.batch.cold_table[int64_t{it.s} * a.batch.blocks_per_sequence + block] : 0;
+        known = block < it.end
+                    ? a.batch.cold_table[int64_t{it.s} * a.batch.blocks_per_sequence + block]
+                    : 0;
       }
       const int32_t block = __shfl_sync(kFullWarp, known, i % 32);
       copy(memory + (value ? u.v_offset : 0), unit_at(a.kv, value, block, it.kv_head),
@@ -170,11 +168,11 @@ struct SealedReader {
     commit_copies();
   }
 
-  // A query, as it stands or as the product before has left it.
   __device__ void load_query(float (&x)[8], int64_t t, int head) const {
     const bool active = 8 * lane < kHeadDim;
     if (active) {
-      const int64_t at = a.fresh ? t * a.qg.stride + head * a.query_stride : t * a.q.stride + head * kHeadDim;
+      const int64_t at =
+          a.fresh ? t * a.qg.stride + head * a.query_stride : t * a.q.stride + head * kHeadDim;
       const uint4 bits = *reinterpret_cast<const uint4*>(
           static_cast<const Act*>(a.fresh ? a.qg.data : a.q.data) + at + 8 * lane);
       const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -189,7 +187,8 @@ struct SealedReader {
     const float4 low = weights[0], high = weights[1];
     norm_head(x, {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}}, a.w.eps, kHeadDim);
     const int lanes = static_cast<int>(a.rope.cols) / 16;
-    rotate_head(x, load_rotation(static_cast<const float*>(a.rope.data) + t * a.rope.stride, lanes), lanes);
+    rotate_head(x, load_rotation(static_cast<const float*>(a.rope.data) + t * a.rope.stride, lanes),
+                lanes);
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = to_float(to_act(x[i]));
   }
@@ -197,7 +196,7 @@ struct SealedReader {
   __device__ void prepare(const SealedItem& it) {
     for (int query = warp; query < kQueries; query += warps) {
       float x[8] = {};
-      int2 seen = {0, 1 << 30};  // what is not there may see anything
+      int2 seen = {0, 1 << 30};  // padding queries see every cell
       if (query < it.queries) {
         const int packed = it.query0 + query;
         const int token = packed * a.group_inverse >> 16, t = it.first + token;
@@ -220,8 +219,8 @@ struct SealedReader {
       sum += __shfl_xor_sync(kFullWarp, sum, 1);
       sum += __shfl_xor_sync(kFullWarp, sum, 2);
       if (8 * lane < kHeadDim) {
-        *reinterpret_cast<uint4*>(sh.q + query * Shared::kStride + 8 * lane) = {out[0], out[1], out[2],
-                                                                                out[3]};
+        *reinterpret_cast<uint4*>(sh.q + query * Shared::kStride + 8 * lane) = {out[0], out[1],
+                                                                                out[2], out[3]};
         if (lane % 4 == 0) sh.sums[lane / 4][query] = sum;
       }
       if (lane == 0) sh.seen[query] = seen;
@@ -238,14 +237,15 @@ struct SealedReader {
                           &sh.sums[0][0], a.scale};
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
-    score_unit<kHeadDim>(Kinds::of(u.forms.k), s, memory, memory + u.table_offset, levels, queries, lane);
+    score_unit<kHeadDim>(Kinds::of(u.forms.k), s, memory, memory + u.table_offset, levels, queries,
+                         lane);
   }
   __device__ void add_values(const uint32_t (&p)[4]) {
-    add_unit<kHeadDim>(Kinds::of(u.forms.v), o, p, memory + u.v_offset, memory + u.table_offset, levels,
-                       lane);
+    add_unit<kHeadDim>(Kinds::of(u.forms.v), o, p, memory + u.v_offset, memory + u.table_offset,
+                       levels, lane);
   }
 
-  // Minus infinity where a query does not look. `inner`: cells that all queries see.
+  // `inner`: the cells that all queries see.
   __device__ void mask(float (&s)[2][4], int cell, int2 inner) const {
     if (cell >= inner.x && cell + kBlockTokens <= inner.y) return;
 #pragma unroll
@@ -260,11 +260,12 @@ struct SealedReader {
     }
   }
 
-  // Scores to weights; sums so far to the new largest score, which few blocks have.
+  // Sums are rescaled only if the largest score grows, which is rare.
   __device__ void weigh(float (&s)[2][4]) {
     float own[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) own[i] = fmaxf(fmaxf(s[0][i], s[0][i + 2]), fmaxf(s[1][i], s[1][i + 2]));
+    for (int i = 0; i < 2; ++i)
+      own[i] = fmaxf(fmaxf(s[0][i], s[0][i + 2]), fmaxf(s[1][i], s[1][i + 2]));
     if (__any_sync(kFullWarp, own[0] > top[0] || own[1] > top[1])) {
       float factor[2];
 #pragma unroll
@@ -295,7 +296,6 @@ struct SealedReader {
     }
   }
 
-  // The warp's blocks; `blocks` of them. Units of the first are asked for.
   __device__ void read(const SealedItem& it, int blocks) {
     const int2 own = sh.seen[lane % kQueries];
     const int2 inner = {__reduce_max_sync(kFullWarp, own.x), __reduce_min_sync(kFullWarp, own.y)};
@@ -321,7 +321,6 @@ struct SealedReader {
     __syncwarp();
   }
 
-  // What all warps have summed, as a split.
   __device__ void finish(const SealedItem& it) {
     constexpr int kRow = kHeadDim + 4;
     const int g = lane / 4, c = lane % 4;
@@ -368,28 +367,31 @@ struct SealedReader {
       auto* to = reinterpret_cast<float4*>(a.partials + row * kHeadDim + 8 * lane);
       __stcg(to, float4{x[0], x[1], x[2], x[3]});
       __stcg(to + 1, float4{x[4], x[5], x[6], x[7]});
-      if (lane == 0) __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{largest, all});
+      if (lane == 0)
+        __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * row), float2{largest, all});
     }
     __syncthreads();
   }
 };
 
 template <int kHeadDim, typename Kinds>
-__global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid_constant__ AttentionArgs a,
-                                                                    const __grid_constant__ UnitArgs u) {
+__global__ __launch_bounds__(32 * kMostWarps,
+                             1) void sealed_kernel(const __grid_constant__ AttentionArgs a,
+                                                   const __grid_constant__ UnitArgs u) {
   using Shared = SealedShared<kHeadDim>;
   extern __shared__ __align__(16) uint8_t memory[];
   const int warps = static_cast<int>(blockDim.x) / 32;
   auto& sh = *reinterpret_cast<Shared*>(memory + warps * u.warp_bytes + u.level_bytes);
   auto* sequences = reinterpret_cast<SealedRows*>(&sh + 1);
   int* starts = reinterpret_cast<int*>(sequences + a.batch.sequences);
-  for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences; s += static_cast<int>(blockDim.x)) {
+  for (int s = static_cast<int>(threadIdx.x); s < a.batch.sequences;
+       s += static_cast<int>(blockDim.x)) {
     sequences[s].first = a.batch.first_row[s];
     sequences[s].rows = a.batch.rows[s];
   }
   {
-    const SealedDeal deal =
-        deal_sealed(a, starts, sh.scratch, [&](int s) -> SealedSpan& { return sequences[s].blocks; });
+    const SealedDeal deal = deal_sealed(a, starts, sh.scratch,
+                                        [&](int s) -> SealedSpan& { return sequences[s].blocks; });
     if (threadIdx.x == 0) sh.deal = deal;
   }
   __syncthreads();
@@ -410,7 +412,7 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
     if (!next_item(a, sequences, starts, sh.deal, place, it)) continue;
     if (threadIdx.x == 0) sh.item = it;
     const int blocks = max(0, div_up(it.end - it.begin - reader.warp, warps));
-    // Units are older than the step, but where no tail lies between them and the newest row.
+    // Units are older than the step, except without a tail.
     if (waiting && a.tail.tail_blocks == 0) wait_for_previous();
     reader.ask(it, 0, blocks, false);
     reader.ask(it, 0, blocks, true);
@@ -429,7 +431,8 @@ __global__ __launch_bounds__(32 * kMostWarps, 1) void sealed_kernel(const __grid
 
 UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
   UnitArgs u{.forms = forms};
-  const auto k_bytes = static_cast<int>(cold.k_unit_bytes), v_bytes = static_cast<int>(cold.v_unit_bytes);
+  const auto k_bytes = static_cast<int>(cold.k_unit_bytes),
+             v_bytes = static_cast<int>(cold.v_unit_bytes);
   u.k_pieces = k_bytes / 16;
   u.v_pieces = v_bytes / 16;
   u.v_offset = k_bytes;
@@ -442,7 +445,7 @@ UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
     u.level_bits = bits_of_kind(key ? forms.k.kind : forms.v.kind);
     u.level_bytes = kLevelBytes;
   }
-  // At the end eight queries' sums lie there.
+  // Also holds the sums of eight queries at the end.
   u.warp_bytes = std::max(u.table_offset + (either(UnitFamily::channel) ? 8 * head_dim : 0),
                           kQueries * (head_dim + 4) * 4);
   return u;
@@ -467,7 +470,8 @@ bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
   const int warps = most_warps<kHeadDim>(context, args, u);
   if (warps < kFewestWarps) return false;
   const auto blocks = static_cast<unsigned>(sealed_readers_of(args));
-  launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks), static_cast<unsigned>(32 * warps),
+  launch_early(context, sealed_kernel<kHeadDim, Kinds>, dim3(blocks),
+               static_cast<unsigned>(32 * warps),
                static_cast<size_t>(warps) * u.warp_bytes + fixed_bytes<kHeadDim>(args, u), args, u);
   return true;
 }
@@ -488,8 +492,9 @@ bool attention_sealed(Context& context, const AttentionArgs& args) {
   const KvCold& cold = args.kv.cold;
   const auto k = unit_form(cold.k_codec->name), v = unit_form(cold.v_codec->name);
   if (!k || !v || !reads_codes(k->kind) || !reads_codes(v->kind)) return false;
-  // One table of levels serves both sides.
-  const bool books = family_of(k->kind) == UnitFamily::codebook && family_of(v->kind) == UnitFamily::codebook;
+  // One table of levels serves K and V.
+  const bool books =
+      family_of(k->kind) == UnitFamily::codebook && family_of(v->kind) == UnitFamily::codebook;
   if (books && k->kind != v->kind) return false;
   const UnitArgs u = unit_args(cold, {*k, *v}, args.head_dim);
   switch (args.head_dim) {

@@ -1,30 +1,25 @@
-// attention_tile_items.h -- attention of sequences with many rows, as far as its two kernels agree
-// (attention_tiles.cu, and attention_wgmma.cu for compute capability 9.0): which tiles of queries there are,
-// what belongs to one, and what becomes of sums. Products, softmax and masks are their own.
+// attention_tile_items.h -- items and sums of the two kernels for sequences with many rows.
 //
-// A tile is 128 packed queries of a KV head of a sequence, against 64 cells at a time. A warp has 16 of the
-// queries, scores and outputs as C fragments of m16n8k16 (mma.h): lane = 4 g + c has rows g and g + 8, and
-// four lanes share a row.
+// A tile is 128 packed queries of a KV head, 16 per warp, against 64 cells at a time. Scores and
+// outputs are C fragments of m16n8k16 (mma.h): lane = 4 g + c has rows g and g + 8.
 #pragma once
 
 #include "ops/cuda/attention/attention_common.h"
 
 namespace braid::cuda {
 
-inline constexpr int kTileRows = 128;  // queries of a tile, packed
+inline constexpr int kTileRows = 128;  // packed queries per tile
 inline constexpr int kTileCells = 64;
 
-// 128 queries of a KV head of a sequence, and the split of its cells.
 struct TileItem {
   int s, kv_head;
   int first_row;        // of the sequence
   int query0, queries;  // of the tile
-  int token0, tokens;   // that they belong to
+  int token0, tokens;   // tokens of these queries
   int split, splits;
-  int64_t split_begin, split_end;  // cells; of a row that is not cut: all
+  int64_t split_begin, split_end;  // cells; all cells if the row is not split
 };
 
-// The step's items: how many there are, and in `starts` the first one of each sequence (list_items).
 __device__ inline int list_tile_items(const AttentionArgs& a, int* starts, int* scratch) {
   return list_items(a, starts, scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
@@ -46,7 +41,7 @@ __device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, in
   item.splits = splits;
   item.split = own % splits;
   item.kv_head = own / splits % a.kv_heads;
-  const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells: they start first
+  const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells
   item.query0 = tile * kTileRows;
   item.queries = min(kTileRows, rows * a.group - item.query0);
   item.token0 = item.query0 / a.group;
@@ -57,7 +52,6 @@ __device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, in
   return item;
 }
 
-// Where a packed query belongs to: its token, counted from the sequence's first row, and its head.
 struct QueryPlace {
   int token, head;
 };
@@ -65,14 +59,13 @@ __device__ inline QueryPlace place_of(const AttentionArgs& a, const TileItem& it
   return {query / a.group, item.kv_head * a.group + query % a.group};
 }
 
-// Cells of an item's split, where `first` and `last` are those of all that some query sees.
+// `first`, `last`: the cells that some query sees.
 __device__ inline Span seen_cells(const TileItem& item, int first, int last) {
   return {max(static_cast<int>(item.split_begin), first),
           static_cast<int>(min(static_cast<int64_t>(last) + 1, item.split_end))};
 }
 
-// What was summed up before, brought to the scale of a new largest score: rows g and g + 8 times their
-// factors.
+// Rows g and g + 8 times their factors.
 template <int kCount>
 __device__ inline void rescale(float (&o)[kCount][4], const float (&factor)[2]) {
   if (!__any_sync(kFullWarp, factor[0] != 1.0f || factor[1] != 1.0f)) return;
@@ -85,7 +78,6 @@ __device__ inline void rescale(float (&o)[kCount][4], const float (&factor)[2]) 
   }
 }
 
-// The sums of weights of rows g and g + 8 from those of the four lanes.
 __device__ inline void add_lanes(float (&total)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -94,7 +86,7 @@ __device__ inline void add_lanes(float (&total)[2]) {
   }
 }
 
-// Leaves the largest score and the sum of weights of one query's split. `rows`: of the sequence.
+// `rows`: of the sequence.
 __device__ inline void keep_sum(const AttentionArgs& a, const TileItem& item, int rows, int query,
                                 float largest, float total) {
   const QueryPlace place = place_of(a, item, query);
@@ -102,9 +94,8 @@ __device__ inline void keep_sum(const AttentionArgs& a, const TileItem& item, in
   __stcg(reinterpret_cast<float2*>(a.partial_sums + 2 * at), float2{largest, total});
 }
 
-// Blocks to launch: as many as a batch can have items, or as there are multiprocessors.
 inline unsigned tile_blocks(const Context& context, const AttentionArgs& args) {
-  // Items of a batch without splits, and what splits can add.
+  // Without splits; below, the most that splits can add.
   const int64_t whole =
       (int64_t{args.batch.tokens} * args.group / kTileRows + args.batch.sequences) * args.kv_heads;
   const int64_t most = whole * kMostSplits;

@@ -1,30 +1,19 @@
-// attention_tiles.cu -- attention of sequences with many rows (prompts, trees) on tensor cores by mma.sync:
-// what GPUs without wgmma take, within 99 KB of shared memory.
+// attention_tiles.cu -- attention of sequences with many rows by mma.sync, for GPUs without wgmma,
+// within 99 KB of shared memory.
 //
-// Flops 4 Dh per query head and visible cell; 2048 new tokens of 27B (24 heads of 256): 51 GFLOP a layer.
-// Bytes are small beside it (K and V of a tile serve 128 queries).
+// - Items are 128 packed queries (attention_tile_items.h), 8 warps of 16. Queries, O [16, Dh], S
+//   [16, cells] and P stay in registers. Late tiles of a prompt see most cells and start first.
+// - Two stages each of keys and values, of 32 cells (head dim 256) or 64. Barriers per stage let
+//   warps drift apart by up to a tile: one warp's softmax overlaps another's products.
 //
-// Shape: items of 128 packed queries (attention_tile_items.h), 8 warps of 16. A warp keeps its queries, O
-// [16, Dh] and S [16, cells] in registers; P goes from S to the operand of V without leaving them. Shared
-// memory has two stages of keys and two of values, of 32 cells (head dim 256) or 64. Every warp copies its
-// share of them by cp.async. The block does not meet between tiles: barriers say when a stage is full and
-// when all warps are done with it, so warps drift apart by up to a tile, and the softmax of one runs under
-// the products of another. Tiles that all queries of a warp see skip the mask. Late tiles of a prompt see
-// most cells and start first; blocks take items from a counter. Few rows over a long context are cut into
-// splits like decoding (attention_common.h).
-//
-// Floor: tensor cores where they are slow (8.6, 8.9, 12.0: 256 products of f16 with f32 sums a clock and
-// multiprocessor); where they are quick, shared memory: a warp reads 512 bytes for two instructions.
-//
-// Compute capability 9.0 has a form of its own for the same items, attention_wgmma.cu, which is tried first.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: queries in shared memory with a block barrier per tile; one stage with three
+// barriers; outputs stored from fragments. More: docs/history/cuda-kernels.md.
 #include <algorithm>
 #include <type_traits>
 
 #include "ops/cuda/attention/attention_tile_items.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/barriers.cuh"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -35,25 +24,26 @@ constexpr int kThreads = 32 * kWarps;
 template <int kHeadDim>
 struct TileShared {
   static constexpr int kCells = kHeadDim == 256 ? 32 : 64;
-  static constexpr int kStride = kHeadDim + 8;  // rows of eight pieces meet all banks
+  static constexpr int kStride = kHeadDim + 8;  // 8 rows cover all banks
   static constexpr int kStageBytes = kCells * kStride * 2;
-  static constexpr int kSpaceStride = 128 + 4;  // of outputs on their way, by 128 dims
-  // Queries on their way in and outputs on their way out lie where the stages are. [warp's 16 rows]
+  static constexpr int kSpaceStride = 128 + 4;  // of outputs, 128 dims at a time
+  // Queries and outputs (16 rows per warp) reuse the memory of the stages.
   static constexpr int kQueryBytes = 16 * kStride * 2;
   static constexpr int kSpaceBytes = 16 * kSpaceStride * 4;
-  static constexpr int kBytes = std::max(4 * kStageBytes, kWarps* std::max(kQueryBytes, kSpaceBytes));
-  alignas(16) uint8_t memory[kBytes];  // keys of two tiles, values of two tiles
-  RowView view[kTileRows];             // by query
+  static constexpr int kBytes =
+      std::max(4 * kStageBytes, kWarps* std::max(kQueryBytes, kSpaceBytes));
+  alignas(16) uint8_t memory[kBytes];  // two tiles of keys, two of values
+  RowView view[kTileRows];             // per query
   uint64_t k_full[2], k_empty[2], v_full[2], v_empty[2];
   int2 plain[kWarps];  // cells of the span that all queries of a warp see
-  int2 seen[kWarps];   // the first and the last cell that one of them sees
-  Span span[kWarps];   // cells that the item is about; each warp has its own copy
+  int2 seen[kWarps];   // first and last cell that some query of a warp sees
+  Span span[kWarps];   // visible cells of the item; each warp has its own copy
   int scratch[kWarps];
-  int next;       // item
-  TileItem item;  // here, as the registers are queries and sums
+  int next;       // index of the next item
+  TileItem item;  // here to save registers
 };
 
-// This thread's share of K or V of a tile: cells outside [begin, end) become zeros.
+// Cells outside [begin, end) become zeros.
 template <int kHeadDim>
 __device__ inline void copy_cells(uint32_t to, const std::byte* pool, const AttentionArgs& a,
                                   const TileItem& item, int tile, Span seen) {
@@ -78,14 +68,14 @@ __device__ inline void copy_cells(uint32_t to, const std::byte* pool, const Atte
   }
 }
 
-// Bits [from, to) of 64, either of which may lie outside.
+// Bits [from, to) of 64; either may lie outside.
 __device__ inline uint64_t bits_between(int from, int to) {
   const uint64_t below_to = to >= 64 ? ~uint64_t{0} : to <= 0 ? 0 : (uint64_t{1} << to) - 1;
   return from >= 64 ? 0 : from <= 0 ? below_to : below_to >> from << from;
 }
-// Which of the 64 cells from `first` on a row sees of `span` (sees(), attention_common.h).
+// Of the 64 cells from `first` on (sees(), attention_common.h).
 __device__ inline uint64_t seen_of_tile(const RowView& row, Span span, int first) {
-  const int node = first - row.context;  // of the first cell
+  const int node = first - row.context;  // node of cell `first`
   uint64_t nodes = 0;
   if (node > -64 && node < 64) nodes = node >= 0 ? row.mask >> node : row.mask << -node;
   const uint64_t certain = bits_between(row.low + 1 - first, row.limit - first) &
@@ -93,7 +83,6 @@ __device__ inline uint64_t seen_of_tile(const RowView& row, Span span, int first
   return (certain | nodes) & bits_between(span.begin - first, span.end - first);
 }
 
-// What a warp keeps of its 16 queries: this lane's of rows g and g + 8.
 template <int kHeadDim>
 struct Softmax {
   static constexpr int kCells = TileShared<kHeadDim>::kCells;
@@ -101,8 +90,7 @@ struct Softmax {
   float largest[2] = {-INFINITY, -INFINITY};
   float total[2] = {0, 0};
 
-  // Scores of a tile become exp2 of their distance to the largest so far, and what was summed up before is
-  // brought to the same scale.
+  // Scores become exp2 of their distance to the largest so far; sums are rescaled.
   __device__ void take(float (&x)[kCells / 8][4], float scale) {
     float factor[2];
 #pragma unroll
@@ -132,8 +120,7 @@ struct Softmax {
   }
 };
 
-// O of a warp's 16 queries, by 128 dims through its part of shared memory: divided, gated and stored in rows,
-// or kept as partial results.
+// 128 dims at a time through the warp's part of shared memory.
 template <int kHeadDim>
 __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& sum, float* space,
                               const TileItem& item) {
@@ -189,7 +176,6 @@ __device__ void write_outputs(const AttentionArgs& a, const Softmax<kHeadDim>& s
   }
 }
 
-// What a warp does with one item.
 template <int kHeadDim, typename Number>
 struct Tiles {
   using Shared = TileShared<kHeadDim>;
@@ -198,7 +184,7 @@ struct Tiles {
   const AttentionArgs& a;
   Shared& sh;
   int warp, lane;
-  uint32_t tiles = 0;  // that this block has walked over, of all its items
+  uint32_t tiles = 0;  // tiles of cells that this block has processed in all its items
 
   __device__ uint32_t stage(int which) const {
     return shared_address(sh.memory) + which * Shared::kStageBytes;
@@ -208,12 +194,11 @@ struct Tiles {
     if (lane == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
   }
 
-  // For the item after this one, from a counter that all blocks share.
   __device__ void ask() const {
     if (threadIdx.x == 0) sh.next = static_cast<int>(gridDim.x) + atomicAdd(a.arrivals, 1);
   }
 
-  // Its queries, and what they see. The block meets in here: then the stages are free for keys and values.
+  // Ends with a block barrier, after which the stages are free for keys and values.
   __device__ void begin(const TileItem& item, uint32_t (&q)[kHeadDim / 16][4]) const {
     constexpr int kPieces = kHeadDim / 8;
     const uint32_t space = shared_address(sh.memory) + warp * Shared::kQueryBytes;
@@ -231,7 +216,8 @@ struct Tiles {
     const int query = item.query0 + min(warp * 16 + lane % 16, item.queries - 1);
     const RowView v = row_view(a, item.s, item.first_row + query / a.group);
     if (lane < 16) sh.view[warp * 16 + lane] = v;
-    const int2 plain = {__reduce_max_sync(kFullWarp, v.low + 1), __reduce_min_sync(kFullWarp, v.plain_end())};
+    const int2 plain = {__reduce_max_sync(kFullWarp, v.low + 1),
+                        __reduce_min_sync(kFullWarp, v.plain_end())};
     const int2 seen = {__reduce_min_sync(kFullWarp, first_seen(v)),
                        __reduce_max_sync(kFullWarp, last_seen(v))};
     if (threadIdx.x == 0) sh.item = item;
@@ -275,8 +261,10 @@ struct Tiles {
     arrive_after_copies(shared_address(sh.v_full + tile % 2));
   }
 
-  __device__ void multiply_keys(float (&x)[kCells / 8][4], const uint32_t (&q)[kHeadDim / 16][4]) const {
-    const uint32_t from = stage(tiles % 2) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
+  __device__ void multiply_keys(float (&x)[kCells / 8][4],
+                                const uint32_t (&q)[kHeadDim / 16][4]) const {
+    const uint32_t from =
+        stage(tiles % 2) + ((lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8) * 2;
 #pragma unroll
     for (int n = 0; n < kCells / 8; ++n) {
 #pragma unroll
@@ -293,7 +281,8 @@ struct Tiles {
       }
     }
   }
-  __device__ void add_values(float (&o)[kHeadDim / 8][4], const uint32_t (&p)[kCells / 16][4]) const {
+  __device__ void add_values(float (&o)[kHeadDim / 8][4],
+                             const uint32_t (&p)[kCells / 16][4]) const {
     const uint32_t from =
         stage(2 + tiles % 2) + ((lane / 8 % 2 * 8 + lane % 8) * kStride + lane / 16 * 8) * 2;
 #pragma unroll
@@ -338,29 +327,32 @@ struct Tiles {
       float x[kCells / 8][4];
       multiply_keys(x, q);
       release(sh.k_empty + tiles % 2);
-      if (const int2 plain = sh.plain[warp]; cells < plain.x || cells + kCells > plain.y) mask(x, cells);
+      if (const int2 plain = sh.plain[warp]; cells < plain.x || cells + kCells > plain.y)
+        mask(x, cells);
       sum.take(x, a.scale);
       uint32_t p[kCells / 16][4];
 #pragma unroll
       for (int step = 0; step < kCells / 16; ++step) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          p[step][i] = pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
+          p[step][i] =
+              pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
       }
       if (more) copy_values(tiles + 1, cells + kCells);
       wait_barrier(shared_address(sh.v_full + tiles % 2), tiles / 2 % 2);
       add_values(sum.o, p);
       release(sh.v_empty + tiles % 2);
     }
-    __syncthreads();  // the stages are free
+    __syncthreads();
     add_lanes(sum.total);
-    write_outputs<kHeadDim>(a, sum, reinterpret_cast<float*>(sh.memory + warp * Shared::kSpaceBytes),
-                            sh.item);
+    write_outputs<kHeadDim>(
+        a, sum, reinterpret_cast<float*>(sh.memory + warp * Shared::kSpaceBytes), sh.item);
   }
 };
 
 template <int kHeadDim, typename Number>
-__global__ __launch_bounds__(kThreads, 1) void tile_kernel(const __grid_constant__ AttentionArgs a) {
+__global__ __launch_bounds__(kThreads,
+                             1) void tile_kernel(const __grid_constant__ AttentionArgs a) {
   using Shared = TileShared<kHeadDim>;
   extern __shared__ __align__(16) char memory[];
   auto& sh = *reinterpret_cast<Shared*>(memory);
@@ -390,7 +382,7 @@ __global__ __launch_bounds__(kThreads, 1) void tile_kernel(const __grid_constant
     index = sh.next;
     __syncthreads();
   } while (index < items);
-  // Each block asks once in vain; the last of them all leaves the counter as it was.
+  // Each block makes one extra request; the very last request resets the counter.
   if (threadIdx.x == 0 && index == blocks + max(items, blocks) - 1) *a.arrivals = 0;
 }
 
@@ -398,8 +390,8 @@ template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
   const size_t shared = sizeof(TileShared<kHeadDim>) + (args.batch.sequences + 1) * sizeof(int);
   if (shared > context.shared_bytes_per_block) return false;
-  launch_early(context, tile_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads, shared,
-               args);
+  launch_early(context, tile_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads,
+               shared, args);
   return true;
 }
 
@@ -407,8 +399,9 @@ bool launch(Context& context, const AttentionArgs& args) {
 
 bool attention_tiles(Context& context, const AttentionArgs& args) {
   if (attention_wgmma(context, args)) return true;
-  return launch_instance(
-      args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
+  return launch_instance(args, [&]<int kHeadDim, typename Number>() {
+    return launch<kHeadDim, Number>(context, args);
+  });
 }
 
 }  // namespace braid::cuda

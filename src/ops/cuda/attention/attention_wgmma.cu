@@ -1,30 +1,22 @@
-// attention_wgmma.cu -- attention of sequences with many rows on compute capability 9.0: what
-// attention_tiles.cu does, with the warpgroup matrix instruction and copies by tensor map.
+// attention_wgmma.cu -- attention_tiles.cu for compute capability 9.0, with wgmma and tensor maps.
 //
-// Shape: items of 128 packed queries as there (attention_common.h), 64 cells at a time, two blocks of the
-// table. Two warpgroups of 64 queries multiply; of a third, one warp fetches K and V tiles into two rings and
-// takes items from a counter, and two prepare the next item (what its rows see, its queries) while the last
-// is still multiplied.
+// - Two warpgroups of 64 queries multiply, 64 cells at a time. In a third, one warp copies K and V
+//   tiles into two rings and takes items from a counter; two prepare the next item (visible cells,
+//   queries).
+// - Shared memory: Q and K are [64 dims of the head][64 rows][64 dims], V is [32 cells][64 dims of
+//   the head][cell][64 dims], with 128-byte swizzle (wgmma.cuh).
+// - O, S and P stay in registers. Products of the next tile's keys and of this tile's values run
+//   together; the next tile's softmax overlaps the latter.
 //
-// Shared memory (head dim 256): Q 2 x 32 KB, K and V 2 x 32 KB each, 16 KB for the way out. Q and K as
-// [64 dims of the head][64 rows][64 dims], V as [32 cells][64 dims of the head][cell][64 dims], all with
-// 128-byte swizzle (wgmma.cuh). A warpgroup (attention_wgmma.cuh) keeps O [64, Dh] and S [64, 64] in
-// registers: the products of the next tile's keys and of this tile's values are under way together, and the
-// softmax of the next tile runs under the latter. P goes from S to the operand of V without leaving the
-// registers.
+// Invariant: a row's sums go upwards over tiles of 64 cells counted from position 0. Invisible
+// cells add exact zeros, so a result does not depend on the other queries of the tile.
 //
-// Invariant: a row's sums go upwards over tiles of 64 cells counted from position 0, and cells it does not
-// see add exact zeros, whatever else its tile of queries holds.
-//
-// Floor: flops as in attention_tiles.cu; keys and queries of a tile take all that shared memory can give (4
-// KB per 32 clocks), and with values and copies a tile of cells needs its whole time, so little above 650
-// TFLOP/s.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Keys and queries take all shared memory bandwidth (4 KB per 32 clocks). Preparing row views
+// earlier or prefetching gates gains nothing (docs/history/cuda-kernels.md).
 #include <cuda.h>
 
 #include "ops/cuda/attention/attention_wgmma.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 
@@ -41,15 +33,17 @@ struct Maps {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ inline void copy_box(uint32_t to, const CUtensorMap& map, int row, int chunk, uint32_t barrier) {
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& map, int row, int chunk,
+                                uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], "
       "[%5];\n" ::"r"(to),
       "l"(&map), "r"(0), "r"(row), "r"(chunk), "r"(barrier)
       : "memory");
 }
 
-// Cells of an item's split that some query sees, and how many tiles they are. By a whole warp.
+// Visible cells of an item's split, and their tiles. A whole warp calls cells_of.
 struct Cells {
   int begin, end, tiles;
 };
@@ -63,12 +57,12 @@ __device__ inline Cells cells_of(const AttentionArgs& a, const TileItem& item) {
   first = __reduce_min_sync(kFullWarp, first);
   last = __reduce_max_sync(kFullWarp, last);
   const Span seen = seen_cells(item, first, last);
-  const int tiles =
-      seen.end > seen.begin ? div_up(seen.end - seen.begin / kTileCells * kTileCells, kTileCells) : 0;
+  const int tiles = seen.end > seen.begin
+                        ? div_up(seen.end - seen.begin / kTileCells * kTileCells, kTileCells)
+                        : 0;
   return {seen.begin, seen.end, tiles};
 }
 
-// The first warp of the third warpgroup: items from a counter that all blocks share, and their K and V.
 template <int kHeadDim>
 struct Fetch {
   using Shared = WgmmaShared<kHeadDim>;
@@ -76,16 +70,15 @@ struct Fetch {
   const Maps& maps;
   Shared& sh;
   StagePlace k, v;
-  int given = 0;  // items
+  int given = 0;  // items handed out
 
-  // Says which item is the next one.
   __device__ void give(int index) {
     wait_barrier(shared_address(sh.next_empty + given % 2), given / 2 % 2 ^ 1);
     sh.next[given % 2] = index;
     arrive(shared_address(sh.next_full + given % 2));
     ++given;
   }
-  // K and V of an item, by one lane, and the item after it, which the others learn some tiles before the end.
+  // By one lane. Publishes the next item some tiles before the end, and returns it.
   __device__ int copy_tiles(const TileItem& item, const Cells& cells) {
     int next = 0;
     const int32_t* table = table_of(a, item.s);
@@ -94,7 +87,7 @@ struct Fetch {
       const int block = (cells.begin / kTileCells + tile) * (kTileCells / kBlockTokens) + half;
       return (table[min(max(block, first), last)] * a.kv_heads + item.kv_head) * kBlockTokens;
     };
-    // Keys of a tile go before the values of the one before it, as they are wanted.
+    // In the order of use: keys of a tile before the values of the previous one.
     int rows[2] = {0, 0}, old_rows[2];
     for (int tile = 0; tile <= cells.tiles; ++tile) {
       if (tile == max(cells.tiles - 2, 0)) {
@@ -111,8 +104,8 @@ struct Fetch {
         arrive_expecting(full, Shared::kTileBytes);
 #pragma unroll
         for (int box = 0; box < 2 * Shared::kChunks; ++box) {
-          copy_box(shared_address(sh.k[k.stage]) + box / 2 * 8192 + box % 2 * 4096, maps.k, rows[box % 2],
-                   box / 2, full);
+          copy_box(shared_address(sh.k[k.stage]) + box / 2 * 8192 + box % 2 * 4096, maps.k,
+                   rows[box % 2], box / 2, full);
         }
         k.advance(Shared::kStages);
       }
@@ -122,8 +115,8 @@ struct Fetch {
         arrive_expecting(full, Shared::kTileBytes);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          copy_box(shared_address(sh.v[v.stage]) + half * (Shared::kTileBytes / 2), maps.v, old_rows[half], 0,
-                   full);
+          copy_box(shared_address(sh.v[v.stage]) + half * (Shared::kTileBytes / 2), maps.v,
+                   old_rows[half], 0, full);
         }
         v.advance(Shared::kStages);
       }
@@ -134,7 +127,7 @@ struct Fetch {
     const bool leads = threadIdx.x % 32 == 0;
     int index = static_cast<int>(blockIdx.x);
     if (leads) give(index);
-    if (index >= items) {  // nothing for this block, but it asks like the others
+    if (index >= items) {  // a block without an item also makes its request
       if (leads) index = static_cast<int>(gridDim.x) + atomicAdd(a.arrivals, 1);
     }
     while (index < items) {
@@ -144,17 +137,17 @@ struct Fetch {
       __syncwarp();
       index = __shfl_sync(kFullWarp, index, 0);
     }
-    // Each block asks once in vain; the last of them all leaves the counter as it was.
+    // Each block makes one extra request; the very last request resets the counter.
     const int asked = max(items - static_cast<int>(gridDim.x), 0) + static_cast<int>(gridDim.x);
     if (leads && index == static_cast<int>(gridDim.x) + asked - 1) *a.arrivals = 0;
   }
 };
 
-// Queries of a warpgroup in the type of the cache; by one warp. Each lane finds two rows, all then copy them.
+// By one warp: each lane locates two rows, then all lanes copy each row.
 template <int kHeadDim, typename Number>
 __device__ void load_queries(const AttentionArgs& a, const TileItem& item, int group, uint8_t* q) {
   constexpr int kPieces = kHeadDim / 8;
-  constexpr int kTogether = 32 / kPieces;  // rows
+  constexpr int kTogether = 32 / kPieces;  // rows at a time
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int piece = lane % kPieces;
   int64_t from[2];
@@ -188,10 +181,9 @@ __device__ void load_queries(const AttentionArgs& a, const TileItem& item, int g
   fence_shared();
 }
 
-// A warp for each warpgroup that multiplies: what it needs to know of the next item, and its queries.
 template <int kHeadDim, typename Number>
-__device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const int* starts, int items,
-                        int group) {
+__device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const int* starts,
+                        int items, int group) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int n = 0;; ++n) {
     wait_barrier(shared_address(sh.next_full + n % 2), n / 2 % 2);
@@ -205,7 +197,7 @@ __device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const
       item = item_at(a, starts, index);
       cells = cells_of(a, item);
     }
-    // The item before has no more use for its queries, and the one before that is done.
+    // The previous item has finished with its queries, the one before it with `prepared`.
     wait_barrier(shared_address(sh.q_empty + group), n % 2 ^ 1);
     if (lane == 0) {
       to.item = item;
@@ -236,8 +228,9 @@ __device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const
 #endif
 
 template <int kHeadDim, typename Number>
-__global__ __launch_bounds__(kThreads, 1) void attention_wgmma_kernel(const __grid_constant__ AttentionArgs a,
-                                                                      const __grid_constant__ Maps maps) {
+__global__ __launch_bounds__(kThreads,
+                             1) void attention_wgmma_kernel(const __grid_constant__ AttentionArgs a,
+                                                            const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = WgmmaShared<kHeadDim>;
   extern __shared__ __align__(1024) uint8_t dynamic[];
@@ -273,7 +266,7 @@ __global__ __launch_bounds__(kThreads, 1) void attention_wgmma_kernel(const __gr
 #endif
 }
 
-// The driver's function that describes a tensor to the copy engine; null if there is none.
+// Null if the driver has no tensor maps.
 using Encode = decltype(&cuTensorMapEncodeTiled);
 Encode encode_function() {
   static const Encode found = [] {
@@ -288,8 +281,7 @@ Encode encode_function() {
   return found;
 }
 
-// Cells of a pool as [64 dims of the head][cell of a block and head][64 dims], copied `chunks` x 32 cells at
-// a time.
+// [64 dims of the head][cell of a block and head][64 dims], by `chunks` x 32 cells.
 bool describe(CUtensorMap& map, const std::byte* cells, const KvLayer& kv, int chunks) {
   const Encode encode = encode_function();
   if (encode == nullptr) return false;
@@ -300,20 +292,22 @@ bool describe(CUtensorMap& map, const std::byte* cells, const KvLayer& kv, int c
   const uint64_t strides[2] = {head_dim * 2, 128};
   const uint32_t box[3] = {64, kBlockTokens, static_cast<uint32_t>(chunks)};
   const uint32_t steps[3] = {1, 1, 1};
-  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<std::byte*>(cells), sizes, strides, box,
-                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<std::byte*>(cells), sizes,
+                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 template <int kHeadDim, typename Number>
 bool launch(Context& context, const AttentionArgs& args) {
-  const size_t shared = sizeof(WgmmaShared<kHeadDim>) + 1024 + (args.batch.sequences + 1) * sizeof(int);
+  const size_t shared =
+      sizeof(WgmmaShared<kHeadDim>) + 1024 + (args.batch.sequences + 1) * sizeof(int);
   Maps maps;
   if (shared > context.shared_bytes_per_block || !describe(maps.k, args.kv.k, args.kv, 1) ||
       !describe(maps.v, args.kv.v, args.kv, kHeadDim / 64))
     return false;
-  launch_early(context, attention_wgmma_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)), kThreads,
-               shared, args, maps);
+  launch_early(context, attention_wgmma_kernel<kHeadDim, Number>, dim3(tile_blocks(context, args)),
+               kThreads, shared, args, maps);
   return true;
 }
 
@@ -321,8 +315,9 @@ bool launch(Context& context, const AttentionArgs& args) {
 
 bool attention_wgmma(Context& context, const AttentionArgs& args) {
   if (!context.has_wgmma) return false;
-  return launch_instance(
-      args, [&]<int kHeadDim, typename Number>() { return launch<kHeadDim, Number>(context, args); });
+  return launch_instance(args, [&]<int kHeadDim, typename Number>() {
+    return launch<kHeadDim, Number>(context, args);
+  });
 }
 
 #else

@@ -1,22 +1,21 @@
-// attention_wgmma.cuh -- the warpgroups of attention_wgmma.cu that multiply: from prepared queries and tiles
-// of cells in shared memory to outputs.
+// attention_wgmma.cuh -- the multiplying warpgroups of attention_wgmma.cu.
 #pragma once
 
 #include "ops/cuda/attention/attention_tile_items.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/wgmma.cuh"
+#include "ops/cuda/barriers.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace braid::cuda {
 namespace wgmma_attention {
 
-inline constexpr int kGroupRows = 64;  // queries of a warpgroup
-inline constexpr int kSpaceDims = 32;  // of O that leave together
+inline constexpr int kGroupRows = 64;  // queries per warpgroup
+inline constexpr int kSpaceDims = 32;  // dims of O that are written together
 
-// What a warpgroup knows of an item. tiles < 0: there is no more.
+// tiles < 0: no more items.
 struct Prepared {
   TileItem item;
   int begin_cell, end_cell, tiles;
-  int2 plain[4];  // of each warp: cells that every query sees
+  int2 plain[4];  // per warp: cells that every query sees
   RowView view[kGroupRows];
 };
 
@@ -29,7 +28,7 @@ struct WgmmaShared {
   uint8_t k[kStages][kTileBytes];
   uint8_t v[kStages][kTileBytes];
   float space[8][16 * kSpaceDims];
-  Prepared prepared[2][2];  // [item % 2][warpgroup]
+  Prepared prepared[2][2];
   int next[2];
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   uint64_t q_full[2], q_empty[2];
@@ -38,7 +37,9 @@ struct WgmmaShared {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-__device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+__device__ inline void fence_shared() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
 __device__ inline void meet_group(int group) {
   if (group == 0) {
     asm volatile("bar.sync 1, 128;\n" ::: "memory");
@@ -47,16 +48,13 @@ __device__ inline void meet_group(int group) {
   }
 }
 
-// This lane's of two rows: g and g + 8 of the warp's.
 struct Softmax {
   float largest[2] = {-INFINITY, -INFINITY};
   float total[2] = {0, 0};
 
-  // Scores become exp2 of their distance to the largest so far; `factor` brings what was summed up before to
-  // the same scale: O later, because the product that adds to it is still under way. The Softmax of
-  // attention_tiles.cu is another: here each sum and each largest score is two chains, and exp2 is the
-  // instruction alone (weights below 2^-126 are zero), since all that takes longer shows between the
-  // products.
+  // O is rescaled later, as the product that adds to it is still under way. Unlike in
+  // attention_tiles.cu, sums and maxima are two chains each, and exp2 is the bare instruction
+  // (weights below 2^-126 are zero): latency here is not hidden by products.
   __device__ void take(float (&x)[kTileCells / 8][4], float scale, float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -87,7 +85,6 @@ struct Softmax {
   }
 };
 
-// What a warpgroup holds while it walks over an item's tiles of cells.
 template <int kHeadDim, typename Number>
 struct Walk {
   using Shared = WgmmaShared<kHeadDim>;
@@ -105,7 +102,9 @@ struct Walk {
   __device__ void release(uint64_t* barrier) const {
     if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
   }
-  __device__ int first_of(int tile) const { return (it.begin_cell / kTileCells + tile) * kTileCells; }
+  __device__ int first_of(int tile) const {
+    return (it.begin_cell / kTileCells + tile) * kTileCells;
+  }
   __device__ bool whole(int first) const {
     return first >= it.begin_cell && first + kTileCells <= it.end_cell;
   }
@@ -121,7 +120,8 @@ struct Walk {
       if (step == 0) {
         multiply_shared<0>(x, q_at, k_at, Number());
       } else {
-        multiply_shared<1>(x, wgmma_operand_at(q_at, offset), wgmma_operand_at(k_at, offset), Number());
+        multiply_shared<1>(x, wgmma_operand_at(q_at, offset), wgmma_operand_at(k_at, offset),
+                           Number());
       }
     }
     commit_wgmma();
@@ -135,14 +135,16 @@ struct Walk {
     const uint64_t v_at = wgmma_rows_operand(from, 4096);
 #pragma unroll
     for (int step = 0; step < kTileCells / 16; ++step) {
-      multiply_rows(o, p[step], wgmma_operand_at(v_at, step / 2 * (Shared::kTileBytes / 2) + step % 2 * 2048),
+      multiply_rows(o, p[step],
+                    wgmma_operand_at(v_at, step / 2 * (Shared::kTileBytes / 2) + step % 2 * 2048),
                     Number());
     }
     commit_wgmma();
   }
-  // Values of cells that nobody sees may be anything, also no numbers. Both warpgroups write the same zeros.
+  // Values of invisible cells may be NaN. Both warpgroups write the same zeros.
   __device__ void clear_cells(uint8_t* values, int first) const {
-    for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileCells * Shared::kChunks * 8; i += 128) {
+    for (int i = static_cast<int>(threadIdx.x) % 128; i < kTileCells * Shared::kChunks * 8;
+         i += 128) {
       const int piece = i % 8, cell = i / 8 % kTileCells, chunk = i / 8 / kTileCells;
       if (first + cell >= it.begin_cell && first + cell < it.end_cell) continue;
       *reinterpret_cast<uint4*>(values + cell / 32 * (Shared::kTileBytes / 2) + chunk * 4096 +
@@ -152,7 +154,6 @@ struct Walk {
     meet_group(group);
   }
 
-  // The keys of tile `tile` are multiplied: scores to weights.
   __device__ void take_scores(int tile, float (&factor)[2]) {
     hold_wgmma(x);
     release(sh.k_empty + k.stage);
@@ -164,7 +165,7 @@ struct Walk {
     if (!(whole(first) && first >= plain.x && first + kTileCells <= plain.y)) mask_scores(first);
     sum.take(x, a.scale, factor);
   }
-  // What attention_tiles.cu does in place: of one function for both, the compiler makes other code here.
+  // As in attention_tiles.cu; the compiler generates slower code for a shared function.
   __device__ void mask_scores(int first) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
@@ -176,7 +177,8 @@ struct Walk {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int cell = first + n * 8 + lane % 4 * 2 + i;
-          if (cell < it.begin_cell || cell >= it.end_cell || !sees(view, cell)) x[n][2 * r + i] = -INFINITY;
+          if (cell < it.begin_cell || cell >= it.end_cell || !sees(view, cell))
+            x[n][2 * r + i] = -INFINITY;
         }
       }
     }
@@ -186,7 +188,8 @@ struct Walk {
     for (int step = 0; step < kTileCells / 16; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        p[step][i] = pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
+        p[step][i] =
+            pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
     }
   }
   __device__ void finish_values() {
@@ -200,7 +203,8 @@ struct Walk {
   __device__ void run() {
     float factor[2];
 #pragma unroll
-    for (int n = 0; n < kTileCells / 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;  // dead between items
+    // ends its live range
+    for (int n = 0; n < kTileCells / 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0;
     start_keys();
     wait_wgmma<0>();
     take_scores(0, factor);
@@ -217,7 +221,7 @@ struct Walk {
     start_values(it.tiles - 1);
     finish_values();
   }
-  // Nothing to do with any of them.
+  // Releases the item's queries and tiles unused.
   __device__ void pass_by() {
     release(sh.q_empty + group);
     for (int tile = 0; tile < it.tiles; ++tile) {
@@ -231,7 +235,6 @@ struct Walk {
   }
 };
 
-// Where four rows of this lane leave to: a lane takes four dims of every fourth row.
 struct Targets {
   const Act* gates[4];
   char* out[4];  // null: no such row
@@ -250,23 +253,25 @@ __device__ inline Targets targets_of(const AttentionArgs& a, const TileItem& ite
     const int token = query / a.group;
     const int head = item.kv_head * a.group + query - token * a.group;
     const int64_t to_row = item.first_row + token;
-    // Without gates of elements something that can be read.
-    t.gates[i] = dim + (a.gates.per_element()
-                            ? static_cast<const Act*>(a.gates.data) + a.gates.place(to_row, head)
-                            : static_cast<const Act*>(a.q.data) + to_row * a.q.stride + head * kHeadDim);
+    // Without element gates, any readable address.
+    t.gates[i] =
+        dim + (a.gates.per_element()
+                   ? static_cast<const Act*>(a.gates.data) + a.gates.place(to_row, head)
+                   : static_cast<const Act*>(a.q.data) + to_row * a.q.stride + head * kHeadDim);
     char* base = static_cast<char*>(a.o.data);
     int64_t at = to_row * a.o.stride + head * kHeadDim + dim;
     if (!whole) {
       base = reinterpret_cast<char*>(a.partials);
-      at = partial_index(a, item.s, head, item.split * a.batch.rows[item.s] + token) * kHeadDim + dim;
+      at = partial_index(a, item.s, head, item.split * a.batch.rows[item.s] + token) * kHeadDim +
+           dim;
     }
-    t.out[i] = row < item.queries && (!whole || stores_row(a, item.s, to_row)) ? base + at * size : nullptr;
+    t.out[i] = row < item.queries && (!whole || stores_row(a, item.s, to_row)) ? base + at * size
+                                                                               : nullptr;
   }
   return t;
 }
 
-// O of a warp's 16 queries, by 32 dims through `space` [16][32], pieces of four exchanged by row: divided,
-// gated and stored, or kept as partial results.
+// 32 dims at a time through `space` [16][32], pieces of four swizzled by row.
 template <int kHeadDim>
 __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int row0,
                               const float (&o)[kHeadDim / 8][4], const Softmax& sum, float* space) {
@@ -281,7 +286,8 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
   if (whole && a.gates.per_head) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto [token, head] = place_of(a, item, item.query0 + min(row0 + g + 8 * r, item.queries - 1));
+      const auto [token, head] =
+          place_of(a, item, item.query0 + min(row0 + g + 8 * r, item.queries - 1));
       factor[r] *= head_factor(a.gates, item.first_row + token, head);
     }
   }
@@ -303,7 +309,8 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float* from = o[(half * 2 + part) * 4 + n] + 2 * r;
-          *reinterpret_cast<float2*>(space + (g + 8 * r) * kSpaceDims + (2 * n + c / 2 ^ 2 * g % 8) * 4 +
+          *reinterpret_cast<float2*>(space + (g + 8 * r) * kSpaceDims +
+                                     (2 * n + c / 2 ^ 2 * g % 8) * 4 +
                                      c % 2 * 2) = {from[0] * factor[r], from[1] * factor[r]};
         }
       }
@@ -312,15 +319,16 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
       for (int i = 0; i < 4; ++i) {
         const int row = 4 * i + lane / 8;
         if (targets.out[i] == nullptr) continue;
-        float4 y =
-            *reinterpret_cast<const float4*>(space + row * kSpaceDims + (lane % 8 ^ 2 * (row % 8) % 8) * 4);
+        float4 y = *reinterpret_cast<const float4*>(space + row * kSpaceDims +
+                                                    (lane % 8 ^ 2 * (row % 8) % 8) * 4);
         if (with_gates) y = gated(a, y, gates[part][i]);
         const int dim = half * 64 + part * 32;
         if (floats) {
           __stcg(reinterpret_cast<float4*>(targets.out[i] + dim * 4), y);
         } else {
           const Act out[4] = {to_act(y.x), to_act(y.y), to_act(y.z), to_act(y.w)};
-          *reinterpret_cast<uint2*>(targets.out[i] + dim * 2) = *reinterpret_cast<const uint2*>(out);
+          *reinterpret_cast<uint2*>(targets.out[i] + dim * 2) =
+              *reinterpret_cast<const uint2*>(out);
         }
       }
     }
@@ -334,7 +342,6 @@ __device__ void write_outputs(const AttentionArgs& a, const TileItem& item, int 
   }
 }
 
-// A warpgroup of 64 queries.
 template <int kHeadDim, typename Number>
 __device__ void multiply(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, int group) {
   using Shared = WgmmaShared<kHeadDim>;

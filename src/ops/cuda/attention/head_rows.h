@@ -1,17 +1,16 @@
-// head_rows.h -- a row's heads on their way to attention: norm and rotation of queries and keys.
+// head_rows.h -- norm and rotation of queries and keys, for rope.cu and attention_decode.cu.
 //
-// Two kernels do this: rope.cu for any row, attention_decode.cu for rows that attend in the same launch. Both
-// must give the same bytes, so every rounding is written out. A warp owns a head, a lane 8 consecutive
-// elements of it; lanes beyond the head's width hold zeros and take part.
+// Both must give the same bytes, so every rounding is explicit. A warp owns a head, a lane 8
+// consecutive elements. Lanes beyond the head's width hold zeros and participate.
 #pragma once
 
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/device_math.h"
 
 namespace braid::cuda {
 
-inline constexpr int kMaxHeadDim = 256;  // widest head
+inline constexpr int kMaxHeadDim = 256;
 
-// A lane's part of a norm's weight, and of a row's rotation: none (1, 0) beyond the rotated dims.
+// A lane's part of a norm's weight, and of a rotation: (1, 0) beyond the rotated dims.
 struct HeadWeight {
   float weight[8];
 };
@@ -19,7 +18,6 @@ struct HeadRotation {
   float cosine[8], sine[8];
 };
 
-// x = x / sqrt(mean(x^2) + eps) * weight
 __device__ inline void norm_head(float (&x)[8], const HeadWeight& norm, float eps, int head_dim) {
   float sum = 0;
 #pragma unroll
@@ -29,19 +27,19 @@ __device__ inline void norm_head(float (&x)[8], const HeadWeight& norm, float ep
   for (int i = 0; i < 8; ++i) x[i] = __fmul_rn(x[i], __fmul_rn(inverse, norm.weight[i]));
 }
 
-// Turns pairs of dims i, i + half; `other` is the other element of a pair, `low` whether x is the first.
+// Of the pair of dims i, i + half: `other` is the other element, `low` whether x is the first.
 __device__ inline float rotated(float x, float other, float cosine, float sine, bool low) {
   const float part = __fmul_rn(other, sine);
   return fmaf(x, cosine, low ? -part : part);
 }
 
-// A row's rotation from the step's table where half of the rotated dims are a multiple of 8, `lanes` times: a
-// lane's pairs lie together, and their other elements in another lane.
+// For 16 * lanes rotated dims: a lane's pairs are consecutive, their partners in one other lane.
 __device__ inline HeadRotation load_rotation(const float* row, int lanes) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   HeadRotation r = {{1, 1, 1, 1, 1, 1, 1, 1}, {}};
   if (lane < 2 * lanes) {
-    const auto* from = reinterpret_cast<const float4*>(row) + 4 * (lane < lanes ? lane : lane - lanes);
+    const auto* from =
+        reinterpret_cast<const float4*>(row) + 4 * (lane < lanes ? lane : lane - lanes);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float4 two = from[i];

@@ -1,20 +1,15 @@
-// rope.cu -- the table of rotations, and queries and keys on their way to attention.
+// rope.cu -- the table of rotations, and norm, rotation and store of queries and keys.
 //
-// rope_table: (cos, sin) of position * frequency, in double: angles reach 2.6e5 rad, where f32 has lost the
-// fraction. Frequencies (rope.h) come as arguments, which a recorded step keeps. Once per step.
+// rope_table is in double: angles reach 2.6e5 rad, where f32 has lost the fraction. Frequencies
+// (rope.h) are kernel arguments, which a recorded step keeps.
 //
-// qk_norm_rope_store, per row (in a decoding step attention_decode.cu does this, with the same bytes):
-// H queries and Hkv keys are divided by their rms, weighted and rotated; keys and values go to the row's cell
-// in the cache's formats. A warp owns one head of one row. Bytes per row, 24
-// + 2 x 4 heads of 256, f16: 24 KiB of query and gate (the gate is skipped: 12 KiB read, 12 written) + 8 KiB
-// of K and V: 30 KiB, 7 ns at 4.3 TB/s; below 300 rows the launch is what it
-// costs. Reached: 3.2 us for 1 row, 5.4 us for 128, 62 us for 2048 (1.1 TB/s: the table is read once per
-// head).
+// qk_norm_rope_store: a warp owns one head of one row. Keys and values go to the row's cell in the
+// cache's formats. attention_decode.cu does the same in a decoding step, with the same bytes.
 #include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/attention/sealed_cells.h"
 #include "ops/cuda/cuda_ops.h"
-#include "ops/cuda/kv/sealed_cells.h"
-#include "ops/cuda/primitives/device_math.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/device_math.h"
+#include "ops/cuda/launch.h"
 
 namespace braid {
 
@@ -54,23 +49,24 @@ struct StoreArgs {
   int head_stride;  // of qg: 2 Dh with gates
   KvLayer kv;
   Batch batch;
-  bool wide;  // f16 rows may be read and written 16 bytes at a time
+  bool wide;  // f16 rows allow 16-byte access
 };
 
-// Where a row's K or V of one head lives; null if the row has no cell.
+// Null if the row has no cell.
 __device__ std::byte* cell_row(const KvLayer& kv, const Batch& batch, int t, int head, bool key) {
   const int cell = batch.cell[t];
   if (cell < 0) return nullptr;
-  const int block =
-      batch.block_table[int64_t{batch.sequence[t]} * batch.blocks_per_sequence + cell / kBlockTokens];
+  const int block = batch.block_table[int64_t{batch.sequence[t]} * batch.blocks_per_sequence +
+                                      cell / kBlockTokens];
   if (block < 0 || block >= kv.blocks) return nullptr;
   const KvFormat format = key ? kv.shape.k_format : kv.shape.v_format;
   const int64_t row_bytes = kv.shape.head_dim * (format == KvFormat::f32 ? 4 : 2);
-  const int64_t row = (int64_t{block} * kv.shape.kv_heads + head) * kBlockTokens + cell % kBlockTokens;
+  const int64_t row =
+      (int64_t{block} * kv.shape.kv_heads + head) * kBlockTokens + cell % kBlockTokens;
   return (key ? kv.k : kv.v) + row * row_bytes;
 }
 
-// Eight consecutive elements from index `at`; wide loads where type and alignment allow.
+// Wide loads if type and alignment allow.
 __device__ void load8(float (&x)[8], const Tensor& t, int64_t at, bool wide) {
   if (wide && t.type != DType::f32) {
     const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const Act*>(t.data) + at);
@@ -91,7 +87,8 @@ __device__ void store8(const Tensor& t, int64_t at, const float (&x)[8], bool wi
     Act out[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] = to_act(x[i]);
-    *reinterpret_cast<uint4*>(static_cast<Act*>(t.data) + at) = *reinterpret_cast<const uint4*>(out);
+    *reinterpret_cast<uint4*>(static_cast<Act*>(t.data) + at) =
+        *reinterpret_cast<const uint4*>(out);
     return;
   }
 #pragma unroll
@@ -106,7 +103,8 @@ __device__ void store_cell8(std::byte* row, KvFormat format, int index, const fl
     __half out[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] = __float2half_rn(x[i]);
-    *reinterpret_cast<uint4*>(reinterpret_cast<__half*>(row) + index) = *reinterpret_cast<const uint4*>(out);
+    *reinterpret_cast<uint4*>(reinterpret_cast<__half*>(row) + index) =
+        *reinterpret_cast<const uint4*>(out);
   } else {
     __nv_bfloat16 out[8];
 #pragma unroll
@@ -116,7 +114,6 @@ __device__ void store_cell8(std::byte* row, KvFormat format, int index, const fl
   }
 }
 
-// A lane has 8 consecutive elements of the head.
 __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constant__ StoreArgs a) {
   __shared__ float shared[kWarps][kMaxHeadDim];
   const int lane = threadIdx.x % 32;
@@ -141,7 +138,7 @@ __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constan
     if (active && cell != nullptr) store_cell8(cell, a.kv.shape.v_format, i0, x);
     return;
   }
-  // What the norm and the rotation need, on its way while the sum is made.
+  // Loaded early, to overlap with the sum.
   const float* weight = query ? a.w.q_norm : a.w.k_norm;
   const float* rope = static_cast<const float*>(a.rope.data) + t * a.rope.stride;
   const int half = static_cast<int>(a.rope.cols) / 2;
@@ -168,7 +165,8 @@ __global__ __launch_bounds__(32 * kWarps) void store_kernel(const __grid_constan
     const int dim = i0 + i;
     if (dim >= 2 * half) continue;
     const bool low = dim < half;
-    x[i] = rotated(x[i], y[low ? dim + half : dim - half], rotation.cosine[i], rotation.sine[i], low);
+    x[i] =
+        rotated(x[i], y[low ? dim + half : dim - half], rotation.cosine[i], rotation.sine[i], low);
   }
   if (!active) return;
   if (query) {
@@ -189,26 +187,30 @@ bool multiple_of_eight(const Tensor& t) {
 void CudaOps::rope_table(Tensor table, const RopeParams& rope, const Batch& batch) {
   BRAID_CHECK(table.cols == rope.dims && rope.dims % 2 == 0 && table.rows >= batch.tokens);
   BRAID_CHECK(rope.dims <= kMaxHeadDim);
-  TableArgs args{table.f32(), table.stride, batch.position, batch.tokens, rope.dims / 2, rope.magnitude, {}};
+  TableArgs args{
+      table.f32(), table.stride, batch.position, batch.tokens, rope.dims / 2, rope.magnitude, {}};
   const int count = args.tokens * args.pairs;
   if (count == 0) return;
   for (int32_t i = 0; i < args.pairs; ++i) args.frequency[i] = rope_frequency(rope, i);
-  launch_early(context_, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0, args);
+  launch_early(context_, rope_table_kernel, dim3(static_cast<unsigned>(div_up(count, 128))), 128, 0,
+               args);
 }
 
 void CudaOps::qk_norm_rope_store(Tensor q, Tensor qg, Tensor k, Tensor v, Tensor rope_table,
-                                 const AttentionWeights& w, const AttentionParams& params, const KvLayer& kv,
-                                 const Batch& batch) {
+                                 const AttentionWeights& w, const AttentionParams& params,
+                                 const KvLayer& kv, const Batch& batch) {
   const int head_dim = kv.shape.head_dim;
   const int head_stride = static_cast<int>(params.gate.query_stride(head_dim));
   BRAID_CHECK(q.cols == params.heads * head_dim && qg.cols == params.heads * head_stride);
-  BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols && rope_table.cols <= head_dim);
+  BRAID_CHECK(k.cols == kv.shape.kv_heads * head_dim && v.cols == k.cols &&
+              rope_table.cols <= head_dim);
   BRAID_CHECK(head_dim <= kMaxHeadDim && head_dim % 8 == 0 && rope_table.type == DType::f32);
   if (batch.tokens == 0) return;
   const bool wide =
       multiple_of_eight(q) && multiple_of_eight(qg) && multiple_of_eight(k) && multiple_of_eight(v);
   const int tasks = params.heads + 2 * kv.shape.kv_heads;
-  const dim3 grid(static_cast<unsigned>(batch.tokens), static_cast<unsigned>(div_up(tasks, kWarps)));
+  const dim3 grid(static_cast<unsigned>(batch.tokens),
+                  static_cast<unsigned>(div_up(tasks, kWarps)));
   launch_early(context_, store_kernel, grid, 32 * kWarps, 0,
                StoreArgs{q, qg, k, v, rope_table, w, params.heads, head_stride, kv, batch, wide});
   if (kv.cold) seal_filled(context_, kv, batch);

@@ -1,5 +1,4 @@
-// sealed_shares_test.cpp -- every block of every run is read once, by the splits that who merges expects, and
-// shares are equal.
+// sealed_shares_test.cpp -- every block of every run is read once, and shares are equal.
 #include "ops/cuda/attention/sealed_shares.h"
 
 #include <gtest/gtest.h>
@@ -72,13 +71,12 @@ TEST(SealedShares, GiveEveryBlockToOne) {
 }
 
 TEST(SealedShares, FitTheSequences) {
-  // Of one length: none has two.
+  // Runs of one length: no share has two items.
   EXPECT_EQ(deal_of({std::vector<int>(4, 4093), 128, 63}).length, 128);
   EXPECT_EQ(deal_of({std::vector<int>(32, 4109), 128, 63}).length, 1028);
   EXPECT_EQ(deal_of({std::vector<int>(128, 1000), 128, 63}).length, 1000);
-  // More than half of the processors would have none.
+  // Whole shares would leave more than half of the processors idle.
   EXPECT_LT(deal_of({std::vector<int>(68, 1000), 128, 63}).length, 560);
-  // A long sequence among short ones is read by all.
   std::vector<int> runs(28, 64);
   runs.insert(runs.end(), 4, 4096);
   EXPECT_LE(deal_of({runs, 128, 63}).length, (4 * (4096 + 16) + 28 * 80 + 127) / 128);

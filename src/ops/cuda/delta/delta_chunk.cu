@@ -1,29 +1,23 @@
-// delta_chunk.cu -- long runs of certain rows of the gated delta rule: chunks of 64 tokens on tensor cores.
+// delta_chunk.cu -- long runs of certain rows of the gated delta rule: chunks of 64 tokens on
+// tensor cores.
 //
-// One value head, chunk of n <= 64 tokens, entry state S0 (true, entries folded), G the summed log decay:
+// One value head, chunk of n <= 64 tokens, entry state S0 (true, entries folded), G the summed log
+// decay:
 //   A_ij = b_i e^{G_i - G_j} (k_i . k_j)  for j < i      T = (I + A)^-1
 //   W    = T (b e^G) K      U = T b V                    D = U - W S0
-//   O    = e^G Q S0 + P D                                P_ij = e^{G_i - G_j} (q_i . k_j)  for j <= i
+//   O    = e^G Q S0 + P D             P_ij = e^{G_i - G_j} (q_i . k_j)  for j <= i
 //   S    = e^{G_n} S0 + sum_i e^{G_n - G_i} k_i d_i^T
-// Products take f16 operands and add in f32: q, k are unit vectors, T has entries about 1, S and D of order 1
-// to 100, and f16 keeps 11 bits of them (bf16 would be 8 times worse); what exceeds f16 becomes its largest
-// number, as activations do. G, A's diagonal blocks and their inverses are f32. Errors against the
-// recurrence: 5e-4 relative. Chunks are cut at absolute multiples of 64, so that a resumed run does the same
-// arithmetic as a cold one; rows that a chunk lacks have k = v = b = g = 0, which changes nothing.
+// Products take f16 operands (11 bits; bf16 has 8) and add in f32; large values saturate. G, A's
+// diagonal blocks and their inverses are f32. The error against the recurrence is 5e-4 relative.
+// Chunks are cut at absolute multiples of 64, so a resumed run does the same arithmetic. Missing
+// rows of a chunk have k = v = b = g = 0.
 //
-// Two launches:
-//   intra   per (chunk, key head): convolution, SiLU, l2 norm, gates, T -> tiles Q, K, W, U, P as they will
-//           lie in shared memory
-//   scan    per (sequence, value head): the state through the chunks, two products deep for each; gated norm;
-//           state and convolution inputs to the slot
-// Both take mma.sync and fit 99 KB of shared memory; where the card has wgmma, the scan is another kernel
-// (delta_chunk_wgmma.cuh), which does the same arithmetic.
+// - intra, per (chunk, key head): everything without the state; writes tiles Q, K, W, U, P.
+// - scan, per (sequence, value head): the state through the chunks; gated norm; the slot. With
+//   wgmma: delta_chunk_wgmma.cuh, the same arithmetic.
 //
-// Floors for 2048 tokens of one sequence of 27B (48 value, 16 key heads) on an H200: intra reads 42 MB and
-// writes 80 (30 us); scan reads these again, 25 MB of z, and writes 25; its chain of 32 chunks has 1800
-// clocks of products each (33 us), half of them where two blocks share a head's value columns.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: W and U inside the scan; norm and gate inside the scan's chain; shared tiles by
+// multicast in the wgmma scan. More: docs/history/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/delta/delta_chunk_intra.cuh"
@@ -33,7 +27,8 @@
 
 namespace braid::cuda {
 
-void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args, int parts) {
+void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaArgs& args,
+                  int parts) {
   const DeltaView& l = args.layer;
   const Batch& batch = args.batch;
   BRAID_CHECK(batch.tokens <= work.max_tokens && batch.sequences <= work.max_sequences);
@@ -45,10 +40,11 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
                         static_cast<__half*>(work.chunk_scores),
                         work.chunk_gates};
   if (parts & kChunkIntra) {
-    // Few chunks: a multiprocessor a block, and a key head's value heads shared out over those left.
+    // With few chunks several blocks share a key head.
     const int64_t blocks = int64_t{l.key_heads} * div_up(batch.tokens, kChunk);
     const bool few = blocks <= context.processors;
-    const int64_t shares = std::clamp<int64_t>(context.processors / blocks, 1, l.value_heads / l.key_heads);
+    const int64_t shares =
+        std::clamp<int64_t>(context.processors / blocks, 1, l.value_heads / l.key_heads);
     const dim3 grid(static_cast<unsigned>(l.key_heads),
                     static_cast<unsigned>(delta_chunk_tiles(batch.tokens, batch.sequences)),
                     few ? static_cast<unsigned>(shares) : 1);
@@ -62,9 +58,10 @@ void delta_chunks(Context& context, const SequenceWorkspace& work, const DeltaAr
     const dim3 grid(static_cast<unsigned>(l.value_heads), static_cast<unsigned>(batch.sequences));
     const bool halves = scans_halves(args);
     if (context.has_wgmma && context.has_clusters) {
-      launch_clusters(context, kScanBlocks, halves ? scan_wgmma_kernel<true> : scan_wgmma_kernel<false>,
-                      dim3(grid.x * kScanBlocks, grid.y), kWgmmaScanThreads, sizeof(WgmmaScanShared) + 1024,
-                      chunk);
+      launch_clusters(context, kScanBlocks,
+                      halves ? scan_wgmma_kernel<true> : scan_wgmma_kernel<false>,
+                      dim3(grid.x * kScanBlocks, grid.y), kWgmmaScanThreads,
+                      sizeof(WgmmaScanShared) + 1024, chunk);
     } else {
       launch_early(context, halves ? scan_kernel<true> : scan_kernel<false>, grid, kScanThreads,
                    sizeof(ScanShared), chunk);

@@ -1,20 +1,19 @@
-// delta_chunk.cuh -- what the kernels of delta_chunk.cu share: which chunks a batch has, how tiles lie in
-// memory, and products of them. Included by delta_chunk.cu and its parts only.
+// delta_chunk.cuh -- chunks of a batch, layout of tiles and fragments, for delta_chunk.cu.
 #pragma once
 
 #include "ops/cuda/delta/delta_common.h"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kChunk = 64;
 constexpr int kDim = 128;
-constexpr int kPanel = kChunk * 64;   // numbers of a tile's 64 columns
-constexpr int kWide = kChunk * kDim;  // of a tile of 128 columns: two panels
+constexpr int kPanel = kChunk * 64;   // numbers in 64 columns of a tile
+constexpr int kWide = kChunk * kDim;  // numbers in a tile of 128 columns: two panels
 constexpr int kGates = 2;
 
-// Tiles in the order of sequences and their chunks. Rows that a chunk lacks are zeros.
+// Tiles are ordered by sequence and chunk. Missing rows of a chunk are zeros.
 struct ChunkArgs {
   DeltaArgs a;
   __half* q;  // [tiles][Hk][128 columns]
@@ -25,19 +24,18 @@ struct ChunkArgs {
   float* gates;    // [tiles][Hv][2][64]: e^G, e^{G_n - G}
 };
 
-// A tile is panels of 64 columns: 64 rows of 128 bytes, whose pieces of 16 bytes are exchanged by row modulo
-// 8: ldmatrix reads them without conflicts.
+// Panels of 64 columns: 64 rows of 128 bytes, in 16-byte pieces swizzled by row modulo 8.
 __device__ __forceinline__ int tile_at(int row, int column) {
   return column / 64 * kPanel + row * 64 + ((column / 8 % 8) ^ (row % 8)) * 8 + column % 8;
 }
 
-// Where a lane's pairs of accumulators lie in a panel: row + lane / 4 (row a multiple of 8), columns 8 n + 2
+// A lane's accumulator pair in a panel: row + lane / 4 (row: a multiple of 8), columns 8 n + 2
 // (lane % 4).
 __device__ __forceinline__ int pair_at(int row, int n, int lane) {
   return row * 64 + ((lane / 4 * 72 + lane % 4 * 2) ^ n * 8);
 }
 
-// Chunks of a sequence: 0 where the step form has it.
+// 0 if the step form takes the sequence.
 __device__ inline int chunk_count(const Batch& batch, int s) {
   const int rows = batch.certain[s];
   if (rows <= kStepRows) return 0;
@@ -45,7 +43,6 @@ __device__ inline int chunk_count(const Batch& batch, int s) {
   return (position + rows - 1) / kChunk - position / kChunk + 1;
 }
 
-// Tile of the sequence's first chunk. By whole warps.
 __device__ inline int first_tile(const Batch& batch, int s) {
   int sum = 0;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < s; i += 32) sum += chunk_count(batch, i);
@@ -54,7 +51,6 @@ __device__ inline int first_tile(const Batch& batch, int s) {
   return sum;
 }
 
-// The chunk that a tile belongs to. By whole warps.
 struct TileOwner {
   int s;  // -1: none
   int index;
@@ -80,13 +76,12 @@ __device__ inline TileOwner owner_of(const Batch& batch, int tile) {
   return {-1, 0};
 }
 
-// Certain rows of one sequence.
 struct Run {
   int slot;
   int first_row;  // in the batch
   int rows;
-  int position;  // of the first
-  // Row `row` of chunk `index`, counted from the first of the run; may lie outside of it.
+  int position;  // of the first row
+  // `row` of chunk `index`, counted from the run's first row; may lie outside of the run.
   __device__ int own(int index, int row) const {
     return (position / kChunk + index) * kChunk + row - position;
   }
@@ -97,7 +92,7 @@ __device__ inline Run run_of(const Batch& batch, int s) {
 }
 
 constexpr float kLog2E = 1.44269504f;
-// Without care for numbers below 2^-126, which are zeros here.
+// Results below 2^-126 are zero.
 __device__ __forceinline__ float quick_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -109,7 +104,6 @@ __device__ __forceinline__ float quick_silu(float x) {
   return x * y;
 }
 
-// Accumulators [16, 64] as A operands of the next product.
 __device__ __forceinline__ void pack_operand(uint32_t (&a)[4][4], const float (&c)[8][4]) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -120,33 +114,33 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[4][4], const float (&
   }
 }
 
-// Fragments of 16 x 16 numbers at (row, column) of a tile at a shared address, multiples of 16. Bytes that a
-// lane adds: exchanging pieces is a change of few bits of an address.
-__device__ __forceinline__ uint32_t fragment_at(uint32_t tile, int row, int column, uint32_t of_lane) {
+// A 16 x 16 fragment at (row, column), multiples of 16. The swizzle only flips bits of `of_lane`.
+__device__ __forceinline__ uint32_t fragment_at(uint32_t tile, int row, int column,
+                                                uint32_t of_lane) {
   return tile + column / 64 * (kPanel * 2) + row * 128 +
          (of_lane ^ static_cast<uint32_t>(column / 8 % 8 * 16));
 }
-__device__ __forceinline__ uint32_t lane_rows(int lane) {  // matrices 0, 1 below each other, 2, 3 beside them
+__device__ __forceinline__ uint32_t lane_rows(int lane) {  // matrices 0, 1 in a column
   return lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
 }
-__device__ __forceinline__ uint32_t lane_columns(int lane) {  // 0, 1 beside each other, 2, 3 below them
+__device__ __forceinline__ uint32_t lane_columns(int lane) {  // matrices 0, 1 in a row
   return (lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
 }
-// As A operand: its rows are the tile's rows, or columns.
-__device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int column, int lane) {
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int column,
+                                       int lane) {
   load_matrices(a, fragment_at(tile, row, column, lane_rows(lane)));
 }
-__device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], uint32_t tile, int row, int column,
-                                                  int lane) {
+__device__ __forceinline__ void load_a_transposed(uint32_t (&a)[4], uint32_t tile, int row,
+                                                  int column, int lane) {
   load_matrices_transposed(a, fragment_at(tile, column, row, lane_columns(lane)));
 }
-// As B operand: b[0], b[1] belong to columns 0-7, b[2], b[3] to columns 8-15. These are the tile's columns,
-// or its rows.
-__device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int k, int column, int lane) {
+// b[0], b[1] are columns 0-7 of the B operand, b[2], b[3] columns 8-15.
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int k, int column,
+                                       int lane) {
   load_matrices_transposed(b, fragment_at(tile, k, column, lane_rows(lane)));
 }
-__device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], uint32_t tile, int k, int column,
-                                                  int lane) {
+__device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], uint32_t tile, int k,
+                                                  int column, int lane) {
   load_matrices(b, fragment_at(tile, column, k, lane_columns(lane)));
 }
 __device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4],

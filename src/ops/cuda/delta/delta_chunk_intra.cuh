@@ -1,40 +1,39 @@
-// delta_chunk_intra.cuh -- the first kernel of delta_chunk.cu: everything about a chunk that does not need
-// the state before it.
+// delta_chunk_intra.cuh -- the first kernel of delta_chunk.cu: the part of a chunk that needs no
+// state.
 //
-// A block is a chunk of one key head with its value heads, or with some of them where chunks are few:
-// convolution, SiLU and l2 norm of its rows, the Gram matrices of K and of Q with K (which all its value
-// heads share), then for each value head A, T, and the products of T. While four warps invert the matrix of a
-// head, the others take its scores; all convolve its values, whose rows are on their way meanwhile.
+// A block is a chunk of one key head with its value heads. It convolves and norms its rows and
+// makes the Gram matrices of K and of Q with K. Then each value head gets A, T, and the products of
+// T: four warps invert the matrix while the others make scores.
 //
-// kFew: a block has a multiprocessor to itself, and so the registers to ask for the rows at the ends of a run
-// all at once, which few blocks wait for longest.
+// kFew: a block has a multiprocessor, and registers to load the rows at the ends of a run at once.
+// With many chunks that is slower.
 #pragma once
 
 #include <type_traits>
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_chunk.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kIntraThreads = 256;
-constexpr int kIntraRows = 8;  // a warp convolves together
+constexpr int kIntraRows = 8;  // that a warp convolves together
 constexpr int kDiagonalStride = 20;
-// Threads that invert a head's matrix, and so meet by themselves.
+// Threads that invert a head's matrix.
 #if defined(BRAID_SANITIZE_CUDA)
-constexpr int kInvertThreads = kIntraThreads;  // meet() says why
+constexpr int kInvertThreads = kIntraThreads;  // see meet()
 #else
 constexpr int kInvertThreads = 128;
 #endif
 
 struct IntraShared {
   __half k[kWide];
-  __half q[kWide];  // when the Gram matrices are made: what each warp is about to write, 16 rows x 64
+  __half q[kWide];  // later: each warp's staging area, 16 rows x 64
   __half v[kWide];
-  __half t[2][kPanel];                      // T^T, rows times -beta e^G, and times beta
-  __half a[kPanel];                         // A; on the diagonal, blocks of T
+  __half t[2][kPanel];                      // T^T with rows times -beta e^G, and times beta
+  __half a[kPanel];                         // A, with blocks of T on the diagonal
   float diagonal[4][16 * kDiagonalStride];  // blocks of A, by columns
   float g[kMostSharing][kChunk];            // summed log2 of decays
   float beta[kMostSharing][kChunk];
@@ -42,21 +41,20 @@ struct IntraShared {
 
 static_assert(sizeof(IntraShared) <= 99 * 1024);
 
-// Four channels of rows of a chunk, as they lie in memory, and of three rows before.
+// Raw inputs of four channels: rows of a chunk and the three rows before.
 template <bool kFloats, bool kFew>
 struct RawRows {
   using Four = std::conditional_t<kFloats, uint4, uint2>;
   Four x[kIntraRows + 3];
 
-  // `own`: row of the run that x[3] holds. Nothing where not all rows are the run's; with kFew nothing for
-  // those that are not.
+  // x[3] holds row `own`. Loads nothing if a row is outside the run; kFew: skips those rows only.
   __device__ __forceinline__ void load(const DeltaArgs& a, const Run& run, int own, int channel) {
     using Number = std::conditional_t<kFloats, float, __half>;
     const bool all = inside(run, own);
     if (!kFew && !all) return;
     const int64_t stride = a.in.qkv.stride;
-    const Number* from =
-        static_cast<const Number*>(a.in.qkv.data) + (int64_t{run.first_row} + own - 3) * stride + channel;
+    const Number* from = static_cast<const Number*>(a.in.qkv.data) +
+                         (int64_t{run.first_row} + own - 3) * stride + channel;
     if (!all) {
 #pragma unroll
       for (int i = 0; i < kIntraRows + 3; ++i, from += stride)
@@ -64,7 +62,8 @@ struct RawRows {
       return;
     }
 #pragma unroll
-    for (int i = 0; i < kIntraRows + 3; ++i, from += stride) x[i] = *reinterpret_cast<const Four*>(from);
+    for (int i = 0; i < kIntraRows + 3; ++i, from += stride)
+      x[i] = *reinterpret_cast<const Four*>(from);
   }
   static __device__ __forceinline__ bool inside(const Run& run, int own) {
     return own >= 3 && own + kIntraRows <= run.rows;
@@ -80,11 +79,12 @@ struct RawRows {
   }
 };
 
-// Four channels of a row of the run, or of what the slot remembers of rows before it.
+// Also reads the slot's inputs of rows before the run.
 __device__ inline float4 input_before(const DeltaArgs& a, const Run& run, int own, int channel) {
   if (run.position + own < 0) return {0, 0, 0, 0};
   if (own < 0)
-    return *reinterpret_cast<const float4*>(a.layer.conv_row(run.slot, run.position + own) + channel);
+    return *reinterpret_cast<const float4*>(a.layer.conv_row(run.slot, run.position + own) +
+                                            channel);
   const int64_t row = run.first_row + own;
   return {load_at(a.in.qkv, row, channel), load_at(a.in.qkv, row, channel + 1),
           load_at(a.in.qkv, row, channel + 2), load_at(a.in.qkv, row, channel + 3)};
@@ -97,7 +97,7 @@ struct Taps {  // of four channels, oldest first
     for (int c = 0; c < 4; ++c)
       of[c] = *reinterpret_cast<const float4*>(weights + static_cast<int64_t>(channel + c) * 4);
   }
-  // Convolution and SiLU; x0 is the oldest row.
+  // x0 is the oldest row.
   __device__ __forceinline__ float4 operator()(float4 x0, float4 x1, float4 x2, float4 x3) const {
     const auto sum = [](const float4& w, float a, float b, float c, float d) {
       return quick_silu(fmaf(w.x, a, fmaf(w.y, b, fmaf(w.z, c, w.w * d))));
@@ -107,7 +107,7 @@ struct Taps {  // of four channels, oldest first
   }
 };
 
-// A row of a head, four channels a lane, as f16; with kNorm a unit vector.
+// With kNorm a unit vector.
 template <bool kNorm>
 __device__ __forceinline__ uint2 pack_row(float4 y) {
   float scale = 1.0f;
@@ -116,16 +116,15 @@ __device__ __forceinline__ uint2 pack_row(float4 y) {
   return {pack_act(y.x * scale, y.y * scale), pack_act(y.z * scale, y.w * scale)};
 }
 
-// Rows `row` .. of a chunk (the run's rows from `own` on) of four channels a lane, convolved, at (row, 4
-// lane) of a tile, and of its copy in memory where there is one. Rows outside the run are zeros.
+// `row`: of the chunk, `own`: of the run. Rows outside the run are zeros.
 template <bool kNorm, bool kFloats, bool kFew>
 __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run,
-                                         const RawRows<kFloats, kFew>& raw, int own, int channel, int row,
-                                         __half* tile, __half* copy) {
+                                         const RawRows<kFloats, kFew>& raw, int own, int channel,
+                                         int row, __half* tile, __half* copy) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Taps taps(a.w.conv, channel);
   const auto put = [&](int i, uint2 packed) {
-    const int at = (row + i) * 64 + ((lane / 16 * kPanel + lane % 16 * 4) ^ i * 8);  // row: a multiple of 8
+    const int at = (row + i) * 64 + ((lane / 16 * kPanel + lane % 16 * 4) ^ i * 8);
     *reinterpret_cast<uint2*>(tile + at) = packed;
     if (copy != nullptr) *reinterpret_cast<uint2*>(copy + at) = packed;
   };
@@ -133,11 +132,10 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run,
 #pragma unroll
     for (int i = 0; i < kIntraRows; ++i) {
       put(i, pack_row<kNorm>(taps(raw.row(i), raw.row(i + 1), raw.row(i + 2), raw.row(i + 3))));
-      if (i % 2 == 1) asm volatile("" ::: "memory");  // a few rows at a time: registers are short
+      if (i % 2 == 1) asm volatile("" ::: "memory");  // saves registers: a few rows at a time
     }
     return;
   }
-  // Where a run begins or ends.
   if constexpr (kFew) {
     const auto input = [&](int i) {
       return own - 3 + i >= 0 ? raw.row(i) : input_before(a, run, own - 3 + i, channel);
@@ -156,18 +154,18 @@ __device__ __forceinline__ void convolve(const DeltaArgs& a, const Run& run,
     for (int i = 0; i < kIntraRows; ++i) {
       uint2 packed = {0, 0};
       if (own + i >= 0 && own + i < run.rows) {
-        packed = pack_row<kNorm>(
-            taps(input_before(a, run, own + i - 3, channel), input_before(a, run, own + i - 2, channel),
-                 input_before(a, run, own + i - 1, channel), input_before(a, run, own + i, channel)));
+        packed = pack_row<kNorm>(taps(
+            input_before(a, run, own + i - 3, channel), input_before(a, run, own + i - 2, channel),
+            input_before(a, run, own + i - 1, channel), input_before(a, run, own + i, channel)));
       }
       put(i, packed);
     }
   }
 }
 
-// Summed log2 of decays, and betas, of a value head. A warp, two rows a lane.
-__device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run& run, int index, int h,
-                                  int at) {
+// One warp, two rows a lane.
+__device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run& run, int index,
+                                  int h, int at) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float log[2], beta[2];
 #pragma unroll
@@ -194,8 +192,9 @@ __device__ inline void make_gates(IntraShared& sh, const DeltaArgs& a, const Run
   sh.beta[at][2 * lane + 1] = beta[1];
 }
 
-// Rows 16 warp .. of K K^T or Q K^T, columns up to the last of these rows.
-__device__ __forceinline__ void gram(float (&c)[8][4], uint32_t rows, uint32_t k, int block, int lane) {
+// Rows from 16 `block` on of K K^T or Q K^T, up to the diagonal block.
+__device__ __forceinline__ void gram(float (&c)[8][4], uint32_t rows, uint32_t k, int block,
+                                     int lane) {
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
     uint32_t a[4];
@@ -210,8 +209,7 @@ __device__ __forceinline__ void gram(float (&c)[8][4], uint32_t rows, uint32_t k
   }
 }
 
-// A warp's [16, 64] as f16 to its place in a tile in memory (16 rows of a panel are contiguous there).
-// `pair(n, half)`: what the lane has of row lane / 4 + 8 half, packed.
+// A warp's [16, 64] is contiguous in a tile. `pair(n, half)` packs row lane / 4 + 8 half.
 template <typename Pair>
 __device__ __forceinline__ void write_unit(__half* stage, __half* to, int lane, Pair pair) {
   __syncwarp();
@@ -225,14 +223,14 @@ __device__ __forceinline__ void write_unit(__half* stage, __half* to, int lane, 
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    reinterpret_cast<uint4*>(to)[i * 32 + lane] = reinterpret_cast<const uint4*>(stage)[i * 32 + lane];
+    reinterpret_cast<uint4*>(to)[i * 32 + lane] =
+        reinterpret_cast<const uint4*>(stage)[i * 32 + lane];
   }
 }
 
-// Rows of block `block` of A, then the inverse of their diagonal block: its f16 to `a`, its transpose to `t`.
-// A warp.
-__device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&kk)[8][4], int at, int block,
-                                                int lane) {
+// One warp. The inverse goes to `a` as f16, and transposed to `t`.
+__device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&kk)[8][4], int at,
+                                                int block, int lane) {
   float* diagonal = sh.diagonal[block];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -246,7 +244,7 @@ __device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&k
       float entry[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        // Above the diagonal the difference may be large: it is not looked at.
+        // Above the diagonal the difference may be large, but is not used.
         entry[c] = beta * quick_exp2(fminf(g - sh.g[at][column + c], 0.0f)) * kk[n][2 * half + c];
       }
       if (n / 2 < block) {
@@ -254,12 +252,13 @@ __device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&k
             pack_act(entry[0], entry[1]);
       } else {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) diagonal[(column - block * 16 + c) * kDiagonalStride + row] = entry[c];
+        for (int c = 0; c < 2; ++c)
+          diagonal[(column - block * 16 + c) * kDiagonalStride + row] = entry[c];
       }
     }
   }
   __syncwarp();
-  // Column lane % 16 of the inverse: when an element is known, it goes into all below it.
+  // Column lane % 16 of the inverse, by forward substitution.
   const int column = lane % 16;
   float x[16];
 #pragma unroll
@@ -292,8 +291,7 @@ __device__ __forceinline__ void invert_diagonal(IntraShared& sh, const float (&k
   }
 }
 
-// Blocks below block (j, j) of T, one after the other: T_ij = -T_ii sum_l A_il T_lj, all transposed, so that
-// what a product gives is what the next one takes. A warp.
+// One warp: blocks below (j, j). T_ij = -T_ii sum_l A_il T_lj, transposed, so results are operands.
 template <int j>
 __device__ __forceinline__ void invert_column(IntraShared& sh, int at, int lane) {
   const uint32_t a_base = shared_address(sh.a);
@@ -337,9 +335,10 @@ __device__ __forceinline__ void invert_column(IntraShared& sh, int at, int lane)
   }
 }
 
-// P_ij = e^{G_i - G_j} (q_i . k_j), j <= i, of 16 rows; to memory. A warp.
-__device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stage, const float (&qk)[8][4],
-                                             __half* to, int at, int block, int lane) {
+// One warp: P_ij = e^{G_i - G_j} (q_i . k_j), j <= i, of 16 rows.
+__device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stage,
+                                             const float (&qk)[8][4], __half* to, int at, int block,
+                                             int lane) {
   write_unit(stage, to + block * 16 * 64, lane, [&](int n, int half) {
     if (n / 2 > block) return 0u;
     const int row = block * 16 + lane / 4 + 8 * half;
@@ -351,10 +350,9 @@ __device__ __forceinline__ void write_scores(const IntraShared& sh, __half* stag
   });
 }
 
-// 16 rows x 64 columns of the product of T (transposed, lower triangular) and a tile's panel; to memory. A
-// warp.
-__device__ __forceinline__ void write_product(__half* stage, const __half* t, const __half* tile, __half* to,
-                                              int block, int column, int lane) {
+// One warp: 16 rows x 64 columns of T (transposed, lower triangular) times a tile's panel.
+__device__ __forceinline__ void write_product(__half* stage, const __half* t, const __half* tile,
+                                              __half* to, int block, int column, int lane) {
   float c[8][4] = {};
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -368,10 +366,10 @@ __device__ __forceinline__ void write_product(__half* stage, const __half* t, co
       mma_pair(c[2 * n], c[2 * n + 1], a, b);
     }
   }
-  write_unit(stage, to, lane, [&](int n, int half) { return pack_act(c[n][2 * half], c[n][2 * half + 1]); });
+  write_unit(stage, to, lane,
+             [&](int n, int half) { return pack_act(c[n][2 * half], c[n][2 * half + 1]); });
 }
 
-// Where a multiprocessor has room for two blocks.
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900)
 constexpr int kIntraBlocks = 2;
 #else
@@ -397,7 +395,8 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
   const int heads = l.value_heads / l.key_heads;
   {
     const int own = run.own(owner.index, warp * kIntraRows);
-    const int q_channel = l.q_channel(key_head) + 4 * lane, k_channel = l.k_channel(key_head) + 4 * lane;
+    const int q_channel = l.q_channel(key_head) + 4 * lane,
+              k_channel = l.k_channel(key_head) + 4 * lane;
     const int64_t key_tile = static_cast<int64_t>(tile) * l.key_heads + key_head;
     RawRows<kFloats, kFew> q, k;
     q.load(a, run, own, q_channel);
@@ -411,14 +410,13 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
   static_assert(kMostSharing <= kIntraThreads / 32);
   if (warp < heads) make_gates(sh, a, run, owner.index, l.value_head(key_head, warp), warp);
   __syncthreads();
-  // Warps 0-3: K K^T, warps 4-7: Q K^T.
   const int block = warp % 4;
   float product[8][4] = {};
   gram(product, shared_address(warp < 4 ? sh.k : sh.q), shared_address(sh.k), block, lane);
   __syncthreads();
   for (int j = kFew ? static_cast<int>(blockIdx.z) : 0; j < heads;
        j += kFew ? static_cast<int>(gridDim.z) : 1) {
-    // Read anew: registers are short, and places that follow from it would be kept from head to head.
+    // Saves registers: addresses derived from `lane` would otherwise live across heads.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     __half* stage = sh.q + warp * 16 * 64;
     const int h = l.value_head(key_head, j);
@@ -446,11 +444,12 @@ __global__ __launch_bounds__(kIntraThreads, kFloats || kFew ? 1 : kIntraBlocks) 
     }
     convolve<false>(a, run, v, own, channel, warp * kIntraRows, sh.v, nullptr);
     __syncthreads();
-    // Low blocks of rows are short products, so a warp takes one from either end.
+    // Low blocks of rows are short products, so a warp takes one from each end.
     const int column = warp / 4 * 64;
     const int64_t panel = value_tile * kWide + warp / 4 * kPanel;
     write_product(stage, sh.t[0], sh.k, args.w + panel + block * 16 * 64, block, column, lane);
-    write_product(stage, sh.t[1], sh.v, args.u + panel + (3 - block) * 16 * 64, 3 - block, column, lane);
+    write_product(stage, sh.t[1], sh.v, args.u + panel + (3 - block) * 16 * 64, 3 - block, column,
+                  lane);
     __syncthreads();
   }
 }

@@ -1,19 +1,18 @@
-// delta_chunk_scan.cuh -- the second kernel of delta_chunk.cu: a state through the chunks of its sequence.
+// delta_chunk_scan.cuh -- the second kernel of delta_chunk.cu: a state through the chunks of a
+// sequence.
 //
-// A block is a sequence and value head, 8 warps of 16 value columns: S^T [16, 128] of a warp lies in 64
-// registers of a lane, as the accumulator of m16n8k16, which is also the layout of an A operand. So D^T = U^T
-// - S^T W^T, O^T and the new S^T follow from each other without leaving registers. Tiles have one place each
-// in shared memory: as soon as all warps are done with one, its next copy starts.
+// 8 warps of 16 value columns. S^T [16, 128] of a warp is the accumulator of m16n8k16 in 64
+// registers a lane, also the layout of an A operand. So D^T = U^T - S^T W^T, O^T and the new S^T
+// stay in registers. A tile's place in shared memory is refilled when all warps have read it.
 #pragma once
 
 #include "ops/cuda/delta/delta_chunk.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
 
-// A warp's S^T: value columns column + lane / 4 and + 8, keys 8 n + 2 (lane % 4) and the next. What the slot
-// holds, then what rows since then add (state.h).
+// Value columns column + lane / 4 and + 8, keys 8 n + 2 (lane % 4) and the next; folds entries.
 __device__ inline void load_states(float (&state)[16][4], const DeltaView& l, const Run& run, int h,
                                    int key_head, int column, int lane) {
   if (run.position == 0) {
@@ -25,7 +24,8 @@ __device__ inline void load_states(float (&state)[16][4], const DeltaView& l, co
     return;
   }
   const int folded = l.folded(run.slot)[h];
-  const float* stored = l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
+  const float* stored =
+      l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
     const float2 low = __ldcs(reinterpret_cast<const float2*>(stored + n * 8));
@@ -51,9 +51,10 @@ __device__ inline void load_states(float (&state)[16][4], const DeltaView& l, co
   }
 }
 
-__device__ inline void store_states(const float (&state)[16][4], const DeltaView& l, const Run& run, int h,
-                                    int column, int lane) {
-  float* stored = l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
+__device__ inline void store_states(const float (&state)[16][4], const DeltaView& l, const Run& run,
+                                    int h, int column, int lane) {
+  float* stored =
+      l.state(run.slot, h) + static_cast<int64_t>(column + lane / 4) * kDim + lane % 4 * 2;
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
     __stcs(reinterpret_cast<float2*>(stored + n * 8), float2{state[n][0], state[n][1]});
@@ -61,16 +62,15 @@ __device__ inline void store_states(const float (&state)[16][4], const DeltaView
   }
 }
 
-// What the slot says beside the state. All threads of the block have read it.
+// After all threads of the block have read the slot.
 __device__ inline void store_position(const DeltaView& l, const Run& run, int h) {
   l.folded(run.slot)[h] = run.position + run.rows;
   if (run.position == 0) l.decay(run.slot)[h] = 1.0f;
 }
 
-// Raw inputs of the last rows: the head's values, and of the first value head of a key head q and k. The
-// kernel before has read what they replace.
-__device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, int key_head, int thread,
-                                    int threads) {
+// The first value head of a key head also stores q and k. The kernel before has read the old rows.
+__device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, int key_head,
+                                    int thread, int threads) {
   const DeltaView& l = a.layer;
   const int parts = l.owns_key(h, key_head) ? 3 : 1;
   for (int i = thread; i < parts * l.taps * kDim; i += threads) {
@@ -80,19 +80,19 @@ __device__ inline void store_inputs(const DeltaArgs& a, const Run& run, int h, i
                          : part == 1 ? l.q_channel(key_head)
                                      : l.k_channel(key_head)) +
                         i % kDim;
-    l.conv_row(run.slot, run.position + row)[channel] = load_at(a.in.qkv, run.first_row + row, channel);
+    l.conv_row(run.slot, run.position + row)[channel] =
+        load_at(a.in.qkv, run.first_row + row, channel);
   }
 }
 
-// S^T of a warp as A operands, key step by key step.
-__device__ __forceinline__ void pack_states(uint32_t (&a)[4], const float (&state)[16][4], int step) {
+__device__ __forceinline__ void pack_states(uint32_t (&a)[4], const float (&state)[16][4],
+                                            int step) {
   a[0] = pack_act(state[2 * step][0], state[2 * step][1]);
   a[1] = pack_act(state[2 * step][2], state[2 * step][3]);
   a[2] = pack_act(state[2 * step + 1][0], state[2 * step + 1][1]);
   a[3] = pack_act(state[2 * step + 1][2], state[2 * step + 1][3]);
 }
 
-// U^T of a warp's columns, as accumulators.
 __device__ __forceinline__ void load_u(float (&d)[8][4], uint32_t u, int column, int lane) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
@@ -110,7 +110,6 @@ __device__ __forceinline__ void load_u(float (&d)[8][4], uint32_t u, int column,
   }
 }
 
-// Columns (tokens) of [16, 64] times a factor each.
 __device__ __forceinline__ void scale_tokens(float (&c)[8][4], const float* factors, int lane) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
@@ -122,7 +121,6 @@ __device__ __forceinline__ void scale_tokens(float (&c)[8][4], const float* fact
   }
 }
 
-// Eight columns of a row of outputs: of 128 columns, 16 lanes or twice 8 are a row.
 struct Eight {
   float2 x[4];
   __device__ __forceinline__ explicit Eight(uint4 bits)
@@ -144,28 +142,31 @@ __device__ __forceinline__ float sum_of_eight_lanes(float x) {
   return x;
 }
 
-// Where f32 activations are asked for, rows go the long way.
-inline bool scans_halves(const DeltaArgs& a) { return a.in.z.type == DType::f16 && a.o.type == DType::f16; }
-
-// z of row `own` of the run, or of the nearest, from `column` of all heads on. kHalves: scans_halves().
-template <bool kHalves>
-__device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, int own, int column) {
-  if (!kHalves) return {};
-  const int row = run.first_row + min(max(own, 0), run.rows - 1);
-  return *reinterpret_cast<const uint4*>(static_cast<const __half*>(a.in.z.data) + row * a.in.z.stride +
-                                         column);
+// f16 activations only; f32 ones take a slower path.
+inline bool scans_halves(const DeltaArgs& a) {
+  return a.in.z.type == DType::f16 && a.o.type == DType::f16;
 }
 
-// The outputs come without 1 / sqrt(128): it cancels in the norm up to eps, which is scaled instead.
+// z of row `own`, clamped to the run, from `column` of all heads on.
+template <bool kHalves>
+__device__ __forceinline__ uint4 load_gates(const DeltaArgs& a, const Run& run, int own,
+                                            int column) {
+  if (!kHalves) return {};
+  const int row = run.first_row + min(max(own, 0), run.rows - 1);
+  return *reinterpret_cast<const uint4*>(static_cast<const __half*>(a.in.z.data) +
+                                         row * a.in.z.stride + column);
+}
+
+// Outputs lack 1 / sqrt(128), which cancels in the norm except for eps; eps is scaled instead.
 __device__ __forceinline__ float norm_factor(const DeltaArgs& a, float squares) {
   return rsqrtf(squares / kDim + a.w.eps * kDim);
 }
 
-// Norm and gate of eight columns of a row, and their way to memory if it is one of the run. `gates`: from
-// load_gates(); `weights` of the norm, from the first of the columns on.
+// Stores only rows of the run. `weights` begin at the first of the eight columns.
 template <bool kHalves>
-__device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o, uint4 gates, float factor,
-                                             const float* weights, const Run& run, int own, int column) {
+__device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o, uint4 gates,
+                                             float factor, const float* weights, const Run& run,
+                                             int own, int column) {
   if (own < 0 || own >= run.rows) return;
   const int64_t row = run.first_row + own;
   const Eight z(gates);
@@ -173,9 +174,9 @@ __device__ __forceinline__ void finish_eight(const DeltaArgs& a, const Eight& o,
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 norm = *reinterpret_cast<const float2*>(weights + 2 * i);
-    const float2 g =
-        kHalves ? z.x[i]
-                : float2{load_at(a.in.z, row, column + 2 * i), load_at(a.in.z, row, column + 2 * i + 1)};
+    const float2 g = kHalves ? z.x[i]
+                             : float2{load_at(a.in.z, row, column + 2 * i),
+                                      load_at(a.in.z, row, column + 2 * i + 1)};
     const float2 y = {o.x[i].x * factor * (norm.x * quick_silu(g.x)),
                       o.x[i].y * factor * (norm.y * quick_silu(g.y))};
     packed[i] = pack_act(y.x, y.y);
@@ -210,7 +211,6 @@ __device__ __forceinline__ void copy_tile(T* to, const T* from, int count) {
     copy_async(shared_address(to + i), from + i);
 }
 
-// What the state before a chunk is multiplied with; the rest.
 __device__ __forceinline__ void fetch_first(const ChunkArgs& args, ScanShared& sh, int64_t key_tile,
                                             int64_t value_tile) {
   copy_tile(sh.w, args.w + value_tile * kWide, kWide);
@@ -218,8 +218,8 @@ __device__ __forceinline__ void fetch_first(const ChunkArgs& args, ScanShared& s
   copy_tile(sh.u, args.u + value_tile * kWide, kWide);
   commit_copies();
 }
-__device__ __forceinline__ void fetch_second(const ChunkArgs& args, ScanShared& sh, int64_t key_tile,
-                                             int64_t value_tile) {
+__device__ __forceinline__ void fetch_second(const ChunkArgs& args, ScanShared& sh,
+                                             int64_t key_tile, int64_t value_tile) {
   copy_tile(sh.k, args.k + key_tile * kWide, kWide);
   copy_tile(sh.scores, args.scores + value_tile * kPanel, kPanel);
   copy_tile(&sh.gates[0][0], args.gates + value_tile * kGates * kChunk, kGates * kChunk);
@@ -227,8 +227,9 @@ __device__ __forceinline__ void fetch_second(const ChunkArgs& args, ScanShared& 
 }
 
 // D^T = U^T - S^T W^T (W comes negated) and S^T Q^T.
-__device__ __forceinline__ void read_state(float (&d)[8][4], float (&o)[8][4], const float (&state)[16][4],
-                                           const ScanShared& sh, int lane) {
+__device__ __forceinline__ void read_state(float (&d)[8][4], float (&o)[8][4],
+                                           const float (&state)[16][4], const ScanShared& sh,
+                                           int lane) {
   const uint32_t w = shared_address(sh.w), q = shared_address(sh.q);
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
@@ -246,8 +247,8 @@ __device__ __forceinline__ void read_state(float (&d)[8][4], float (&o)[8][4], c
 }
 
 // O^T += D^T P^T, P lower triangular.
-__device__ __forceinline__ void add_scores(float (&o)[8][4], const float (&d)[8][4], const ScanShared& sh,
-                                           int lane) {
+__device__ __forceinline__ void add_scores(float (&o)[8][4], const float (&d)[8][4],
+                                           const ScanShared& sh, int lane) {
   uint32_t a[4][4];
   pack_operand(a, d);
 #pragma unroll
@@ -262,8 +263,8 @@ __device__ __forceinline__ void add_scores(float (&o)[8][4], const float (&d)[8]
 }
 
 // S^T = e^{G_n} S^T + (e^{G_n - G} D)^T K
-__device__ __forceinline__ void update_state(float (&state)[16][4], float (&d)[8][4], const ScanShared& sh,
-                                             int lane) {
+__device__ __forceinline__ void update_state(float (&state)[16][4], float (&d)[8][4],
+                                             const ScanShared& sh, int lane) {
   const float whole = sh.gates[0][kChunk - 1];
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
@@ -284,21 +285,22 @@ __device__ __forceinline__ void update_state(float (&state)[16][4], float (&d)[8
   }
 }
 
-// O^T of a warp's columns to o[token][column].
-__device__ __forceinline__ void store_outputs(__half* o, const float (&c)[8][4], int column, int lane) {
+__device__ __forceinline__ void store_outputs(__half* o, const float (&c)[8][4], int column,
+                                              int lane) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t x = transpose_matrix(pack_act(c[n][2 * half], c[n][2 * half + 1]));
-      *reinterpret_cast<uint32_t*>(&o[column / 64 * kPanel + pair_at(n * 8, column / 8 % 8 + half, lane)]) =
-          x;
+      *reinterpret_cast<uint32_t*>(
+          &o[column / 64 * kPanel + pair_at(n * 8, column / 8 % 8 + half, lane)]) = x;
     }
   }
 }
 
 template <bool kHalves>
-__global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_constant__ ChunkArgs args) {
+__global__ __launch_bounds__(kScanThreads,
+                             1) void scan_kernel(const __grid_constant__ ChunkArgs args) {
   extern __shared__ __align__(128) char memory[];
   ScanShared& sh = *reinterpret_cast<ScanShared*>(memory);
   const DeltaArgs& a = args.a;
@@ -315,8 +317,12 @@ __global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_cons
   const Run run = run_of(a.batch, s);
   const int key_head = l.key_head(h);
   const int tile0 = first_tile(a.batch, s);
-  const auto key_tile = [&](int i) { return static_cast<int64_t>(tile0 + i) * l.key_heads + key_head; };
-  const auto value_tile = [&](int i) { return static_cast<int64_t>(tile0 + i) * l.value_heads + h; };
+  const auto key_tile = [&](int i) {
+    return static_cast<int64_t>(tile0 + i) * l.key_heads + key_head;
+  };
+  const auto value_tile = [&](int i) {
+    return static_cast<int64_t>(tile0 + i) * l.value_heads + h;
+  };
   fetch_first(args, sh, key_tile(0), value_tile(0));
   fetch_second(args, sh, key_tile(0), value_tile(0));
   float state[16][4];
@@ -354,8 +360,8 @@ __global__ __launch_bounds__(kScanThreads, 1) void scan_kernel(const __grid_cons
       const float factor = norm_factor(a, sum_of_eight_lanes(low.squares() + high.squares()));
       finish_eight<kHalves>(a, low, z[half][0], factor, a.w.norm + 8 * part, run, run.own(i, row),
                             h * kDim + 8 * part);
-      finish_eight<kHalves>(a, high, z[half][1], factor, a.w.norm + 64 + 8 * part, run, run.own(i, row),
-                            h * kDim + 64 + 8 * part);
+      finish_eight<kHalves>(a, high, z[half][1], factor, a.w.norm + 64 + 8 * part, run,
+                            run.own(i, row), h * kDim + 64 + 8 * part);
     }
   }
   store_states(state, l, run, h, warp * 16, lane);

@@ -1,37 +1,34 @@
-// delta_chunk_wgmma.cuh -- what delta_chunk_scan.cuh does, with the warpgroup matrix instruction.
+// delta_chunk_wgmma.cuh -- delta_chunk_scan.cuh with the warpgroup matrix instruction.
 //
-// A sequence and value head are a cluster of two blocks, each with 64 value columns. One warpgroup carries
-// the state, in the same registers as there, and does nothing else: a warp of its own fetches tiles into a
-// ring, and eight take outputs from shared memory, norm and gate them. A row's norm is over all 128 columns:
-// these warps tell their neighbours in the other block the sums of their squares. Of a chunk, the products
-// that the next one waits for (D = U - W S, S += K D) are asked for first; those that give outputs run behind
-// them.
+// A value head is a cluster of two blocks with 64 value columns each. One warpgroup carries the
+// state, one warp copies tiles into a ring, and eight warps norm and gate outputs. A row's norm is
+// over all 128 columns, so these exchange sums of squares with the other block. Products that the
+// next chunk waits for (D = U - W S, S += K D) are issued before those of the outputs.
 #pragma once
 
 #include <cstddef>
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_chunk_scan.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/wgmma.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kCarryWarps = 4;
 constexpr int kFinishWarps = 8;
-constexpr int kFinishRows = kChunk / kFinishWarps;  // of a chunk, the same warp's in each
-constexpr int kWgmmaScanThreads = 4 * 128;          // the last warpgroup is the warp that fetches
-constexpr int kScanBlocks = 2;                      // of a cluster
+constexpr int kFinishRows = kChunk / kFinishWarps;  // rows of each chunk per warp
+constexpr int kWgmmaScanThreads = 4 * 128;          // one warp of the last warpgroup copies tiles
+constexpr int kScanBlocks = 2;                      // per cluster
 constexpr int kScanStages = 3;
 
 struct WgmmaScanShared {
-  // What the state before a chunk is multiplied with; the rest.
   struct First {
     __half w[kWide];
     __half q[kWide];
     __half u[kPanel];
     float gates[kGates][kChunk];
-    char space[512];  // tiles lie at multiples of 1024
+    char space[512];  // tiles are aligned to 1024 bytes
   } first[kScanStages];
   struct Second {
     __half k[kWide];
@@ -48,7 +45,6 @@ struct WgmmaScanShared {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Chunk i: its place among kCount, and the parity of its round there.
 template <int kCount>
 struct Turn {
   int place;
@@ -57,8 +53,8 @@ struct Turn {
 };
 using Stage = Turn<kScanStages>;
 
-__device__ inline void fetch_tiles(const ChunkArgs& args, WgmmaScanShared& sh, int tile0, int chunks, int h,
-                                   int key_head, int half) {
+__device__ inline void fetch_tiles(const ChunkArgs& args, WgmmaScanShared& sh, int tile0,
+                                   int chunks, int h, int key_head, int half) {
   const auto fetch = [](auto* to, const auto* from, uint32_t barrier) {
     copy_bulk(shared_address(to), from, sizeof(*to), barrier);
   };
@@ -88,22 +84,20 @@ __device__ __forceinline__ void release(uint64_t* barrier, int lane) {
   if (lane == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
 }
 
-// What the warpgroup does with the state, and one of its warps with 16 value columns of it.
 struct Carry {
   WgmmaScanShared& sh;
-  const int column;  // the warp's first
+  const int column;
   const int lane;
   float (&state)[16][4];
   float d[8][4], o[8][4];
   uint32_t a[8][4];               // the state before the chunk
-  uint32_t p[4][4], added[4][4];  // D^T, and times e^{G_n - G}
+  uint32_t p[4][4], added[4][4];  // D^T, and D^T times e^{G_n - G}
 
   __device__ __forceinline__ void take_u(int i) {
     const Stage at(i);
     wait_barrier(shared_address(sh.first_full + at.place), at.parity);
     load_u(d, shared_address(sh.first[at.place].u), column, lane);
   }
-  // c += S^T times a tile's rows.
   __device__ __forceinline__ void multiply_state(float (&c)[8][4], const __half* tile) {
     const uint64_t at = wgmma_operand(shared_address(tile));
     fence_wgmma();
@@ -129,14 +123,14 @@ struct Carry {
     for (int n = 0; n < 8; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0;
     multiply_state(o, sh.first[Stage(i).place].q);
   }
-  // O of chunk i to the warps that finish it.
   __device__ __forceinline__ void give_outputs(int i) {
     const Turn<2> turn(i);
     wait_barrier(shared_address(sh.o_empty + turn.place), turn.parity ^ 1);
     store_outputs(sh.o[turn.place], o, column, lane);
     release(sh.o_full + turn.place, lane);
   }
-  // Both products with the state of chunk i are under way: the other two; the state is that after it.
+  // Both products with the state of chunk i are under way. `state` then becomes that after the
+  // chunk.
   __device__ __forceinline__ void pass_chunk(int i, bool last) {
     const Stage at(i);
     const auto& second = sh.second[at.place];
@@ -164,7 +158,7 @@ struct Carry {
     for (int step = 0; step < 4; ++step)
       multiply_wgmma<64>(o, p[step], wgmma_operand_at(scores_at, step * 32));
     commit_wgmma();
-    take_u(last ? i : i + 1);  // of the last once more: no branch while products are under way
+    take_u(last ? i : i + 1);  // repeats the last: a branch would serialize running products
     wait_wgmma<0>();
     hold_wgmma(state);
     hold_wgmma(added);
@@ -188,10 +182,10 @@ struct Carry {
   }
 };
 
-// A warp's rows of all chunks, four at a time, eight lanes a row.
+// Rows of all chunks, four at a time, eight lanes a row.
 template <bool kHalves>
-__device__ inline void finish_outputs(const DeltaArgs& a, WgmmaScanShared& sh, const Run& run, int chunks,
-                                      int first_column, int warp, int lane, int half) {
+__device__ inline void finish_outputs(const DeltaArgs& a, WgmmaScanShared& sh, const Run& run,
+                                      int chunks, int first_column, int warp, int lane, int half) {
   constexpr int kFours = kFinishRows / 4;
   const int column = lane % 8 * 8;
   const int row0 = warp * kFinishRows + lane / 8;
@@ -226,11 +220,11 @@ __device__ inline void finish_outputs(const DeltaArgs& a, WgmmaScanShared& sh, c
     wait_barrier(full, turn.parity);
 #pragma unroll
     for (int n = 0; n < kFours; ++n) {
-      // In the same order in both blocks.
+      // The same order of addition in both blocks.
       const float other = sh.squares[turn.place][row0 + 4 * n];
       const float factor = norm_factor(a, half == 0 ? squares[n] + other : other + squares[n]);
-      finish_eight<kHalves>(a, Eight(bits[n]), z[n], factor, sh.norm + column, run, run.own(i, row0 + 4 * n),
-                            first_column + column);
+      finish_eight<kHalves>(a, Eight(bits[n]), z[n], factor, sh.norm + column, run,
+                            run.own(i, row0 + 4 * n), first_column + column);
       z[n] = z_next[n];
     }
   }
@@ -243,7 +237,8 @@ __global__ __launch_bounds__(kWgmmaScanThreads,
                              1) void scan_wgmma_kernel(const __grid_constant__ ChunkArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(128) char memory[];
-  auto& sh = *reinterpret_cast<WgmmaScanShared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
+  auto& sh =
+      *reinterpret_cast<WgmmaScanShared*>(memory + (1024 - shared_address(memory) % 1024) % 1024);
   const DeltaView& l = args.a.layer;
   const int h = blockIdx.x / kScanBlocks;
   const int half = blockIdx.x % kScanBlocks;
@@ -260,7 +255,8 @@ __global__ __launch_bounds__(kWgmmaScanThreads,
     for (int i = 0; i < 2; ++i) {
       init_barrier(shared_address(sh.o_full + i), kCarryWarps * kWarpArrivals);
       init_barrier(shared_address(sh.o_empty + i), kFinishWarps * kWarpArrivals);
-      for (int w = 0; w < kFinishWarps; ++w) init_barrier(shared_address(&sh.squares_full[i][w]), 1);
+      for (int w = 0; w < kFinishWarps; ++w)
+        init_barrier(shared_address(&sh.squares_full[i][w]), 1);
     }
     publish_barriers();
   }
@@ -281,8 +277,9 @@ __global__ __launch_bounds__(kWgmmaScanThreads,
     store_states(state, l, run, h, column, lane);
   } else if (warp < kCarryWarps + kFinishWarps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 104;\n");
-    finish_outputs<kHalves>(args.a, sh, run, chunks, h * kDim + half * 64, warp - kCarryWarps, lane, half);
-    // Outputs of both blocks are there, so all warps have read the slot.
+    finish_outputs<kHalves>(args.a, sh, run, chunks, h * kDim + half * 64, warp - kCarryWarps, lane,
+                            half);
+    // Both blocks' outputs have arrived, so all warps have read the slot.
     if (half != 0) return;
     const int thread = static_cast<int>(threadIdx.x) - kCarryWarps * 32;
     if (thread == 0) store_position(l, run, h);

@@ -1,49 +1,36 @@
-// delta_decode.cu -- plain decoding: the ring form (delta_ring.h) for sequences that have one row, which is
-// certain. One launch for few of them, two for many.
+// delta_decode.cu -- the ring form (delta_ring.h) for sequences with one row, a certain one.
 //
-// Traffic of a token: a state is read, 4 Dk Dv bytes a head, the entries since its fold position as well
-// (Dk / heads_per_key + Dv + 1 numbers each), one entry is written, and the state every `every`-th token. 27B
-// (48 heads of 128 x 128): 3.1 MB a sequence and layer, entries 33 KB each, 8 apart at a fold.
+// Traffic per token and head: 4 Dk Dv bytes of state, and the entries since its fold position. The
+// state is written every `every`th token.
 //
-// Few: a block is a head. What lies in memory since the step before is asked for first (the convolution's
-// ring in front of the states, which would be in its way), the sum of a convolution waits for nothing but the
-// row itself, and every warp makes the norms for itself.
+// Few sequences, one launch: a block is a head. Loads that do not depend on this step come first,
+// the convolution's ring before the states; every warp computes the norms itself.
 //
-// Many:
-//   prepare   a warp per (sequence, key head) for q and one for k: convolution, SiLU and l2 norm, and q . k;
-//             a warp per (sequence, value head): v, log decay and beta. Rows go to the workspace, keys, gates
-//             and raw inputs into the rings.
-//   decode    a block per (sequence, value head): asks for the state and the entries before it waits for
-//             prepare, then one pass over it, norm and gate.
+// Many sequences, two launches. Otherwise a block has a convolution, a barrier and a reduction
+// between its loads and its end, and key heads are prepared once per value head.
+// - prepare: a warp per (sequence, key head) for q, one for k, and a warp per (sequence, value
+//   head). Rows go to the workspace; keys, gates and raw inputs into the rings. It lets decode
+//   start only at its end, because decode's loads of states would delay prepare's.
+// - decode: a block per (sequence, value head) loads state and entries before it waits for prepare.
 //
-// Why two: where a block prepares its own rows, the convolution, a barrier and a reduction lie between its
-// loads and its end, every key head is prepared once per value head, and two blocks an SM do not hide that.
-//
-// Prepare asks for all that it needs but the row itself before it waits for the kernel before, four channels
-// a lane and load, and with many sequences four of them a warp, so that all its blocks are on the GPU at
-// once. It never lets decode start before its end: states that 264 blocks ask for stand in the way of what
-// prepare still needs.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: two blocks a head as a cluster; persistent blocks with states through shared
+// memory; prefetching states into L2 from prepare. More: docs/history/cuda-kernels.md.
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kPrepareWarps = 4;
-constexpr int kManyRows = 4;  // sequences that a warp of prepare takes where there are more than
+constexpr int kManyRows = 4;  // sequences per warp of prepare above this number
 constexpr int kManySequences = 64;
 
-// ---- one row ----
-
-// Where a block works: a sequence, a value head, all its columns.
 struct RowPlace {
   int s, h, key_head, slot;
   int row, position;
-  int folded, fold_to;  // cells: what the state holds, and what it is to hold
+  int folded, fold_to;  // cell up to which the state is folded now, and is to be folded
   bool fresh;           // the sequence starts
 
   // False: nothing to do.
@@ -62,7 +49,7 @@ struct RowPlace {
   }
 };
 
-// Dynamic shared memory: q, k, v, o of the head; entries, their factors, and behind these the state's.
+// Dynamic shared memory.
 struct RowMemory {
   float *q, *k, *v, *o;
   float* factors;  // [2][capacity + 1]
@@ -71,7 +58,8 @@ struct RowMemory {
   static int capacity(const DeltaView& l) { return l.every + l.lag; }
   static size_t bytes(const DeltaView& l) {
     const int most = capacity(l);
-    return (4 * kMaxDim + 2 * (most + 1) + 2 + most * (l.key_dim + l.value_dim + 1)) * sizeof(float);
+    return (4 * kMaxDim + 2 * (most + 1) + 2 + most * (l.key_dim + l.value_dim + 1)) *
+           sizeof(float);
   }
   __device__ RowMemory(float* at, const DeltaView& l) {
     const int most = l.every + l.lag;
@@ -90,30 +78,28 @@ struct RowMemory {
   }
 };
 
-// Scales of q and k in shared memory, and what else belongs to the row.
 struct RowScalars {
-  float iq, ik, qk;  // qk: of the scaled ones
+  float iq, ik, qk;  // scales of q and k; q . k of the scaled vectors
   float2 gates;      // log decay, beta
 };
 
-// The row, when q and k are in shared memory, `v` is that of the lane's own column and all that `entries`
-// asked for is there: folds what is due, makes outputs of the head and d. One barrier; the outputs are not
-// behind another.
+// Folds due entries, makes outputs and d. `v`: of the lane's column. Outputs need another barrier.
 template <int kVectors, int kGroups>
 __device__ void run_row(const DeltaView& l, const RowPlace& p, const RowMemory& sh,
-                        Column<kVectors> (&state)[kGroups], float v, const RowScalars& row, int first_column,
-                        float* at) {
+                        Column<kVectors> (&state)[kGroups], float v, const RowScalars& row,
+                        int first_column, float* at) {
   const int tid = static_cast<int>(threadIdx.x);
   const int part = tid % 8;
   const Entries& entries = sh.entries;
   const int count = p.position - p.fold_to;
   const int stride = entries.capacity + 1;
-  const auto exponent = [&](int i) {  // of entry i; of the state for -1
+  const auto exponent = [&](int i) {  // of entry i, or of the state for -1
     float e = row.gates.x;
-    for (int cell = p.position - 1; cell > p.fold_to + i; --cell) e = __fadd_rn(e, entries.gate(cell));
+    for (int cell = p.position - 1; cell > p.fold_to + i; --cell)
+      e = __fadd_rn(e, entries.gate(cell));
     return e;
   };
-  // Fetched again for the state, so that they are not in registers under its folds.
+  // Loaded twice, so that they do not occupy registers during folds.
   const auto vectors = [&](float4(&q)[kVectors], float4(&k)[kVectors]) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -159,7 +145,6 @@ __device__ void run_row(const DeltaView& l, const RowPlace& p, const RowMemory& 
       sh.o[column] = fmaf(row.qk, d, x);
     }
   }
-  // Everybody has read it.
   if (changes && tid == 0) {
     l.folded(p.slot)[p.h] = p.fold_to;
     l.decay(p.slot)[p.h] = 1.0f;
@@ -168,11 +153,10 @@ __device__ void run_row(const DeltaView& l, const RowPlace& p, const RowMemory& 
 
 // ---- few sequences ----
 
-// Convolution and SiLU of up to two channels a thread, the gates by the last thread; the row goes into the
-// rings. Waits for the kernel before, but for nothing that it asks for before that.
+// Up to two channels a thread; the last thread makes the gates. The row goes into the rings.
 struct OneRowInputs {
   Channel channel[2];
-  float known[2];  // the sum of the convolution without the row
+  float known[2];  // the convolution without the newest row
   float dt, slope;
 
   __device__ static bool makes_gates() { return threadIdx.x == blockDim.x - 1; }
@@ -187,7 +171,8 @@ struct OneRowInputs {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Channel& c = channel[i];
-      if (c.index >= 0) known[i] = fmaf(c.tap[1], c.past[0], fmaf(c.tap[2], c.past[1], c.tap[3] * c.past[2]));
+      if (c.index >= 0)
+        known[i] = fmaf(c.tap[1], c.past[0], fmaf(c.tap[2], c.past[1], c.tap[3] * c.past[2]));
     }
   }
   __device__ void finish(const DeltaArgs& a, const Place& p, const RowMemory& sh, float2* gates) {
@@ -204,7 +189,7 @@ struct OneRowInputs {
       const Channel& c = channel[i];
       if (c.index < 0) continue;
       const float x = from_bits(a.in.qkv.type, c.x);
-      constexpr int kPart = kTokens * kMaxDim;  // as Shared has q, k and v
+      constexpr int kPart = kTokens * kMaxDim;  // offsets of q, k and v in Shared
       sh.q[c.out / kPart * kMaxDim + c.out % kPart] = exact_silu(fmaf(c.tap[0], x, known[i]));
       if (a.layer.owns_key(p.h, p.key_head) || c.index >= a.layer.v_channel(0))
         a.layer.conv_row(p.slot, p.position)[c.index] = x;
@@ -216,7 +201,7 @@ struct OneRowInputs {
   }
 };
 
-// 8 Dv / kGroups threads: with 2 groups more warps, each with less to do in turn.
+// 8 Dv / kGroups threads: 2 groups give more warps with less work each.
 template <int kVectors, int kGroups>
 __global__ __launch_bounds__(1024 / kGroups,
                              kGroups / 2) void one_row_kernel(const __grid_constant__ DeltaArgs a) {
@@ -246,7 +231,8 @@ __global__ __launch_bounds__(1024 / kGroups,
   let_next_start();
 
   uint32_t z = 0;
-  if (tid < l.value_dim) z = load_bits(a.in.z, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid);
+  if (tid < l.value_dim)
+    z = load_bits(a.in.z, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid);
   in.finish(a, whole, sh, &gates);
   const float gate = norm * exact_silu(from_bits(a.in.z.type, z));
   wait_copies<0>();
@@ -269,12 +255,13 @@ __global__ __launch_bounds__(1024 / kGroups,
   run_row(l, p, sh, state, v, {iq, ik, qk, gates}, column, at);
   __syncthreads();
   if (tid >= l.value_dim) return;
-  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid, sh.o[tid] * rms_scale(a, sh.o) * gate);
+  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid,
+           sh.o[tid] * rms_scale(a, sh.o) * gate);
 }
 
 // ---- many sequences ----
 
-// Four neighbouring channels as they lie in memory. kWhole: published shapes, see whole_shape().
+// kWhole: published shapes, see whole_shape().
 template <bool kWhole>
 __device__ float4 load_four(const float* at) {
   if constexpr (kWhole) return *reinterpret_cast<const float4*>(at);
@@ -293,8 +280,8 @@ struct Raw {
   uint32_t bits[kWhole ? 2 : 4];
   __device__ void load(const Tensor& t, int64_t row, int64_t column) {
     if constexpr (kWhole) {
-      const uint2 v =
-          *reinterpret_cast<const uint2*>(static_cast<const __half*>(t.data) + row * t.stride + column);
+      const uint2 v = *reinterpret_cast<const uint2*>(static_cast<const __half*>(t.data) +
+                                                      row * t.stride + column);
       bits[0] = v.x, bits[1] = v.y;
     } else {
 #pragma unroll
@@ -314,16 +301,16 @@ struct Raw {
   }
 };
 
-// q and k of a key head, each by one of two neighbouring warps: norms, and q . k.
 template <int kRows>
 struct KeyMemory {
   float4 q[kPrepareWarps / 2][kRows][32];
   float scale[kPrepareWarps / 2][kRows];
 };
 template <int kRows>
-__device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first, const int (&row)[kRows],
-                           const int (&slot)[kRows], const int (&position)[kRows], int h, bool is_k,
-                           const float4 (&y)[kRows], KeyMemory<kRows>& sh) {
+__device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first,
+                           const int (&row)[kRows], const int (&slot)[kRows],
+                           const int (&position)[kRows], int h, bool is_k, const float4 (&y)[kRows],
+                           KeyMemory<kRows>& sh) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int pair = static_cast<int>(threadIdx.x) / 64;
   float scale[kRows];
@@ -332,13 +319,14 @@ __device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first
     const float squares = warp_sum(dot4(y[r], y[r], 0.0f));
     scale[r] = is_k ? inverse_norm(squares) : inverse_query_norm(squares, l.key_dim);
     if (row[r] < 0 || 4 * lane >= l.key_dim) continue;
-    float* out = rows.keys + ((static_cast<int64_t>(first + r) * l.key_heads + h) * 2 + is_k) * l.key_dim;
+    float* out =
+        rows.keys + ((static_cast<int64_t>(first + r) * l.key_heads + h) * 2 + is_k) * l.key_dim;
     const float by = scale[r];
     const float4 scaled = {y[r].x * by, y[r].y * by, y[r].z * by, y[r].w * by};
     store_four<true>(out + 4 * lane, scaled);
     if (is_k) store_four<true>(l.key(slot[r], position[r], h) + 4 * lane, scaled);
   }
-  // q . k by the warp of k, from what the warp of q leaves.
+  // q . k by the warp of k, with the q that the other warp stored.
   if (!is_k) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -357,16 +345,15 @@ __device__ void write_keys(const DeltaView& l, const DecodeRows& rows, int first
   for (int r = 0; r < kRows; ++r) {
     const float qk = warp_sum(dot4(sh.q[pair][r][lane], y[r], 0.0f));
     if (lane == 0 && row[r] >= 0)
-      rows.qk[static_cast<int64_t>(first + r) * l.key_heads + h] = qk * sh.scale[pair][r] * scale[r];
+      rows.qk[static_cast<int64_t>(first + r) * l.key_heads + h] =
+          qk * sh.scale[pair][r] * scale[r];
   }
 }
 
-// A warp: one head's q, k or v of kRows sequences, four channels a lane. Units: q and k of each key head in
-// turn, then the value heads; the two of a key head are neighbours in one block.
+// A warp has q, k or v of a head of kRows sequences. q and k of a key head are in one block.
 template <int kRows, bool kWhole>
-__global__ __launch_bounds__(32 * kPrepareWarps,
-                             kRows == 1 ? 8 : 5) void prepare_rows(const __grid_constant__ DeltaArgs a,
-                                                                   const __grid_constant__ DecodeRows rows) {
+__global__ __launch_bounds__(32 * kPrepareWarps, kRows == 1 ? 8 : 5) void prepare_rows(
+    const __grid_constant__ DeltaArgs a, const __grid_constant__ DecodeRows rows) {
   __shared__ KeyMemory<kRows> sh;
   const DeltaView& l = a.layer;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -394,7 +381,7 @@ __global__ __launch_bounds__(32 * kPrepareWarps,
   const bool wanted = own < width;
   const int channel = (is_key ? is_k ? l.k_channel(h) : l.q_channel(h) : l.v_channel(h)) + own;
 
-  // All that the kernel before did not write.
+  // Inputs that the preceding kernel does not write.
   float4 tap[4], past[kRows][kMaxTaps - 1];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -482,7 +469,6 @@ __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ De
 
   const int64_t key_row = static_cast<int64_t>(p.s) * l.key_heads + p.key_head;
   const int64_t value_row = static_cast<int64_t>(p.s) * l.value_heads + p.h;
-  // q and k lie as RowMemory has them.
   const float* keys = rows.keys + key_row * 2 * l.key_dim;
   if (tid < l.key_dim / 2) {
     const int to = 4 * tid < l.key_dim ? 4 * tid : kMaxDim + 4 * tid - l.key_dim;
@@ -504,19 +490,23 @@ __global__ __launch_bounds__(256, 2) void decode_rows(const __grid_constant__ De
   __syncthreads();
   if (tid >= l.value_dim) return;
   const float gate = norm * exact_silu(from_bits(a.in.z.type, z));
-  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid, sh.o[tid] * rms_scale(a, sh.o) * gate);
+  store_at(a.o, p.row, static_cast<int64_t>(p.h) * l.value_dim + tid,
+           sh.o[tid] * rms_scale(a, sh.o) * gate);
 }
 
 template <int kVectors>
 void launch_rows(Context& context, const DeltaArgs& args, const DecodeRows& rows) {
-  const dim3 grid(static_cast<unsigned>(args.layer.value_heads), static_cast<unsigned>(args.batch.sequences));
-  launch_loads(context, decode_rows<kVectors>, grid, static_cast<unsigned>(2 * args.layer.value_dim),
-               RowMemory::bytes(args.layer), args, rows);
+  const dim3 grid(static_cast<unsigned>(args.layer.value_heads),
+                  static_cast<unsigned>(args.batch.sequences));
+  launch_loads(context, decode_rows<kVectors>, grid,
+               static_cast<unsigned>(2 * args.layer.value_dim), RowMemory::bytes(args.layer), args,
+               rows);
 }
 
 template <int kVectors>
 void launch_one_row(Context& context, const DeltaArgs& args) {
-  const dim3 grid(static_cast<unsigned>(args.layer.value_heads), static_cast<unsigned>(args.batch.sequences));
+  const dim3 grid(static_cast<unsigned>(args.layer.value_heads),
+                  static_cast<unsigned>(args.batch.sequences));
   const auto threads = static_cast<unsigned>(2 * args.layer.value_dim);
   const size_t shared = RowMemory::bytes(args.layer);
   if (grid.x * grid.y <= static_cast<unsigned>(context.processors))
@@ -524,13 +514,14 @@ void launch_one_row(Context& context, const DeltaArgs& args) {
   launch_loads(context, one_row_kernel<kVectors, 4>, grid, threads, shared, args);
 }
 
-// Shapes of which prepare moves four channels at a time.
 bool whole_shape(const DeltaArgs& args) {
   const DeltaView& l = args.layer;
   const Tensor& x = args.in.qkv;
-  const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
-  return l.key_dim == 128 && l.value_dim == 128 && l.taps == 4 && x.type == DType::f16 && x.stride % 4 == 0 &&
-         aligned(x.data, 8) && aligned(l.data, 16) && aligned(args.w.conv, 16);
+  const auto aligned = [](const void* p, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+  };
+  return l.key_dim == 128 && l.value_dim == 128 && l.taps == 4 && x.type == DType::f16 &&
+         x.stride % 4 == 0 && aligned(x.data, 8) && aligned(l.data, 16) && aligned(args.w.conv, 16);
 }
 
 }  // namespace

@@ -1,20 +1,18 @@
-// delta_few.cu -- delta_tree for many heads with few nodes each (kFewNodes): what 8 and more sequences verify.
+// delta_few.cu -- delta_tree for many heads with at most kFewNodes nodes each.
 //
-// There a pass over a state takes less than the copy of the state, so memory must never rest. Blocks stay, two
-// a multiprocessor, and go from head to head: once a state is in registers, a bulk copy of the next one into
-// the same shared memory is asked for, and with it all else that the next head needs, into the other of two
-// buffers. Under these copies each warp takes its columns through the nodes one after the other, without
-// meeting others: the same sums in the same order as in delta_tree.cu, so the bytes are the same. Blocks meet
-// twice a head: when the state has been read, and for the norm.
+// A pass over a state takes less time than its copy, so memory must stay busy. Two persistent
+// blocks a multiprocessor loop over heads. Once a state is in registers, bulk copies bring the next
+// state into the same shared memory, and its other inputs into the second of two buffers. Each warp
+// takes its columns through the nodes without barriers, in the order of delta_tree.cu, so the bytes
+// are the same.
 //
-// Traffic and flops: delta_tree.cu. Shared memory: a state and two buffers, twice a multiprocessor, so GPUs
-// with bulk copies and 228 KB.
+// Needs bulk copies and 228 KB of shared memory: a state and two buffers, twice a multiprocessor.
 #include <algorithm>
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_nodes.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -23,17 +21,16 @@ constexpr int kDim = 128;  // of keys and values
 constexpr int kVectors = kDim / 32, kGroups = 4;
 constexpr int kThreads = 8 * kDim / kGroups;
 constexpr int kStateBytes = 4 * kDim * kDim;
-constexpr int kFoldKeys = 8;          // keys of entries that a buffer holds, from the oldest
-constexpr int kMostHeads = 32;        // of a block
-constexpr int kBlocks = 2;            // a multiprocessor
-constexpr int kReservedBytes = 1024;  // of a multiprocessor's shared memory, for each block
+constexpr int kFoldKeys = 8;          // oldest entries whose keys a buffer holds
+constexpr int kMostHeads = 32;        // per block
+constexpr int kBlocks = 2;            // per multiprocessor
+constexpr int kReservedBytes = 1024;  // per block, of a multiprocessor's shared memory
 
-// Dynamic shared memory, in bytes: state; places of all heads of the block; a barrier; two buffers.
+// In bytes: state; places of all heads of the block; a barrier; two buffers.
 struct FewSizes {
-  int capacity;  // entries of a buffer
+  int capacity;  // entries per buffer
   int rows;      // entries and nodes, rounded: factors of a node and chain
   int places, barrier, buffers, buffer_bytes, end;
-  // In a buffer.
   int record, qk, v, gate, keys, deltas, entry_gates, factors;
 };
 
@@ -43,19 +40,18 @@ struct FewArgs {
   int heads;  // of all sequences
 };
 
-// What a head needs but its state.
 struct Buffer : SharedBytes {
   const FewSizes& z;
   __device__ NodeRecord record() const { return {at<float>(z.record), kTreeTile}; }
   __device__ float* query(int n) const { return at<float>(z.qk) + 2 * n * kDim; }
   __device__ float* key(int n) const { return query(n) + kDim; }
-  __device__ float* v(int n) const { return at<float>(z.v) + n * kDim; }  // then outputs, column by column
+  // later the outputs, column by column
+  __device__ float* v(int n) const { return at<float>(z.v) + n * kDim; }
   __device__ float* gate(int n) const { return at<float>(z.gate) + n * kDim; }
-  __device__ float* nodes_d() const { return at<float>(z.deltas) + z.capacity * kDim; }  // entries before
+  __device__ float* nodes_d() const { return at<float>(z.deltas) + z.capacity * kDim; }
   __device__ float* factors(int chain, int n) const {
     return at<float>(z.factors) + (chain * kFewNodes + n) * z.rows;
   }
-  // Of a head that `p` names: where its entries are.
   __device__ Entries entries(const TreePlace& p) const {
     Entries e;
     e.key_stride = e.columns = kDim;
@@ -71,7 +67,7 @@ struct Buffer : SharedBytes {
   }
 };
 
-// (k_a . k), (k_a . q) and the decay of one ancestor or entry and one node, on the way.
+// (k_a . k), (k_a . q) and the decay of one ancestor or entry and one node.
 struct FactorParts {
   float decay = kUnseen, x = 0, y = 0;
   __device__ static int node() { return static_cast<int>(threadIdx.x) % kFewNodes; }
@@ -79,7 +75,8 @@ struct FactorParts {
   __device__ static bool wanted(const TreePlace& p) {
     return node() < p.count && row() <= p.entries() + node();
   }
-  __device__ void ask(const TreePlace& p, const TreeSizes& z, const float* of_key, const float* of_value) {
+  __device__ void ask(const TreePlace& p, const TreeSizes& z, const float* of_key,
+                      const float* of_value) {
     if (!wanted(p)) return;
     decay = of_value[z.decays + row() * z.rounded + node()];
     x = of_key[z.product(0, row()) + node()];
@@ -89,7 +86,9 @@ struct FactorParts {
     if (!wanted(p)) return;
     const bool seen = decay != kUnseen;
     to.factors(0, node())[row()] = seen ? __fmul_rn(-decay, x) : 0.0f;
-    to.factors(1, node())[row()] = seen ? __fmul_rn(decay, y) : row() == p.entries() + node() ? y : 0.0f;
+    to.factors(1, node())[row()] = seen                            ? __fmul_rn(decay, y)
+                                   : row() == p.entries() + node() ? y
+                                                                   : 0.0f;
   }
 };
 
@@ -98,7 +97,8 @@ struct FewPlace {
   int h;
 };
 
-__device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t to, uint32_t barrier) {
+__device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t to,
+                              uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x >= 32 || !elected()) return;
   constexpr int kPieces = 4, kPiece = kStateBytes / kPieces;
@@ -106,20 +106,22 @@ __device__ void ask_for_state(const DeltaView& l, const FewPlace& at, uint32_t t
   const uint64_t policy = cache_policy(true);
   arrive_expecting(barrier, kStateBytes);
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i) copy_bulk(to + i * kPiece, from + i * kPiece, kPiece, barrier, policy);
+  for (int i = 0; i < kPieces; ++i)
+    copy_bulk(to + i * kPiece, from + i * kPiece, kPiece, barrier, policy);
 #endif
 }
 
-// Entries that no kernel of this step writes.
+// Loads entries, which no kernel of this step writes.
 __device__ void ask_for_entries(const DeltaView& l, const FewPlace& at, const Buffer& to) {
   const TreePlace& p = at.p;
   Entries entries = to.entries(p);
-  const int keys_end = min(entries.keys_end, max(p.fold_to, l.fold_position(p.context + p.count - 1)));
+  const int keys_end =
+      min(entries.keys_end, max(p.fold_to, l.fold_position(p.context + p.count - 1)));
   entries.ask(l, p.slot, at.h, l.key_head(at.h), p.folded, p.context, keys_end);
 }
 
-// What delta_nodes made: q and k, v, gates, records.
-__device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buffer& to, FactorParts& parts) {
+__device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buffer& to,
+                             FactorParts& parts) {
   const TreeSizes& z = args.tree.sizes;
   const int count = at.p.count;
   const float* of_key = args.tree.of_key(at.p.s, args.tree.a.layer.key_head(at.h));
@@ -128,7 +130,8 @@ __device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buff
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x) / 32; i < 4 * count; i += kThreads / 32) {
     const int n = i < 2 * count ? i : i < 3 * count ? i - 2 * count : i - 3 * count;
-    const float* from = (i < 2 * count ? of_key : of_value + (i < 3 * count ? z.values : z.gates)) + n * kDim;
+    const float* from =
+        (i < 2 * count ? of_key : of_value + (i < 3 * count ? z.values : z.gates)) + n * kDim;
     float* out = i < 2 * count ? to.query(0) + n * kDim : i < 3 * count ? to.v(n) : to.gate(n);
     copy_async(shared_address(out + 4 * lane), from + 4 * lane);
   }
@@ -139,9 +142,9 @@ __device__ void ask_for_rows(const FewArgs& args, const FewPlace& at, const Buff
   parts.ask(at.p, z, of_key, of_value);
 }
 
-// The nodes of a head, one after the other: outputs and d of the warp's columns.
-__device__ void run_nodes(const DeltaView& l, const FewPlace& at, const Buffer& in, const Entries& entries,
-                          Column<kVectors> (&state)[kGroups], int first_column) {
+__device__ void run_nodes(const DeltaView& l, const FewPlace& at, const Buffer& in,
+                          const Entries& entries, Column<kVectors> (&state)[kGroups],
+                          int first_column) {
   const TreePlace& p = at.p;
   const int part = static_cast<int>(threadIdx.x) % 8;
   const OwnSum<kGroups, 1> own(part);
@@ -181,7 +184,7 @@ __device__ void run_nodes(const DeltaView& l, const FewPlace& at, const Buffer& 
   }
 }
 
-// Norm and gate, a warp a node.
+// A warp a node.
 __device__ void write_few(const DeltaArgs& a, const FewPlace& at, const Buffer& in) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int n = static_cast<int>(threadIdx.x) / 32;
@@ -190,10 +193,12 @@ __device__ void write_few(const DeltaArgs& a, const FewPlace& at, const Buffer& 
   const float inverse = rms_scale(a, o);
 #pragma unroll
   for (int own = lane; own < kDim; own += 32)
-    store_at(a.o, at.p.first + in.record().row[n], at.h * kDim + own, o[own] * inverse * in.gate(n)[own]);
+    store_at(a.o, at.p.first + in.record().row[n], at.h * kDim + own,
+             o[own] * inverse * in.gate(n)[own]);
 }
 
-__global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_constant__ FewArgs args) {
+__global__ __launch_bounds__(kThreads,
+                             kBlocks) void few_kernel(const __grid_constant__ FewArgs args) {
   extern __shared__ float4 few_memory[];
   const DeltaArgs& a = args.tree.a;
   const DeltaView& l = a.layer;
@@ -225,7 +230,9 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
     while (i < heads && places[i].p.count == 0);
     return i;
   };
-  const auto buffer = [&](int turn) { return Buffer{memory + z.buffers + turn * z.buffer_bytes, z}; };
+  const auto buffer = [&](int turn) {
+    return Buffer{memory + z.buffers + turn * z.buffer_bytes, z};
+  };
   FactorParts parts;
   int own = next_of(-1);
   if (own < heads) {
@@ -262,7 +269,8 @@ __global__ __launch_bounds__(kThreads, kBlocks) void few_kernel(const __grid_con
     const bool changes = at.p.fresh || at.p.fold_to > at.p.folded;
     if (changes) {
       if (at.p.fresh) clear_columns(state);
-      fold(l, entries, at.p.slot, at.h, l.key_head(at.h), at.p.folded, at.p.fold_to, column, part, state);
+      fold(l, entries, at.p.slot, at.h, l.key_head(at.h), at.p.folded, at.p.fold_to, column, part,
+           state);
       store_columns(state, l.state(at.p.slot, at.h) + column * kDim + 4 * part, kDim);
     }
     run_nodes(l, at, in, entries, state, column);
@@ -305,7 +313,7 @@ bool delta_few(Context& context, const DeltaArgs& args, float* made) {
   if (!context.has_bulk_copies) return false;
   const int room =
       static_cast<int>(context.shared_bytes_per_block + kReservedBytes) / kBlocks - kReservedBytes;
-  // All that may be left before a fold, if there is room; else what a row may see.
+  // All entries before a fold, if there is room, else those that a row may see.
   FewSizes sizes = {};
   for (int capacity = l.every + 2 * l.lag; capacity >= l.every + l.lag; --capacity) {
     sizes = few_sizes(capacity);

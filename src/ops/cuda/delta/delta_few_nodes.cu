@@ -1,14 +1,12 @@
-// delta_few_nodes.cu -- delta_nodes for up to kFewNodes nodes of a sequence: what many sequences verify.
+// delta_few_nodes.cu -- delta_nodes for many sequences with up to kFewNodes nodes, in published
+// shapes.
 //
-// A block is a key head of a sequence and its value heads, a warp a vector: k, q, and each v. A lane has four
-// channels of all nodes, so that all inputs of a warp are on their way at once, taps and what the ring has
-// before the wait. Only the warps of k and q meet, for norms and products; nothing else is between a warp's
-// loads and its end, and the blocks of 32 sequences are on the GPU together. Published shapes.
-//
-// Bytes are those of delta_nodes.cu: the same functions.
+// A block is a key head and its value heads, a warp a vector: k, q, and each v. A lane has four
+// channels of all nodes, so a warp's loads all run at once. Only the warps of k and q synchronize.
+// The functions are those of delta_nodes.cu, so the bytes are the same.
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/delta/delta_nodes.h"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
@@ -17,9 +15,8 @@ constexpr int kWidth = 128, kWarpBytes = 4 * kWidth;  // of a vector
 constexpr int kMostWarps = 6;                         // k, q and value heads
 constexpr int kKeyWarps = 2;
 
-// Dynamic shared memory: what each warp has for itself, then the keys. Of a warp: NodeMemory, gates of a value
-// head (entries, then nodes), inputs of nodes: [kPastInputs + kFewNodes], those of the ring first, of which a
-// lane sees its own channels only.
+// A part per warp, then the keys. A part: NodeMemory, gates of a value head (entries, then nodes),
+// and inputs [kPastInputs + kFewNodes], those of the ring first.
 struct FewSizes {
   int gates, inputs, of_warp, keys, end;
 };
@@ -53,18 +50,18 @@ __device__ float4 numbers(uint2 x) {
   const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&x.y));
   return {low.x, low.y, high.x, high.y};
 }
-// Four neighbouring numbers of a row.
 __device__ uint2 four_of(const Tensor& t, int row, int column) {
-  return *reinterpret_cast<const uint2*>(static_cast<const Act*>(t.data) + int64_t{row} * t.stride + column);
+  return *reinterpret_cast<const uint2*>(static_cast<const Act*>(t.data) + int64_t{row} * t.stride +
+                                         column);
 }
 
-// A lane's four channels of a vector.
 struct FourChannels {
   int channel;
   float4 tap[4];
 
-  // What no kernel of this step writes.
-  __device__ FourChannels(const DeltaArgs& a, const TreePlace& p, const WarpMemory& sh, int first_channel)
+  // Loads inputs that no kernel of this step writes.
+  __device__ FourChannels(const DeltaArgs& a, const TreePlace& p, const WarpMemory& sh,
+                          int first_channel)
       : channel(first_channel + 4 * static_cast<int>(threadIdx.x % 32)) {
     const DeltaView& l = a.layer;
     float4 past[kPastInputs];
@@ -73,7 +70,8 @@ struct FourChannels {
     for (int j = 0; j < kPastInputs; ++j) {
       past[j] = {0, 0, 0, 0};
       if (p.context > j)
-        past[j] = *reinterpret_cast<const float4*>(ring + l.conv_place(p.context - 1 - j) * l.channels);
+        past[j] =
+            *reinterpret_cast<const float4*>(ring + l.conv_place(p.context - 1 - j) * l.channels);
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) tap[c] = load_taps<true>(a.w.conv, channel + c, l.taps);
@@ -86,7 +84,7 @@ struct FourChannels {
     for (int r = 0; r < kFewNodes; ++r)
       if (r < p.count) x[r] = four_of(a.in.qkv, p.first + r, channel);
   }
-  // `x`: of rows. `put(n, y)` gets what becomes of node n; its inputs go into the ring.
+  // `x`: of rows. `put(n, y)` receives node n's result; the inputs go into the ring.
   template <typename Put>
   __device__ void make(const DeltaView& l, const TreePlace& p, const WarpMemory& sh,
                        const uint2 (&x)[kFewNodes], const Put& put) const {
@@ -97,16 +95,18 @@ struct FourChannels {
 #pragma unroll 1
     for (int n = 0; n < p.count; ++n) {
       const NodeInputs in = sh.inputs()[n];
-      const float4 x0 = sh.input(sh.place()[n].x), x1 = sh.input(in.past[0]), x2 = sh.input(in.past[1]),
-                   x3 = sh.input(in.past[2]);
+      const float4 x0 = sh.input(sh.place()[n].x), x1 = sh.input(in.past[0]),
+                   x2 = sh.input(in.past[1]), x3 = sh.input(in.past[2]);
       *reinterpret_cast<float4*>(ring + in.conv_row * l.channels) = x0;
-      put(n, float4{activate(tap[0], x0.x, x1.x, x2.x, x3.x), activate(tap[1], x0.y, x1.y, x2.y, x3.y),
-                    activate(tap[2], x0.z, x1.z, x2.z, x3.z), activate(tap[3], x0.w, x1.w, x2.w, x3.w)});
+      put(n,
+          float4{activate(tap[0], x0.x, x1.x, x2.x, x3.x), activate(tap[1], x0.y, x1.y, x2.y, x3.y),
+                 activate(tap[2], x0.z, x1.z, x2.z, x3.z),
+                 activate(tap[3], x0.w, x1.w, x2.w, x3.w)});
     }
   }
 };
 
-// Warp 0 has k, warp 1 has q; then each has every second node's norms and every second part of the products.
+// Warp 0 has k, warp 1 has q; then they share norms and products.
 __device__ void make_keys(const TreeArgs& args, const TreePlace& p, const WarpMemory& sh,
                           const KeysOfFew& keys, int key_head, int warp) {
   const DeltaArgs& a = args.a;
@@ -122,8 +122,9 @@ __device__ void make_keys(const TreeArgs& args, const TreePlace& p, const WarpMe
   uint2 x[kFewNodes];
   channels.ask(a, p, x);
   float* to = (warp == 0 ? keys.key(p.entries()) : keys.query(0)) + 4 * lane;
-  channels.make(l, p, sh, x,
-                [&](int n, float4 y) { *reinterpret_cast<float4*>(to + n * KeysOfFew::kStride) = y; });
+  channels.make(l, p, sh, x, [&](int n, float4 y) {
+    *reinterpret_cast<float4*>(to + n * KeysOfFew::kStride) = y;
+  });
   wait_copies<0>();
   meet<32 * kKeyWarps>();
   float* made = args.of_key(p.s, key_head);
@@ -133,8 +134,8 @@ __device__ void make_keys(const TreeArgs& args, const TreePlace& p, const WarpMe
   multiply_keys<kWidth / 32>(p, keys, 0, p.count, warp, kKeyWarps, made);
 }
 
-// The decays of all that node n sees, newest to oldest, and of the state; kUnseen for all else, also of nodes
-// that are none. `gates`: of nodes, entries before them; `decays`: of the oldest entry, `stride` apart.
+// Decays of everything that node n sees, newest to oldest; kUnseen for the rest. `gates`: of nodes,
+// preceded by entries; `decays`: from the oldest entry on, `stride` apart.
 __device__ void write_decays(const TreePlace& p, const NodeMemory& sh, const float* gates, int n,
                              const NodeRecord& out, float* decays, int stride) {
   const int entries = p.entries();
@@ -144,7 +145,9 @@ __device__ void write_decays(const TreePlace& p, const NodeMemory& sh, const flo
   float sum = is_node ? gates[n] : 0.0f;
 #pragma unroll 2
   for (int i = p.count - 1; i >= -entries; --i) {
-    const bool seen = i >= p.root ? (mask >> (i - p.root) & 1) != 0 : i >= 0 ? is_node && n > 0 : i >= oldest;
+    const bool seen = i >= p.root ? (mask >> (i - p.root) & 1) != 0
+                      : i >= 0    ? is_node && n > 0
+                                  : i >= oldest;
     decays[(entries + i) * stride] = seen ? expf(sum) : kUnseen;
     if (seen) sum = __fadd_rn(sum, gates[i]);
   }
@@ -166,7 +169,7 @@ __device__ void make_values(const TreeArgs& args, const TreePlace& p, const Warp
   find_nodes<Warp>(a, p, sh, parent);
   wait_for_previous();
   let_next_start();
-  uint2 x[kFewNodes], z[kFewNodes];  // of rows; of nodes
+  uint2 x[kFewNodes], z[kFewNodes];  // by row; by node
   channels.ask(a, p, x);
 #pragma unroll
   for (int n = 0; n < kFewNodes; ++n)
@@ -187,10 +190,12 @@ __device__ void make_values(const TreeArgs& args, const TreePlace& p, const Warp
   }
   wait_copies<0>();
   __syncwarp();
-  if (lane < kTreeTile) write_decays(p, sh, gates, lane, out, made + sizes.decays + lane, sizes.rounded);
+  if (lane < kTreeTile)
+    write_decays(p, sh, gates, lane, out, made + sizes.decays + lane, sizes.rounded);
 }
 
-__global__ __launch_bounds__(32 * kMostWarps, 5) void few_nodes_kernel(const __grid_constant__ FewArgs args) {
+__global__ __launch_bounds__(32 * kMostWarps,
+                             5) void few_nodes_kernel(const __grid_constant__ FewArgs args) {
   extern __shared__ float4 node_memory[];
   const TreeArgs& tree = args.tree;
   const DeltaView& l = tree.a.layer;
@@ -213,9 +218,10 @@ __global__ __launch_bounds__(32 * kMostWarps, 5) void few_nodes_kernel(const __g
   }
 }
 
-// whole_nodes() says the rest.
 bool has_fours(const DeltaArgs& a) {
-  const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
+  const auto aligned = [](const void* p, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+  };
   const auto fours = [&](const Tensor& t) { return t.stride % 4 == 0 && aligned(t.data, 8); };
   return fours(a.in.qkv) && fours(a.in.z) && aligned(a.w.norm, 16) && a.layer.conv_at % 4 == 0;
 }
@@ -224,13 +230,14 @@ bool has_fours(const DeltaArgs& a) {
 
 bool delta_few_nodes(Context& context, const TreeArgs& args) {
   const DeltaView& l = args.a.layer;
-  // Fewer blocks than two a multiprocessor wait longer than those of delta_nodes.cu, which share a head's nodes.
+  // With few blocks delta_nodes.cu, which shares a head's nodes among blocks, is faster.
   if (l.key_heads * args.a.batch.sequences <= 2 * context.processors) return false;
   const int warps = kKeyWarps + l.value_heads / l.key_heads;
   if (args.sizes.nodes > kFewNodes || warps > kMostWarps || !has_fours(args.a)) return false;
   const FewArgs few{args, few_sizes(args.sizes, warps)};
   if (few.sizes.end > static_cast<int>(context.shared_bytes_per_block)) return false;
-  const dim3 grid(static_cast<unsigned>(l.key_heads), static_cast<unsigned>(args.a.batch.sequences));
+  const dim3 grid(static_cast<unsigned>(l.key_heads),
+                  static_cast<unsigned>(args.a.batch.sequences));
   launch_early(context, few_nodes_kernel, grid, static_cast<unsigned>(32 * warps),
                static_cast<size_t>(few.sizes.end), few);
   return true;

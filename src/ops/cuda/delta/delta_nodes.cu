@@ -1,25 +1,17 @@
-// delta_nodes.cu -- what delta_tree wants to know of a sequence's rows before it has the state.
+// delta_nodes.cu -- the part of delta_tree that needs no state.
 //
-// Of a key head, once for all its value heads: q and k after convolution, SiLU and l2 norm, and their
-// products with the keys of entries and of the nodes before them. Of a value head: v, gates of the outputs,
-// betas, and the decays from what each node sees. A block is up to kTreeTile nodes of one of these; keys and
-// gates of earlier nodes it makes again: they cost less than a launch that hands them over. Raw inputs, keys
-// and gates of the nodes go into the rings.
+// Per key head: q and k, and their products with the keys of entries and earlier nodes. Per value
+// head: v, output gates, betas and decays. A block is up to kTreeTile nodes of one of these. It
+// recomputes keys and gates of earlier nodes, which costs less than another launch. The rings get
+// raw inputs, keys and gates.
 //
-// What a step before has left, parents, entries and their gates, is asked for before the wait. delta_tree may
-// start as soon as all blocks have waited.
-//
-// Why not in delta_tree: there the state takes the registers, so that a multiprocessor has 16 warps, and each
-// of these steps is a wait of its own under which nothing else goes on.
-//
-// Bytes are those of one row alone: the same functions as in delta_decode.cu.
+// In delta_tree the state takes the registers: too few warps would be left to hide the waits of
+// these steps. The functions are those of delta_decode.cu, so a row has the same bytes as alone.
 #include "ops/cuda/delta/delta_nodes.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
-
-// ---- key heads ----
 
 template <int kKeyDim, bool kWhole>
 __device__ void convolve_keys(const DeltaArgs& a, const TreePlace& p, const KeyMemory<kKeyDim>& sh,
@@ -27,7 +19,7 @@ __device__ void convolve_keys(const DeltaArgs& a, const TreePlace& p, const KeyM
   constexpr int kPairs = kKeyDim / 2;
   const int channel = 2 * (static_cast<int>(threadIdx.x) % kPairs);
   const int step = static_cast<int>(blockDim.x) / kPairs;
-  // Keys of all nodes, then queries of its own.
+  // Keys of all nodes, then queries of the block's own.
   const int wanted = end + (end - begin);
   const auto node = [&](int i) { return i < end ? i : i - end + begin; };
   const auto ask = [&](NodeChannels<kWhole>& in, int i) {
@@ -48,7 +40,7 @@ __device__ void convolve_keys(const DeltaArgs& a, const TreePlace& p, const KeyM
   }
 }
 
-// Norms, a warp a node; own nodes go to delta_tree, their keys into the ring.
+// A warp a node; own nodes go to delta_tree, their keys into the ring.
 template <int kKeyDim>
 __device__ void normalise_keys(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim>& sh,
                                int key_head, int begin, int end, float* made) {
@@ -58,13 +50,14 @@ __device__ void normalise_keys(const DeltaView& l, const TreePlace& p, const Key
 }
 
 template <int kVectors, bool kWhole>
-__device__ void make_keys(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes, int key_head,
-                          int begin, int parent) {
+__device__ void make_keys(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes,
+                          int key_head, int begin, int parent) {
   constexpr int kKeyDim = 32 * kVectors;
   const DeltaArgs& a = args.a;
   const DeltaView& l = a.layer;
   const KeyMemory<kKeyDim> sh{nodes, nodes.z.nodes_end};
-  ask_for_keys(l, p, sh, key_head, static_cast<int>(threadIdx.x) / 32, static_cast<int>(blockDim.x) / 32);
+  ask_for_keys(l, p, sh, key_head, static_cast<int>(threadIdx.x) / 32,
+               static_cast<int>(blockDim.x) / 32);
   commit_copies();
   find_nodes<Block>(a, p, sh, parent);
   wait_for_previous();
@@ -80,21 +73,22 @@ __device__ void make_keys(const TreeArgs& args, const TreePlace& p, const NodeMe
                           static_cast<int>(blockDim.x) / 32, made);
 }
 
-// ---- value heads ----
-
 struct ValueMemory : NodeMemory {
   // Log decays of entries, then nodes.
   __device__ float* g() const { return at<float>(z.nodes_end); }
-  // [entries + nodes][kTreeTile]: what own nodes see: exponents, and kFar for what they do not.
-  __device__ float* exponent(int of_row) const { return g() + z.entries + z.rounded + of_row * kTreeTile; }
+  // [entries + nodes][kTreeTile]: exponents for own nodes, kFar for invisible pairs.
+  __device__ float* exponent(int of_row) const {
+    return g() + z.entries + z.rounded + of_row * kTreeTile;
+  }
   static int bytes(const TreeSizes& z) { return 4 * (1 + kTreeTile) * (z.entries + z.rounded); }
 };
 constexpr float kFar = 1e30f;
 
-// Exponents of the entries and ancestors of a node, newest to oldest, and the state's factor.
-__device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int own, const NodeRecord& out) {
+// Summed newest to oldest; also the state's factor.
+__device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int own,
+                          const NodeRecord& out) {
   const int entries = p.entries();
-  const float* gates = sh.g() + entries;  // of nodes; of entries before them
+  const float* gates = sh.g() + entries;  // of nodes; preceded by entries
   float* at = sh.exponent(entries) + own;
   float sum = gates[n];
 #pragma unroll 1
@@ -104,7 +98,6 @@ __device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int 
     at[(bit + p.root) * kTreeTile] = sum;
     sum = __fadd_rn(sum, gates[bit + p.root]);
   }
-  // Then the certain row, and entries.
 #pragma unroll 4
   for (int i = n > 0 ? p.root - 1 : -1; i >= sh.seen()[n] - entries; --i) {
     at[i * kTreeTile] = sum;
@@ -113,10 +106,9 @@ __device__ void sum_gates(const TreePlace& p, const ValueMemory& sh, int n, int 
   out.e[n] = expf(sum);
 }
 
-// v of own nodes and the gates of their outputs, two neighbouring columns a thread.
 template <bool kWhole>
-__device__ void convolve_values(const DeltaArgs& a, const TreePlace& p, const ValueMemory& sh, int h,
-                                int begin, int count, float* values, float* gates) {
+__device__ void convolve_values(const DeltaArgs& a, const TreePlace& p, const ValueMemory& sh,
+                                int h, int begin, int count, float* values, float* gates) {
   const int value_dim = kWhole ? 128 : a.layer.value_dim;
   const int pairs = value_dim / 2;
   const int own = 2 * (static_cast<int>(threadIdx.x) % pairs);
@@ -138,8 +130,8 @@ __device__ void convolve_values(const DeltaArgs& a, const TreePlace& p, const Va
 }
 
 template <bool kWhole>
-__device__ void make_values(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes, int h,
-                            int begin, int parent) {
+__device__ void make_values(const TreeArgs& args, const TreePlace& p, const NodeMemory& nodes,
+                            int h, int begin, int parent) {
   const DeltaArgs& a = args.a;
   const TreeSizes& z = args.sizes;
   const ValueMemory sh{nodes};
@@ -204,15 +196,15 @@ void launch_nodes(Context& context, const TreeArgs& args) {
   const dim3 grid(static_cast<unsigned>(z.rounded / kTreeTile),
                   static_cast<unsigned>(l.key_heads + l.value_heads),
                   static_cast<unsigned>(args.a.batch.sequences));
-  // As many threads a block as lets all blocks be on the GPU at once: they have few rows to hide waits with.
+  // As many threads as let all blocks run at once: with few rows a block cannot hide waits.
   const int64_t blocks = int64_t{grid.x} * grid.y * grid.z;
   const unsigned threads = blocks <= 2 * context.processors   ? 512
                            : blocks <= 4 * context.processors ? 256
                                                               : 128;
-  launch_early(
-      context, nodes_kernel<kVectors, kWhole>, grid, threads,
-      static_cast<size_t>(z.nodes_end + std::max(KeyMemory<32 * kVectors>::bytes(z), ValueMemory::bytes(z))),
-      args);
+  launch_early(context, nodes_kernel<kVectors, kWhole>, grid, threads,
+               static_cast<size_t>(z.nodes_end + std::max(KeyMemory<32 * kVectors>::bytes(z),
+                                                          ValueMemory::bytes(z))),
+               args);
 }
 
 }  // namespace

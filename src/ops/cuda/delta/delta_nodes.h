@@ -1,34 +1,31 @@
-// delta_nodes.h -- for delta_nodes.cu and delta_few_nodes.cu: which nodes of a tree come before which, the
-// convolution along them, what is made of a node.
+// delta_nodes.h -- order and ancestors of nodes, their convolution, keys and gates.
 #pragma once
 
 #include "ops/cuda/delta/delta_tree.h"
 
 namespace braid::cuda {
 
-// Where a node's row comes from and goes to.
 struct alignas(16) NodeInputs {
-  int past[kPastInputs];  // rows whose inputs come before its own, the parent's first; -1: the cell before ..
+  int past[kPastInputs];  // preceding rows, the parent's first; i < 0: cell context + i
   int conv_row;           // of the ring
 };
 
-// Nodes in dynamic shared memory, [nodes]. A node's number is its place in the order of fold positions.
+// Arrays [nodes] in dynamic shared memory. Nodes are numbered in the order of fold positions.
 struct NodeMemory : SharedBytes {
   const TreeSizes& z;
 
   __device__ NodeInputs* inputs() const { return at<NodeInputs>(0); }
-  __device__ unsigned long long* mask() const { return at<unsigned long long>(z.mask); }  // ancestors, but
-  // for a certain first row
+  // of ancestors >= root
+  __device__ unsigned long long* mask() const { return at<unsigned long long>(z.mask); }
   __device__ int2* place() const { return at<int2>(z.place); }  // row; entry of the ring
   __device__ int* seen() const { return at<int>(z.seen); }      // first entry seen
-  __device__ int* parent() const { return at<int>(z.parent); }  // by row, of a row
-  __device__ int* number() const { return at<int>(z.number); }  // by row: its node
+  __device__ int* parent() const { return at<int>(z.parent); }  // [row]: row of the parent
+  __device__ int* number() const { return at<int>(z.number); }  // [row]: node
 };
 
-// One row's node: ancestors, first entry seen, inputs. With `numbered` nodes have the numbers that
-// sh.number() has, else those of their rows.
-__device__ inline void place_node(const DeltaView& l, const TreePlace& p, const NodeMemory& sh, int r,
-                                  bool numbered) {
+// `numbered`: nodes are numbered by sh.number(), else by row.
+__device__ inline void place_node(const DeltaView& l, const TreePlace& p, const NodeMemory& sh,
+                                  int r, bool numbered) {
   const auto number_of = [&](int row) { return numbered ? sh.number()[row] : row; };
   NodeInputs in;
   unsigned long long mask = 0;
@@ -60,7 +57,6 @@ __device__ inline void place_node(const DeltaView& l, const TreePlace& p, const 
   sh.place()[n] = {r, l.entry_place(cell)};
 }
 
-// Who works together on a sequence's nodes.
 struct Block {
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int threads() { return static_cast<int>(blockDim.x); }
@@ -77,15 +73,15 @@ struct Warp {
   }
 };
 
-// The parent of row number `thread` as the batch has it.
 template <typename Group>
 __device__ int own_parent(const DeltaArgs& a, const TreePlace& p) {
   return Group::thread() < p.count ? a.batch.parent[p.first + Group::thread()] : -1;
 }
 
-// Parents, order, ancestors: from what the host knows. The group meets at the end.
+// Ends with a barrier of the group.
 template <typename Group>
-__device__ void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int parent_of_own) {
+__device__ void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh,
+                           int parent_of_own) {
   const int i = Group::thread();
   const int stride = Group::threads();
 #pragma unroll 1
@@ -97,7 +93,7 @@ __device__ void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMem
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
     const bool numbered = turn == 1;
-    bool same = true;  // fold position
+    bool same = true;  // all have the same fold position
 #pragma unroll 1
     for (int r = i; r < p.count; r += stride) {
       place_node(a.layer, p, sh, r, numbered);
@@ -119,8 +115,7 @@ __device__ void find_nodes(const DeltaArgs& a, const TreePlace& p, const NodeMem
   }
 }
 
-// Two neighbouring numbers of a row as they lie in memory, or of the ring: to be turned into numbers when
-// they are needed. kWhole: published shapes, see whole_nodes().
+// Raw bits of two neighboring numbers, converted at first use. kWhole: see whole_nodes().
 template <bool kWhole>
 struct TwoInputs {
   uint2 bits = {0, 0};
@@ -131,7 +126,8 @@ struct TwoInputs {
       bits.x = *reinterpret_cast<const uint32_t*>(static_cast<const Act*>(t.data) + at);
       wide = false;
     } else {
-      bits = {__float_as_uint(load_as(t.data, t.type, at)), __float_as_uint(load_as(t.data, t.type, at + 1))};
+      bits = {__float_as_uint(load_as(t.data, t.type, at)),
+              __float_as_uint(load_as(t.data, t.type, at + 1))};
     }
   }
   __device__ void load(const float* from) {
@@ -148,14 +144,14 @@ struct TwoInputs {
   }
 };
 
-// Two neighbouring channels of a node: convolution along the parents and SiLU. Asked for and made apart, so
-// that a thread may ask for two nodes before it makes the first.
+// Two channels of a node. Loads and arithmetic are separate, so a thread can load two nodes ahead.
 template <bool kWhole>
 struct NodeChannels {
   TwoInputs<kWhole> x, past[kPastInputs];
   int channel, conv_row;
 
-  __device__ void ask(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int n, int of_row) {
+  __device__ void ask(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int n,
+                      int of_row) {
     const DeltaView& l = a.layer;
     const NodeInputs in = sh.inputs()[n];
     channel = of_row;
@@ -171,12 +167,13 @@ struct NodeChannels {
       }
     }
   }
-  // The node's inputs go into the ring where the block `owns` them.
+  // Also stores the node's inputs in the ring if the block `owns` them.
   __device__ float2 make(const DeltaArgs& a, const TreePlace& p, bool owns) const {
     const DeltaView& l = a.layer;
     const float4 tap[2] = {load_taps<kWhole>(a.w.conv, channel, l.taps),
                            load_taps<kWhole>(a.w.conv, channel + 1, l.taps)};
-    const float2 x0 = x.numbers(), x1 = past[0].numbers(), x2 = past[1].numbers(), x3 = past[2].numbers();
+    const float2 x0 = x.numbers(), x1 = past[0].numbers(), x2 = past[1].numbers(),
+                 x3 = past[2].numbers();
     if (owns) {
       float* ring = l.conv_row(p.slot, 0) + static_cast<int64_t>(conv_row) * l.channels + channel;
       if constexpr (kWhole) {
@@ -189,10 +186,7 @@ struct NodeChannels {
   }
 };
 
-// ---- key heads ----
-
-// Of a key head, in dynamic shared memory from byte `begin` on, for blocks of up to kOwn nodes. Rows of
-// key_dim + kTreePad.
+// From byte `begin` of dynamic shared memory on, for blocks of up to kOwn nodes. Padded rows.
 template <int kKeyDim, int kOwn = kTreeTile>
 struct KeyMemory : NodeMemory {
   static constexpr int kStride = kKeyDim + kTreePad;
@@ -207,22 +201,24 @@ struct KeyMemory : NodeMemory {
   }
 };
 
-// Keys of the entries, a warp an entry.
 template <int kKeyDim, int kOwn>
-__device__ void ask_for_keys(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim, kOwn>& sh,
-                             int key_head, int warp, int warps) {
+__device__ void ask_for_keys(const DeltaView& l, const TreePlace& p,
+                             const KeyMemory<kKeyDim, kOwn>& sh, int key_head, int warp,
+                             int warps) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
   for (int i = warp; i < p.entries(); i += warps) {
     if (4 * lane < kKeyDim)
-      copy_async(shared_address(sh.key(i) + 4 * lane), l.key(p.slot, p.fold_to + i, key_head) + 4 * lane);
+      copy_async(shared_address(sh.key(i) + 4 * lane),
+                 l.key(p.slot, p.fold_to + i, key_head) + 4 * lane);
   }
 }
 
-// A node's norms, by a warp; from node `begin` on it goes to delta_tree, its key into the ring.
+// One warp. From node `begin` on it stores the node for delta_tree, and its key in the ring.
 template <int kKeyDim, int kOwn>
-__device__ void normalise_node(const DeltaView& l, const TreePlace& p, const KeyMemory<kKeyDim, kOwn>& sh,
-                               int key_head, int n, int begin, float* made) {
+__device__ void normalise_node(const DeltaView& l, const TreePlace& p,
+                               const KeyMemory<kKeyDim, kOwn>& sh, int key_head, int n, int begin,
+                               float* made) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool wanted = 4 * lane < kKeyDim;
   float4* at = reinterpret_cast<float4*>(sh.key(p.entries() + n)) + lane;
@@ -244,12 +240,12 @@ __device__ void normalise_node(const DeltaView& l, const TreePlace& p, const Key
     out[0] = query;
     out[kKeyDim / 4] = key;
     const int64_t entry = sh.place()[n].y;
-    reinterpret_cast<float4*>(l.key(p.slot, 0, key_head) + entry * l.key_heads * kKeyDim)[lane] = key;
+    reinterpret_cast<float4*>(l.key(p.slot, 0, key_head) + entry * l.key_heads * kKeyDim)[lane] =
+        key;
   }
   if (lane == 0) sh.qk()[n - begin] = qk;
 }
 
-// A lane's part of a vector, in registers.
 template <int kVectors>
 struct HeldPart {
   float4 at[kVectors];
@@ -260,11 +256,10 @@ struct HeldPart {
   __device__ float4 operator[](int j) const { return at[j]; }
 };
 
-// Products of own nodes: a warp takes four, an octet each, and goes along what comes before them, kKeys at a
-// time, which all octets read at once; this is one of `warps`. Nodes that are no ancestors get products, too.
+// A warp takes four nodes, an octet each, and multiplies all earlier keys, also non-ancestors'.
 template <int kVectors, int kOwn>
-__device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors, kOwn>& sh, int begin,
-                              int end, int warp, int warps, float* made) {
+__device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors, kOwn>& sh,
+                              int begin, int end, int warp, int warps, float* made) {
   constexpr int kKeys = 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int part = lane % 8;
@@ -289,17 +284,14 @@ __device__ void multiply_keys(const TreePlace& p, const KeyMemory<32 * kVectors,
   }
 }
 
-// ---- value heads ----
-
-// A node's gates, asked for and made apart.
 struct NodeGates {
   float alpha, beta;
   __device__ NodeGates(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int h, int n)
       : alpha(load_at(a.in.alpha, p.first + sh.place()[n].x, h)),
         beta(load_at(a.in.beta, p.first + sh.place()[n].x, h)) {}
-  // Its log decay; a node that the block `owns` goes to delta_tree and into the ring.
-  __device__ float put(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int h, int n, bool owns,
-                       const NodeRecord& out) const {
+  // Returns the log decay; a node that the block `owns` goes to delta_tree and into the ring.
+  __device__ float put(const DeltaArgs& a, const TreePlace& p, const NodeMemory& sh, int h, int n,
+                       bool owns, const NodeRecord& out) const {
     const int2 place = sh.place()[n];
     const float g = log_decay(alpha, a.w.dt[h], a.w.a[h]);
     if (!owns) return g;
@@ -312,7 +304,7 @@ struct NodeGates {
   }
 };
 
-// delta_nodes for published shapes with up to kFewNodes nodes a sequence; false where nothing was launched.
+// For published shapes with up to kFewNodes nodes a sequence. False: nothing was launched.
 bool delta_few_nodes(Context& context, const TreeArgs& args);
 
 }  // namespace braid::cuda

@@ -1,32 +1,31 @@
-// delta_ring.h -- the ring form's pieces: a row that sees a folded state and the entries since (state.h).
+// delta_ring.h -- the ring form: a row that sees a folded state and the entries since (state.h).
 //
 // With F the fold position of the row at position p, and its ancestors F .. p-1, oldest first:
-//   E_a = g_p + the gates of the ancestors younger than a, summed newest to oldest;  E of the state: all
+//   E_a = g_p + the gates of the ancestors younger than a, newest to oldest;  E: of all
 //   x = v - e^E S^T k - sum_a e^{E_a} (k_a . k) d_a          d = beta x
 //   o =     e^E S^T q + sum_a e^{E_a} (k_a . q) d_a + (k . q) d
-// Both chains are the same for v and 0, factors of either sign, and keys or queries: a lane has one of them.
-// Every number is made by one of the functions here, in one order: so a row has the same bytes whether its
-// ancestors lie in the ring or in the batch, alone or among others, by blocks or clusters of any size.
+// The two chains differ only in the start (v or 0), the sign of factors, and k or q; a lane has
+// one. Each number is made by one function, in one order. So a row has the same bytes whether its
+// ancestors lie in the ring or in the batch, in any company and block shape.
 //
-// Octets: 8 lanes share a vector of Dk, lane i has float4 number i, i+8, i+16, i+24 of it. Sums of several
-// products are halved with every exchange (lanes xor 4, 2, 1), which adds in the order of one by one.
+// Octets: 8 lanes share a vector of Dk; lane i has float4 number i, i+8, i+16, i+24. Sums of
+// several products are halved with every exchange (lanes xor 4, 2, 1), in the order of single ones.
 #pragma once
 
 #include <climits>
 
 #include "ops/cuda/delta/delta_rows.h"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda {
 
 __device__ inline unsigned octet_mask() { return 0xffu << (threadIdx.x % 32 / 8 * 8); }
 
-// Which of kNodes rows, which column group and which chain (0: k, 1: q) a lane has after state_sum(). Several
-// lanes have the same where there are fewer than eight.
+// A lane's row, column group and chain (0: k, 1: q) after state_sum(). Lanes may share one.
 template <int kGroups, int kNodes>
 struct OwnSum {
   int node, group, chain;
-  bool first;  // of the lanes that have it
+  bool first;  // of the lanes with this sum
   static constexpr int kSums = 2 * kGroups * kNodes;
   static constexpr int kPartner = 8 / kSums;  // lanes xor this have the other chain
   __device__ explicit OwnSum(int part) {
@@ -39,8 +38,9 @@ struct OwnSum {
 };
 
 template <int kVectors, int kGroups, int kNodes>
-__device__ float state_sum(const Column<kVectors> (&state)[kGroups], const float4* const (&q)[kNodes],
-                           const float4* const (&k)[kNodes], int part) {
+__device__ float state_sum(const Column<kVectors> (&state)[kGroups],
+                           const float4* const (&q)[kNodes], const float4* const (&k)[kNodes],
+                           int part) {
   constexpr int kSums = 2 * kGroups * kNodes;
   float sums[kSums];
 #pragma unroll
@@ -77,17 +77,16 @@ __device__ float state_sum(const Column<kVectors> (&state)[kGroups], const float
   return group_sum<8>(sums, part, kFullWarp);
 }
 
-// A lane's part of a vector that lies in shared memory.
 struct LanePart {
   const float4* at;
   int part;
   __device__ float4 operator[](int j) const { return at[part + 8 * j]; }
 };
 
-// (k_a . k) and (k_a . q) of kKeys entries: see OwnSum<1, kKeys>. q, k: arrays of a lane's part, or LanePart.
+// (k_a . k) and (k_a . q) of kKeys entries, see OwnSum<1, kKeys>. q, k: a lane's part, or LanePart.
 template <int kVectors, int kKeys, typename Vector>
-__device__ float entry_products(const float4* const (&keys)[kKeys], const Vector& q, const Vector& k,
-                                int part, unsigned lanes) {
+__device__ float entry_products(const float4* const (&keys)[kKeys], const Vector& q,
+                                const Vector& k, int part, unsigned lanes) {
   float sums[2 * kKeys];
 #pragma unroll
   for (int i = 0; i < 2 * kKeys; ++i) sums[i] = 0;
@@ -108,10 +107,10 @@ __device__ inline float signed_factor(int chain, float exponent) {
   return chain == 0 ? -e : e;
 }
 
-// One entry into the state: `d` is that of the first group's column, the others' follow 4 further each.
+// `d`: of the first group's column; the others' follow at distance 4.
 template <int kVectors, int kGroups>
-__device__ void fold_entry(Column<kVectors> (&state)[kGroups], const float4* key, const float* d, float gate,
-                           int part) {
+__device__ void fold_entry(Column<kVectors> (&state)[kGroups], const float4* key, const float* d,
+                           float gate, int part) {
   const float e = expf(gate);
   float4 k[kVectors];
 #pragma unroll
@@ -124,8 +123,7 @@ __device__ inline void copy_number(uint32_t to, const float* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The newest entries of a sequence, copied into shared memory while other things go on. Pointers are to the
-// places behind the newest, where a caller may have rows of its own.
+// The newest entries, copied to shared memory. Pointers are past the newest.
 struct Entries {
   float* keys;    // [capacity][key_stride]
   float* deltas;  // [capacity][columns]
@@ -133,9 +131,9 @@ struct Entries {
   int key_stride, columns, column0;
   int capacity;
   int first, end;  // cells that are here
-  int keys_end;    // keys of cells below
+  int keys_end;    // keys are here below this cell
 
-  // Asks for those of cells folded .. context-1 that fit, a warp an entry; for keys of cells below end_of_keys.
+  // Starts copies of cells [folded, context) that fit, a warp an entry; of keys below end_of_keys.
   __device__ void ask(const DeltaView& l, int slot, int h, int key_head, int folded, int context,
                       int end_of_keys = INT_MAX) {
     end = context;
@@ -147,7 +145,8 @@ struct Entries {
     for (int cell = first + static_cast<int>(threadIdx.x / 32); cell < end; cell += warps) {
       const int i = cell - end;
       if (4 * lane < l.key_dim && cell < keys_end)
-        copy_async(shared_address(keys + i * key_stride + 4 * lane), l.key(slot, cell, key_head) + 4 * lane);
+        copy_async(shared_address(keys + i * key_stride + 4 * lane),
+                   l.key(slot, cell, key_head) + 4 * lane);
       if (4 * lane < columns)
         copy_async(shared_address(deltas + i * columns + 4 * lane),
                    l.delta(slot, cell, h) + column0 + 4 * lane);
@@ -162,11 +161,10 @@ struct Entries {
   __device__ float gate(int cell) const { return gates[cell - end]; }
 };
 
-// Entries of cells [from, to) into the state, those that are not in shared memory from where they lie.
-// `column`: the lane's first, among the block's.
+// From shared memory, or from the ring. `column`: the lane's first in the block.
 template <int kVectors, int kGroups>
-__device__ void fold(const DeltaView& l, const Entries& entries, int slot, int h, int key_head, int from,
-                     int to, int column, int part, Column<kVectors> (&state)[kGroups]) {
+__device__ void fold(const DeltaView& l, const Entries& entries, int slot, int h, int key_head,
+                     int from, int to, int column, int part, Column<kVectors> (&state)[kGroups]) {
 #pragma unroll 1
   for (int cell = from; cell < to; ++cell) {
     if (cell >= entries.first && cell < entries.keys_end) {

@@ -1,6 +1,4 @@
-// delta_rows.h -- the step form's pieces: rows of one sequence and value head prepared in shared memory, and
-// run through columns of the state that lie in registers. delta_step.cu says what is computed, and in which
-// order. The pieces that the ring form has as well are used by it (delta_ring.h).
+// delta_rows.h -- the step form's pieces (delta_step.cu), some of them for delta_ring.h, too.
 #pragma once
 
 #include "ops/cuda/delta/delta_common.h"
@@ -35,7 +33,8 @@ __device__ inline float4 load_state(const float* at) {
   return v;
 }
 __device__ inline void store_state(float* at, float4 v) {
-  asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+  asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
                : "memory");
 }
 
@@ -43,11 +42,9 @@ __device__ inline float dot4(float4 a, float4 b, float sum) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// What a row adds: `x` is its v without what the state and the entries before it say of its key. No zero has
-// a sign, so that entries of factor 0 change nothing.
+// Adding 0 removes the sign of zeros, so entries of factor 0 change nothing.
 __device__ inline float delta_of(float beta, float x) { return beta * __fadd_rn(x, 0.0f); }
 
-// S = e S + k d^T.
 template <int kVectors>
 __device__ void add_entry(Column<kVectors>& column, const float4 (&k)[kVectors], float d, float e) {
 #pragma unroll
@@ -58,19 +55,17 @@ __device__ void add_entry(Column<kVectors>& column, const float4 (&k)[kVectors],
   }
 }
 
-// The taps of a channel, the newest input's last. kWhole: four taps.
+// The newest input's tap is last. kWhole: four taps.
 template <bool kWhole>
 __device__ float4 load_taps(const float* conv, int64_t channel, int taps) {
   if constexpr (kWhole) return *reinterpret_cast<const float4*>(conv + 4 * channel);
   const float* last = conv + channel * taps + taps - 1;
   return {taps > 3 ? last[-3] : 0.0f, taps > 2 ? last[-2] : 0.0f, last[-1], last[0]};
 }
-// A channel's convolution and SiLU.
 __device__ inline float activate(float4 tap, float x, float past0, float past1, float past2) {
   return exact_silu(fmaf(tap.w, x, fmaf(tap.z, past0, fmaf(tap.y, past1, tap.x * past2))));
 }
 
-// This block's part of the sequence and head.
 struct Place {
   int s, h, key_head, slot;
   int first, rows;       // rows of the sequence that are advanced
@@ -78,16 +73,15 @@ struct Place {
   int column0, columns;  // value columns of this block
 };
 
-// One channel of the convolution: its taps, what came before, where its results go.
 struct Channel {
   int index = -1;            // -1: none
   float tap[kMaxTaps];       // tap[j] multiplies the input j rows back
   float past[kMaxTaps - 1];  // the input j + 1 rows before
-  uint32_t x = 0;            // of the first row, as in memory
+  uint32_t x = 0;            // raw bits of the first row's input
   int out;                   // floats from the start of Shared
 };
 
-// All but the first row's input. With begin 0 nothing that a kernel of the same step writes.
+// All but the first row's input; with begin 0 nothing that a kernel of this step writes.
 __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int begin, int c) {
   const DeltaView& l = a.layer;
   Channel ch;
@@ -99,7 +93,8 @@ __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int b
                          : l.v_channel(p.h) + p.column0 + own;
   ch.out = part * kTokens * kMaxDim + own;
   if (l.taps == 4) {
-    const float4 w = *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(ch.index) * 4);
+    const float4 w =
+        *reinterpret_cast<const float4*>(a.w.conv + static_cast<int64_t>(ch.index) * 4);
     ch.tap[0] = w.w;
     ch.tap[1] = w.z;
     ch.tap[2] = w.y;
@@ -107,7 +102,8 @@ __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int b
   } else {
 #pragma unroll
     for (int j = 0; j < kMaxTaps; ++j) {
-      ch.tap[j] = j < l.taps ? a.w.conv[static_cast<int64_t>(ch.index) * l.taps + l.taps - 1 - j] : 0.0f;
+      ch.tap[j] =
+          j < l.taps ? a.w.conv[static_cast<int64_t>(ch.index) * l.taps + l.taps - 1 - j] : 0.0f;
     }
   }
 #pragma unroll
@@ -121,7 +117,7 @@ __device__ inline Channel load_history(const DeltaArgs& a, const Place& p, int b
   return ch;
 }
 
-// Column `column` of rows [row, row + count) as it lies in memory: all asked for before any is used.
+// Raw bits of rows [row, row + count), all loaded before any is used.
 __device__ inline void load_rows(const Tensor& t, int64_t row, int64_t column, int count,
                                  uint32_t (&x)[kTokens]) {
 #pragma unroll
@@ -129,18 +125,18 @@ __device__ inline void load_rows(const Tensor& t, int64_t row, int64_t column, i
     if (i < count) x[i] = load_bits(t, row + i, column);
 }
 
-// Row i of those that are prepared together, whose input is `x`.
 __device__ inline void step_channel(Channel& ch, int i, float x, Shared& sh) {
   const float sum =
-      fmaf(ch.tap[0], x, fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
+      fmaf(ch.tap[0], x,
+           fmaf(ch.tap[1], ch.past[0], fmaf(ch.tap[2], ch.past[1], ch.tap[3] * ch.past[2])));
   (&sh.q[0][0])[ch.out + i * kMaxDim] = exact_silu(sum);
   ch.past[2] = ch.past[1];
   ch.past[1] = ch.past[0];
   ch.past[0] = x;
 }
-// `x`: of `count` rows, as in memory. The channel then stands behind them.
-__device__ inline void run_channel(const DeltaArgs& a, int count, Channel& ch, const uint32_t (&x)[kTokens],
-                                   Shared& sh) {
+// `x`: raw bits of `count` rows. Advances the channel past them.
+__device__ inline void run_channel(const DeltaArgs& a, int count, Channel& ch,
+                                   const uint32_t (&x)[kTokens], Shared& sh) {
   if (ch.index < 0) return;
 #pragma unroll
   for (int i = 0; i < kTokens; ++i) {
@@ -148,9 +144,8 @@ __device__ inline void run_channel(const DeltaArgs& a, int count, Channel& ch, c
     step_channel(ch, i, from_bits(a.in.qkv.type, x[i]), sh);
   }
 }
-// ch.x: of the first.
-__device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin, int count, Channel& ch,
-                                   Shared& sh) {
+__device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin, int count,
+                                   Channel& ch, Shared& sh) {
   if (ch.index < 0) return;
   for (int i = 0; i < count; ++i) {
     const float x = from_bits(a.in.qkv.type, ch.x);
@@ -159,11 +154,10 @@ __device__ inline void run_channel(const DeltaArgs& a, const Place& p, int begin
   }
 }
 
-// What a thread brings to the preparation of rows: two channels, a column's gates, the gates of a row.
 struct Inputs {
   Channel channel[2];
   float norm = 0, dt = 0, slope = 0;
-  // Of the rows that come next.
+  // Of the next rows.
   uint32_t x[2][kTokens], z[kTokens];
   float alpha = 0, beta = 0;
 
@@ -171,7 +165,7 @@ struct Inputs {
     return static_cast<int>(blockDim.x) - 1 - static_cast<int>(threadIdx.x);
   }
 
-  // What no kernel of this step has written.
+  // Reads nothing that a kernel of this step writes.
   __device__ void start(const DeltaArgs& a, const Place& p) {
     const int tid = static_cast<int>(threadIdx.x);
     channel[0] = load_history(a, p, 0, tid);
@@ -182,7 +176,6 @@ struct Inputs {
       slope = a.w.a[p.h];
     }
   }
-  // Asks for rows [begin, begin + count).
   __device__ void ask(const DeltaArgs& a, const Place& p, int begin, int count) {
     const int tid = static_cast<int>(threadIdx.x);
     const int64_t row = p.first + begin;
@@ -190,13 +183,13 @@ struct Inputs {
     for (int i = 0; i < 2; ++i)
       if (channel[i].index >= 0) load_rows(a.in.qkv, row, channel[i].index, count, x[i]);
     if (tid < p.columns)
-      load_rows(a.in.z, row, static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid, count, z);
+      load_rows(a.in.z, row, static_cast<int64_t>(p.h) * a.layer.value_dim + p.column0 + tid, count,
+                z);
     if (gate() < count) {
       alpha = load_at(a.in.alpha, row + gate(), p.h);
       beta = load_at(a.in.beta, row + gate(), p.h);
     }
   }
-  // Puts them into shared memory: SiLU of the convolution, decays and betas, gates of the output.
   __device__ void finish(const DeltaArgs& a, const Place& p, int begin, int count, Shared& sh) {
     const int tid = static_cast<int>(threadIdx.x);
     if (gate() < count) {
@@ -220,7 +213,7 @@ struct Inputs {
   }
 };
 
-// The same where the state takes the registers: a row at a time, each asked for under the one before.
+// For registers full of state, where loading eight rows at once is slower: one row at a time.
 struct SlowInputs {
   __device__ void start(const DeltaArgs&, const Place&) {}
   __device__ void ask(const DeltaArgs&, const Place&, int, int) {}
@@ -255,7 +248,7 @@ struct SlowInputs {
   }
 };
 
-// l2 norms of q and k and their product. One warp a row.
+// One warp a row; also q . k.
 __device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {
   const int lane = threadIdx.x % 32;
   const int key_dim = a.layer.key_dim;
@@ -279,7 +272,6 @@ __device__ inline void normalise(const DeltaArgs& a, int count, Shared& sh) {
   }
 }
 
-// Raw inputs of the last rows into the ring: channels [channel, channel + count).
 __device__ inline void store_inputs(const DeltaArgs& a, const Place& p, int channel, int count) {
   const int keep = min(p.rows, a.layer.taps);
   for (int c = threadIdx.x; c < keep * count; c += blockDim.x) {
@@ -289,8 +281,7 @@ __device__ inline void store_inputs(const DeltaArgs& a, const Place& p, int chan
   }
 }
 
-// q and k channels wait for the last block that reads what they replace. All threads of the block have read
-// their part.
+// Only the last block that reads the old q and k channels overwrites them.
 __device__ inline void move_inputs(const DeltaArgs& a, const Place& p, int* counters, int slices,
                                    Shared& sh) {
   store_inputs(a, p, a.layer.v_channel(p.h) + p.column0, p.columns);
@@ -307,12 +298,10 @@ __device__ inline void move_inputs(const DeltaArgs& a, const Place& p, int* coun
   store_inputs(a, p, a.layer.k_channel(p.key_head), a.layer.key_dim);
 }
 
-// The recurrence over prepared rows: S of the warp's columns in registers, no barrier. What a row adds is
-// computed as in the ring form, so that a state has the same bytes whether its rows were folded later or at
-// once.
+// Rows add what the ring form adds, so a state has the same bytes whenever rows are folded.
 template <int kVectors, int kGroups>
-__device__ void run_tokens(const Place& p, int count, int warp_column, Column<kVectors> (&state)[kGroups],
-                           Shared& sh) {
+__device__ void run_tokens(const Place& p, int count, int warp_column,
+                           Column<kVectors> (&state)[kGroups], Shared& sh) {
   const int lane = threadIdx.x % 32;
   const int part = lane % 8;
   for (int i = 0; i < count; ++i) {
@@ -343,23 +332,23 @@ __device__ void run_tokens(const Place& p, int count, int warp_column, Column<kV
     for (int g = 0; g < kGroups; ++g) {
       const int column = warp_column + 4 * g + lane / 8;
       const float d = delta_of(sh.beta[i], fmaf(-e, sums[2 * g], sh.v[i][column]));
-      if (part == 0) sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, fmaf(e, sums[2 * g + 1], 0.0f));
+      if (part == 0)
+        sh.o[i][p.column0 + column] = fmaf(sh.qk[i], d, fmaf(e, sums[2 * g + 1], 0.0f));
       add_entry(state[g], k, d, e);
     }
   }
 }
 
-// One over the rms of a head's outputs. A warp.
 __device__ inline float rms_scale(const DeltaArgs& a, const float* o) {
   float sum = 0;
   for (int c = 4 * (threadIdx.x % 32); c < a.layer.value_dim; c += 128) {
     const float4 x = *reinterpret_cast<const float4*>(&o[c]);
     sum = dot4(x, x, sum);
   }
-  return rsqrtf(__fadd_rn(__fdividef(warp_sum(sum), static_cast<float>(a.layer.value_dim)), a.w.eps));
+  return rsqrtf(
+      __fadd_rn(__fdividef(warp_sum(sum), static_cast<float>(a.layer.value_dim)), a.w.eps));
 }
 
-// rms over the head, gate, store.
 __device__ inline void write_outputs(const DeltaArgs& a, const Place& p, int begin, int count,
                                      const Shared& sh) {
   const int lane = threadIdx.x % 32;

@@ -1,11 +1,11 @@
-// delta_rule.cu -- which form of the gated delta rule takes which rows; entries moved when drafts become
+// delta_rule.cu -- chooses forms of the gated delta rule, and moves entries when drafts become
 // certain.
 //
-//   two certain rows or more   the step form (delta_step.cu), or the chunk form (delta_chunk.cu)
-//   one certain row            the ring form: alone (delta_decode.cu), with uncertain rows (delta_tree.cu)
-//   uncertain rows             the ring form (delta_tree.cu), after the others
-// A sequence's rows decide, not the batch, so that its bytes do not depend on its company; a batch's promises
-// only leave out launches that would find nothing to do.
+//   two certain rows or more   step form (delta_step.cu) or chunk form (delta_chunk.cu)
+//   one certain row            ring form: alone (delta_decode.cu), with others (delta_tree.cu)
+//   uncertain rows             ring form (delta_tree.cu), after the others
+// The choice depends on the sequence, not on the batch. Bounds of the batch only skip launches
+// without work.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"
@@ -19,22 +19,21 @@ using namespace cuda;
 namespace cuda {
 namespace {
 
-// ---- delta_move ----
-// A thread owns the same numbers of every cell of a sequence and takes the moves in their order. What a move
-// reads no earlier one has written (from > to, ascending), so several are read before the first is written.
+// A thread owns the same numbers of every cell and makes a sequence's moves in order. No move reads
+// an earlier target (from > to, ascending), so several are read before the first write.
 
 constexpr int kEntryMoves = 240;
 constexpr int kEntryMovesAtOnce = 4;
 
 struct EntryMoves {
-  DeltaView layer;         // the first
+  DeltaView layer;         // the first one
   int64_t layer_distance;  // floats
   const int32_t* slot;     // [S]
   int32_t count;
   CellMove move[kEntryMoves];
 };
 
-// Number `piece` of a cell's parts: 16 bytes of its convolution input, k or d, or its gates.
+// The piece-th 16 bytes of a cell's convolution input, k or d, or gates.
 __device__ float4* piece_of(const DeltaView& l, int slot, int cell, int piece) {
   float* at = l.conv_row(slot, cell);
   const int inputs = l.channels / 4, keys = l.key_heads * l.key_dim / 4;
@@ -50,7 +49,6 @@ __device__ float4* piece_of(const DeltaView& l, int slot, int cell, int piece) {
 }
 
 __global__ void move_entries(const __grid_constant__ EntryMoves a) {
-  // The block takes the run of moves that starts at move[blockIdx.y], if one starts there.
   const int first = static_cast<int>(blockIdx.y);
   const int sequence = a.move[first].sequence;
   if (first > 0 && a.move[first - 1].sequence == sequence) return;
@@ -73,32 +71,35 @@ __global__ void move_entries(const __grid_constant__ EntryMoves a) {
     }
   } else if (own < pieces + l.value_heads) {
     const int h = own - pieces;
-    for (int i = first; i < end; ++i) l.gate(slot, a.move[i].to)[h] = l.gate(slot, a.move[i].from)[h];
+    for (int i = first; i < end; ++i)
+      l.gate(slot, a.move[i].to)[h] = l.gate(slot, a.move[i].from)[h];
   }
 }
 
 }  // namespace
 }  // namespace cuda
 
-void CudaOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
-                         const Batch& batch) {
+void CudaOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
+                         const DeltaLayer& layer, const Batch& batch) {
   check_delta(o, in, layer, batch);
   BRAID_CHECK(batch.most_uncertain <= std::min(layer.ring.uncertain, kMaxNodes));
   if (batch.tokens == 0 || batch.sequences == 0) return;
   const DeltaArgs args{o, in, w, view_of(layer), batch};
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
-  const int32_t most_certain = batch.most_certain > 0 ? std::min(batch.most_certain, most_rows) : most_rows;
+  const int32_t most_certain =
+      batch.most_certain > 0 ? std::min(batch.most_certain, most_rows) : most_rows;
   const SequenceWorkspace& work = sequence_work_;
   if (most_certain > 1) {
     BRAID_CHECK(int64_t{batch.sequences} * layer.shape.key_heads <= work.counter_count);
-    // Chunks are another arithmetic, and one that shows where a run of rows begins and ends.
-    const bool chunks = chunk_form_fits(layer.shape) && most_certain > kStepRows && work.chunk_q != nullptr &&
-                        !context_.deterministic;
+    // Chunks use other arithmetic, which depends on where a run begins and ends.
+    const bool chunks = chunk_form_fits(layer.shape) && most_certain > kStepRows &&
+                        work.chunk_q != nullptr && !context_.deterministic;
     delta_step(context_, args, work.counters, chunks ? kStepRows : INT32_MAX);
     if (chunks) delta_chunks(context_, work, args);
   }
-  if (batch.most_uncertain > 0) return delta_tree(context_, args, {work.tree_rows, work.tree_row_count});
-  // Two launches where one block a head would be more than three rounds of two a processor.
+  if (batch.most_uncertain > 0)
+    return delta_tree(context_, args, {work.tree_rows, work.tree_row_count});
+  // Two launches if one block a head would take more than three rounds of two a processor.
   if (one_launch_fits(args.layer) &&
       int64_t{batch.sequences} * layer.shape.value_heads <= 6 * context_.processors)
     return delta_one_row(context_, args);
@@ -108,13 +109,13 @@ void CudaOps::delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w,
 void CudaOps::delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,
                          const Batch& batch) {
   if (moves.empty()) return;
-  // Runs of layers that are alike and lie at equal distances.
   while (!layers.empty()) {
     const DeltaLayer& first = layers[0];
     const int64_t distance = layers.size() > 1 ? layers[1].data - first.data : 0;
     size_t alike = 1;
     while (alike < layers.size() && layers[alike].data - layers[alike - 1].data == distance &&
-           layers[alike].ring == first.ring && layers[alike].slot_elements() == first.slot_elements() &&
+           layers[alike].ring == first.ring &&
+           layers[alike].slot_elements() == first.slot_elements() &&
            layers[alike].shape.key_width() == first.shape.key_width() &&
            layers[alike].shape.value_heads == first.shape.value_heads) {
       ++alike;
@@ -129,8 +130,8 @@ void CudaOps::delta_move(std::span<const DeltaLayer> layers, std::span<const Cel
         args.move[i] = moves[done + static_cast<size_t>(i)];
         BRAID_CHECK(args.move[i].from > args.move[i].to);
       }
-      const dim3 grid(static_cast<unsigned>(div_up<int64_t>(threads, 256)), static_cast<unsigned>(args.count),
-                      static_cast<unsigned>(alike));
+      const dim3 grid(static_cast<unsigned>(div_up<int64_t>(threads, 256)),
+                      static_cast<unsigned>(args.count), static_cast<unsigned>(alike));
       move_entries<<<grid, 256, 0, context_.stream>>>(args);
       context_.launched("delta_move");
     }

@@ -1,4 +1,5 @@
-// delta_step.cu -- a short run of certain rows of the gated delta rule, token by token, in one launch.
+// delta_step.cu -- a short run of certain rows of the gated delta rule, token by token, in one
+// launch.
 //
 // Per value head h (its key head: DeltaShape::key_head()), with S [Dv][Dk]:
 //   entries that are not folded yet: S = e^g S + k d^T, oldest first
@@ -8,20 +9,13 @@
 //   d = b (v - e r)      o = e c + (q.k) d      S = e S + k d^T
 //   out = rms(o; norm) silu(z)
 //
-// Traffic: S in and out once, 8 Dk Dv bytes a head, and the entries. 27B (48 heads of 128 x 128): 6.3 MB a
-// sequence and layer. Floor on an H200 (3.9 TB/s copied by a plain kernel): 1.7 us at 1 sequence, 27 us at
-// 16.
+// 8 lanes share a value column; lane i has float4 number i, i+8, i+16, i+24. With enough sequences
+// a block is a whole head; while all fit at once, a cluster of 4 blocks shares it and exchanges
+// outputs. Both add in the same order (a column: lanes xor 4, 2, 1; a head's norm: a butterfly over
+// 4 columns a lane), so the bytes depend neither on the company nor on the form.
 //
-// Shape: 8 lanes share a value column (512 contiguous bytes of S), lane i holds float4 number i, i+8, i+16,
-// i+24 of it in registers, so every load of a warp is 4 x 128 bytes. A warp has 4 columns per row group. With
-// enough sequences a block is a whole head, 8 warps of 4 groups (64 KB in flight, two blocks an SM); while
-// all fit at once, a cluster of 4 blocks shares a head (one group a warp), and the outputs meet in
-// distributed shared memory. Both forms add in the same order: a column's sum is lanes xor 4, 2, 1; a head's
-// norm is a warp's butterfly over 4 columns a lane. So a sequence's bytes depend neither on its company nor
-// on how it is cut. Loads of S start before anything else is known; the convolution runs under them.
-//
-// The rows of raw inputs that are written may be those that other blocks of the same key head still read, so
-// the last block to have read them writes.
+// Other blocks of a key head may still read raw inputs that are to be overwritten, so the last
+// reader writes.
 #include <cooperative_groups.h>
 
 #include <type_traits>
@@ -29,16 +23,15 @@
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
 
-// kVectors float4 per lane and column (Dk / 32); kGroups * 4 columns a warp; kSlices blocks a head, as a
-// cluster. 2 Dv threads. Runs of 2 to `most_rows` rows: others are left to the ring form and the chunk form.
+// kGroups * 4 columns a warp; kSlices blocks a head, as a cluster. 2 Dv threads. Skips other runs.
 template <int kVectors, int kGroups, int kSlices>
-__global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ DeltaArgs a, int* counters,
-                                                      int most_rows) {
+__global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ DeltaArgs a,
+                                                      int* counters, int most_rows) {
   __shared__ Shared sh;
   static_assert(kGroups * kSlices == 4);
   const DeltaView& l = a.layer;
@@ -49,7 +42,7 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
   p.rows = a.batch.certain[p.s];
   p.slot = a.batch.slot[p.s];
   p.first = a.batch.first_row[p.s];
-  p.position = a.batch.context[p.s] - p.rows;  // what position[first] holds, one load earlier
+  p.position = a.batch.context[p.s] - p.rows;  // equals position[first], one load earlier
   if (p.rows < 2 || p.rows > most_rows) {
     wait_for_previous();
     return;
@@ -60,21 +53,21 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
   const int lane = threadIdx.x % 32;
   const int warp_column = threadIdx.x / 32 * 4 * kGroups;  // within the block's columns
   const int column = warp_column + lane / 8;               // of group 0, among the block's
-  float* rows = l.state(p.slot, p.h) + static_cast<int64_t>(p.column0 + column) * l.key_dim + 4 * (lane % 8);
+  float* rows =
+      l.state(p.slot, p.h) + static_cast<int64_t>(p.column0 + column) * l.key_dim + 4 * (lane % 8);
   Column<kVectors> state[kGroups];
   load_columns(state, rows, l.key_dim);
   const bool fresh = p.position == 0;
   const int folded = fresh ? 0 : l.folded(p.slot)[p.h];
   std::conditional_t<kGroups == 1, Inputs, SlowInputs> in;
   in.start(a, p);
-  // A block may write into another's shared memory only once that one has started.
+  // A block may write another's shared memory only once that block has started.
 #if BRAID_CLUSTERS
   if constexpr (kSlices > 1) cooperative_groups::this_cluster().barrier_arrive();
 #endif
   wait_for_previous();
   let_next_start();
 
-  // The next rows are asked for under these.
   const auto ask = [&](int begin) {
     if (begin < p.rows) in.ask(a, p, begin, min(kTokens, p.rows - begin));
   };
@@ -88,7 +81,7 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
     __syncthreads();
     if (begin == 0) {
       if (fresh) clear_columns(state);
-      Entries none;  // all lie in memory
+      Entries none;  // none in shared memory
       none.column0 = p.column0;
       none.first = p.position;
       fold(l, none, p.slot, p.h, p.key_head, folded, p.position, column, lane % 8, state);
@@ -97,7 +90,6 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
     if (begin + kTokens >= p.rows) store_columns(state, rows, l.key_dim);
     if constexpr (kSlices > 1) {
 #if BRAID_CLUSTERS
-      // Every block of the cluster gets all columns of the head.
       const auto cluster = cooperative_groups::this_cluster();
       __syncthreads();
       if (begin == 0) cluster.barrier_wait();
@@ -114,13 +106,12 @@ __global__ __launch_bounds__(256, 2) void step_kernel(const __grid_constant__ De
     } else {
       __syncthreads();
     }
-    // Everybody has read it.
     if (begin + kTokens >= p.rows && threadIdx.x == 0 && p.column0 == 0) {
       l.folded(p.slot)[p.h] = p.position + p.rows;
       l.decay(p.slot)[p.h] = 1.0f;
     }
     write_outputs(a, p, begin, count, sh);
-    // Only rows of the first pass look into the ring.
+    // Only rows of the first pass read the ring.
     if (begin == 0) move_inputs(a, p, counters, kSlices, sh);
     if (begin + kTokens < p.rows) {
       if constexpr (kSlices > 1) {
@@ -139,14 +130,14 @@ void launch_step(Context& context, const DeltaArgs& args, int* counters, int mos
   const unsigned heads = static_cast<unsigned>(args.layer.value_heads);
   const unsigned sequences = static_cast<unsigned>(args.batch.sequences);
   const auto threads = static_cast<unsigned>(2 * args.layer.value_dim);
-  // A cluster needs compute capability 9.0; without it the whole head is one block, with the same bytes.
+  // Without clusters (below 9.0) the whole head is one block, with the same bytes.
   if (context.has_clusters && args.layer.value_dim >= 64 &&
       heads * sequences * 4 <= 2 * static_cast<unsigned>(context.processors)) {
-    return launch_clusters(context, 4, step_kernel<kVectors, 1, 4>, dim3(heads * 4, sequences), threads, 0,
-                           args, counters, most_rows);
+    return launch_clusters(context, 4, step_kernel<kVectors, 1, 4>, dim3(heads * 4, sequences),
+                           threads, 0, args, counters, most_rows);
   }
-  launch_loads(context, step_kernel<kVectors, 4, 1>, dim3(heads, sequences), threads, 0, args, counters,
-               most_rows);
+  launch_loads(context, step_kernel<kVectors, 4, 1>, dim3(heads, sequences), threads, 0, args,
+               counters, most_rows);
 }
 
 }  // namespace

@@ -1,34 +1,27 @@
-// delta_tree.cu -- the ring form (delta_ring.h) for several rows of a sequence: at most one that is certain,
-// and uncertain ones, chains or trees. State, ring and tree in one pass.
+// delta_tree.cu -- the ring form (delta_ring.h) for several rows of a sequence: at most one certain
+// row, and uncertain ones in chains or trees.
 //
-// Nodes are the rows in the order of their fold positions, among equal ones as in the batch; so ancestors
-// come first, and the state is folded on in registers between nodes, never back. An ancestor's number is the
-// order in which a row adds it. Two launches: delta_nodes.cu makes all that needs no state; this kernel
-// meanwhile asks for state and entries and folds what is due. Per pass over nodes:
-//   weigh         e^{E_a} (k_a . k) and e^{E_a} (k_a . q) of all entries and ancestors; 0 for other nodes
+// Nodes are the rows in the order of their fold positions, so ancestors come first, and the state
+// is folded in registers between nodes, never back. delta_nodes.cu makes all that needs no state.
+// Per pass:
+//   weigh         e^{E_a} (k_a . k) and e^{E_a} (k_a . q) of entries and ancestors, else 0
 //   read state    the start of both chains
-//   add known     entries added, four nodes a thread
-//   solve         d of one node after the other, eight at a time: each known d goes to the later ones at once
+//   add known     entries and nodes of earlier passes, four nodes a thread
+//   solve         d of nodes in turn, eight at a time; each d is added to later nodes at once
 //   outputs       the second chain, norm and gate
-// A pass takes all nodes where shared memory has room for them, else eight or more: earlier ones then are
-// entries that lie in shared memory.
+// A pass takes all nodes if shared memory has room, else eight or more.
 //
-// Traffic: 4 Dk Dv bytes a head, whatever the number of nodes, and the entries; the state is written when it
-// is folded. Flops of a node and head: 4 Dk Dv for S k and S q, and (2 Dk + 2 Dv) 2 for each entry or node
-// before it: 22 nodes behind 29 entries are 2.2 M, 4.9 us of one SM. All in f32: a row's bytes are those that
-// it has alone (delta_decode.cu).
+// A block is a head of a sequence. With enough SMs two blocks share a head as a cluster, each with
+// half of the columns. Else 16 warps of 2 column groups if each block has an SM to itself, else 8
+// warps of 4. (A float4 of q or k read from shared memory costs 16 multiply-adds of a warp; two
+// groups use it 8 times.)
 //
-// Shape: a block is a head of a sequence. More heads than SMs, each with few nodes: delta_few.cu. Where SMs
-// are enough, two blocks share a head, a cluster: each has half of the columns, and gets the other's outputs
-// for the norm. Else 16 warps of 2 groups of columns where each block has an SM to itself, else 8 warps of
-// 4, two blocks an SM. A float4 of q or k out of shared memory takes as long as 16 multiply-adds of a warp:
-// two groups a warp use it 8 times, four 16 times.
+// Code size matters: each launch finds its code evicted. So loops are unrolled only to overlap
+// loads, and published shapes are constants. All in f32: a row has the same bytes as alone
+// (delta_decode.cu).
 //
-// Size: each layer of a step runs once through code that other kernels have pushed out of the caches next to
-// the SMs. So a loop is not unrolled unless its steps wait for memory, what is needed in two places is one
-// loop with chosen pointers, and published shapes are constants.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: one launch; clusters of 16-warp blocks below 16 nodes; skipping absent nodes of
+// a tile. More: docs/history/cuda-kernels.md.
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -36,13 +29,12 @@
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"
 #include "ops/cuda/delta/delta_tree.h"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 namespace {
 
-// What is known when a kernel is compiled. kVectors float4 per lane and column (Dk / 32); kGroups * 4 columns
-// a warp; kSlices blocks a head. kWhole: a published shape, Dv = 128.
+// kGroups * 4 columns a warp; kSlices blocks a head. kWhole: a published shape, Dv = 128.
 template <int kVectorsOf, int kGroupsOf, int kSlicesOf, bool kWholeOf>
 struct TreeShape {
   static constexpr int kVectors = kVectorsOf, kGroups = kGroupsOf, kSlices = kSlicesOf;
@@ -52,7 +44,6 @@ struct TreeShape {
   __device__ static int threads() { return kWhole ? kMostThreads : static_cast<int>(blockDim.x); }
 };
 
-// Dynamic shared memory.
 template <typename Shape>
 struct TreeMemory : SharedBytes {
   const TreeSizes& z;
@@ -61,24 +52,27 @@ struct TreeMemory : SharedBytes {
 
   __device__ int columns() const { return Shape::kWhole ? 128 / Shape::kSlices : z.columns; }
   __device__ int value_dim() const { return columns() * Shape::kSlices; }
-  __device__ int column0() const { return Shape::kSlices > 1 ? static_cast<int>(blockIdx.x) * columns() : 0; }
-  // The first slice does what is to be done once for a head.
+  __device__ int column0() const {
+    return Shape::kSlices > 1 ? static_cast<int>(blockIdx.x) * columns() : 0;
+  }
+  // The first slice does a head's shared work.
   __device__ static bool leads() { return Shape::kSlices == 1 || blockIdx.x == 0; }
   __device__ static int head() { return static_cast<int>(blockIdx.y); }
-  // [nodes], entries that are held before the first:
-  __device__ float* d() const { return at<float>(z.d) + z.held * columns(); }  // [columns] v, then x, then d
-  // [pass]; k: as d.
+  // Per node [columns], preceded by the held entries: v, then x, then d. Likewise k [pass].
+  __device__ float* d() const { return at<float>(z.d) + z.held * columns(); }
   __device__ float* k() const { return at<float>(z.k) + z.held * Shape::kStride; }
   __device__ float* q() const { return at<float>(z.q); }
-  __device__ float* o() const { return at<float>(z.o); }        // [value_dim]; others' columns at the end
+  __device__ float* o() const { return at<float>(z.o); }  // [value_dim]; all columns at the end
   __device__ float* gate() const { return at<float>(z.gate); }  // [columns]
-  // [2][entries + nodes][pass] of chain 0 (S k) or 1 (S q); `row`: an entry, or `entries` + a node.
+  // [2][entries + nodes][pass] of chain 0 (S k) or 1 (S q); nodes follow the entries.
   __device__ float* factor(int chain, int of_row) const {
     return at<float>(z.factors) + chain * z.factor_chain + of_row * z.pass;
   }
 
   __device__ TreeMemory(void* memory, const TreeSizes& sizes)
-      : SharedBytes{static_cast<char*>(memory)}, z(sizes), nodes(at<float>(sizes.record), sizes.rounded) {
+      : SharedBytes{static_cast<char*>(memory)},
+        z(sizes),
+        nodes(at<float>(sizes.record), sizes.rounded) {
     entries.capacity = z.held;
     entries.key_stride = Shape::kStride;
     entries.columns = columns();
@@ -95,15 +89,13 @@ struct TreeMemory : SharedBytes {
   }
 };
 
-// ---- a pass ----
-
-// What delta_nodes made of nodes [begin, begin + count), a warp a vector: q and k, v and gates; all records.
+// A warp a vector.
 template <typename Shape>
-__device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key, const float* of_value,
-                              int begin, int count) {
+__device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key,
+                              const float* of_value, int begin, int count) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  // Four warps a node: a warp has one part of its nodes, or of all where there are fewer.
+  // Four warps a node, if there are enough; else a warp takes several parts.
   const int warps = Shape::threads() / 32, parts = min(warps, 4), at_once = max(warps / 4, 1);
 #pragma unroll 1
   for (int part = warp / parts < at_once ? warp % parts : 4; part < 4; part += parts) {
@@ -113,7 +105,10 @@ __device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key, 
     const int to_step = of_head ? width : Shape::kStride;
     const float* from = part < 2 ? of_key + part * Shape::kKeyDim
                                  : of_value + (part == 2 ? sh.z.values : sh.z.gates) + sh.column0();
-    float* to = part == 0 ? sh.q() : part == 1 ? sh.k() : part == 2 ? sh.d() + begin * to_step : sh.gate();
+    float* to = part == 0   ? sh.q()
+                : part == 1 ? sh.k()
+                : part == 2 ? sh.d() + begin * to_step
+                            : sh.gate();
     if (4 * lane >= width) continue;
     from += begin * from_step + 4 * lane;
     const uint32_t at = shared_address(to + 4 * lane);
@@ -130,21 +125,22 @@ __device__ void ask_for_nodes(const TreeMemory<Shape>& sh, const float* of_key, 
   commit_copies();
 }
 
-// Factors of nodes [begin, begin + count), and 0 for what they do not see, up to whole triangles.
+// Factors of nodes [begin, begin + count), 0 for invisible pairs, up to whole triangles.
 template <typename Shape>
 __device__ void weigh_nodes(const TreePlace& p, const TreeMemory<Shape>& sh, const float* of_key,
                             const float* of_value, int begin, int count) {
   const int entries = p.entries();
   const int rounded = div_up(count, kTreeTile) * kTreeTile;
   const int rows = entries + min(p.count, begin + rounded);
-  constexpr int kAtOnce = 4;  // asked for before any is used
+  constexpr int kAtOnce = 4;  // loads under way together
   const int step = Shape::threads() / kTreeTile;
 #pragma unroll 1
   for (int t = static_cast<int>(threadIdx.x) % kTreeTile; t < rounded; t += kTreeTile) {
     const int n = begin + t;
-    const int end = entries + (n / kTreeTile + 1) * kTreeTile;  // of what has a decay
+    const int end = entries + (n / kTreeTile + 1) * kTreeTile;  // of the rows with decays
 #pragma unroll 1
-    for (int first = static_cast<int>(threadIdx.x) / kTreeTile; first < rows; first += kAtOnce * step) {
+    for (int first = static_cast<int>(threadIdx.x) / kTreeTile; first < rows;
+         first += kAtOnce * step) {
       float decay[kAtOnce], x[kAtOnce], y[kAtOnce];
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
@@ -169,12 +165,12 @@ __device__ void weigh_nodes(const TreePlace& p, const TreeMemory<Shape>& sh, con
   }
 }
 
-// Both chains' start from the state, which is folded on where nodes ask for it. `folded`: cell it stands at.
+// `folded`: the cell of the state, which is folded on where nodes require it.
 template <typename Shape>
 __device__ void read_state(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh,
                            const Entries& entries, int begin, int count, int first_column,
                            Column<Shape::kVectors> (&state)[Shape::kGroups], int* folded) {
-  constexpr int kGroups = Shape::kGroups, kNodes = 4 / kGroups;  // at once
+  constexpr int kGroups = Shape::kGroups, kNodes = 4 / kGroups;  // processed together
   const int h = sh.head();
   const int part = static_cast<int>(threadIdx.x) % 8;
   const OwnSum<kGroups, kNodes> own(part);
@@ -183,7 +179,8 @@ __device__ void read_state(const DeltaView& l, const TreePlace& p, const TreeMem
   for (int t = 0; t < count;) {
     const int seen = sh.nodes.seen[begin + t];
     if (p.fold_to + seen > *folded) {
-      fold(l, entries, p.slot, h, l.key_head(h), *folded, p.fold_to + seen, first_column, part, state);
+      fold(l, entries, p.slot, h, l.key_head(h), *folded, p.fold_to + seen, first_column, part,
+           state);
       *folded = p.fold_to + seen;
     }
     int same = 1;
@@ -219,17 +216,17 @@ __device__ void add_four(float (&x)[4], const float* factors, float d) {
   x[3] = fmaf(w.w, d, x[3]);
 }
 
-// What is known before the pass, the ring's entries and earlier nodes, into both chains.
 template <typename Shape>
-__device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
-                          int count) {
+__device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh,
+                          int begin, int count) {
   const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x) % columns;
   constexpr int kAtOnce = 8 / Shape::kGroups;
   const int entries = p.entries();
   const int outside = max(entries - sh.z.held, 0);
 #pragma unroll 1
-  for (int item = static_cast<int>(threadIdx.x) / columns; item < 2 * div_up(count, 4); item += kAtOnce) {
+  for (int item = static_cast<int>(threadIdx.x) / columns; item < 2 * div_up(count, 4);
+       item += kAtOnce) {
     const int chain = item % 2;
     const int t = item / 2 * 4;
     float* x_at = chain == 0 ? sh.d() + (begin + t) * columns + column
@@ -251,9 +248,10 @@ __device__ void add_known(const DeltaView& l, const TreePlace& p, const TreeMemo
   }
 }
 
-// d of the pass's nodes: a thread owns a column.
+// d of the pass's nodes; a thread owns a column.
 template <typename Shape>
-__device__ void solve_triangles(const TreePlace& p, const TreeMemory<Shape>& sh, int begin, int count) {
+__device__ void solve_triangles(const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
+                                int count) {
   const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x);
   if (column >= columns) return;
@@ -286,10 +284,9 @@ __device__ void solve_triangles(const TreePlace& p, const TreeMemory<Shape>& sh,
   }
 }
 
-// The rest of the second chain, to all blocks of the head, and d into the ring.
 template <typename Shape>
-__device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
-                           int count) {
+__device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMemory<Shape>& sh,
+                           int begin, int count) {
   const int columns = sh.columns();
   const int column = static_cast<int>(threadIdx.x) % columns;
   const int group = static_cast<int>(threadIdx.x) / columns;
@@ -303,7 +300,8 @@ __device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMem
     const int end = min(begin + t + 4, p.count);
     const float* factors = sh.factor(1, p.entries()) + t;
 #pragma unroll 4
-    for (int n = begin; n < end; ++n) add_four(x, factors + n * sh.z.pass, sh.d()[n * columns + column]);
+    for (int n = begin; n < end; ++n)
+      add_four(x, factors + n * sh.z.pass, sh.d()[n * columns + column]);
 #pragma unroll
     for (int u = 0; u < 4; ++u) x_at[u * sh.value_dim()] = x[u];
 #if BRAID_CLUSTERS
@@ -321,10 +319,10 @@ __device__ void add_deltas(const DeltaView& l, const TreePlace& p, const TreeMem
     deltas[sh.nodes.entry[begin + t] * stride] = sh.d()[(begin + t) * columns + column];
 }
 
-// Norm and gate, a warp a node.
+// A warp a node.
 template <typename Shape>
-__device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory<Shape>& sh, int begin,
-                            int count) {
+__device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMemory<Shape>& sh,
+                            int begin, int count) {
   const int value_dim = sh.value_dim();
 #pragma unroll 1
   for (int t = static_cast<int>(threadIdx.x) / 32; t < count; t += Shape::threads() / 32) {
@@ -339,21 +337,23 @@ __device__ void write_nodes(const DeltaArgs& a, const TreePlace& p, const TreeMe
   }
 }
 
-// Asks L2 for the state of the head whose block comes here next: memory shall not rest while blocks compute.
+// Prefetches the next head's state into L2, so that memory stays busy.
 template <typename Shape>
 __device__ void ask_for_next(const TreeArgs& args) {
   const DeltaView& l = args.a.layer;
-  const int next = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y) + args.resident / Shape::kSlices;
+  const int next =
+      static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y) + args.resident / Shape::kSlices;
   const int s = next / l.value_heads, h = next - s * l.value_heads;
   if (s >= static_cast<int>(gridDim.z)) return;
   constexpr int kLine = 128;
   const int bytes = 4 * Shape::kKeyDim * l.value_dim / Shape::kSlices;
-  const auto* at = reinterpret_cast<const char*>(l.state(args.a.batch.slot[s], h)) + blockIdx.x * bytes;
+  const auto* at =
+      reinterpret_cast<const char*>(l.state(args.a.batch.slot[s], h)) + blockIdx.x * bytes;
   for (int i = kLine * static_cast<int>(threadIdx.x); i < bytes; i += kLine * Shape::threads())
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at + i));
 }
 
-// A block writes outputs into the other's shared memory only once that one runs.
+// A block may write the other's shared memory only once that block runs.
 template <int kSlices>
 __device__ void arrive_at_head() {
 #if BRAID_CLUSTERS
@@ -366,7 +366,6 @@ __device__ void wait_for_head() {
   if constexpr (kSlices > 1) cooperative_groups::this_cluster().barrier_wait();
 #endif
 }
-// All threads of the head's blocks meet.
 template <int kSlices>
 __device__ void meet_head() {
 #if BRAID_CLUSTERS
@@ -376,9 +375,8 @@ __device__ void meet_head() {
 }
 
 template <typename Shape>
-__global__ __launch_bounds__(Shape::kMostThreads,
-                             Shape::kGroups > 2 ? 2
-                                                : 1) void tree_kernel(const __grid_constant__ TreeArgs args) {
+__global__ __launch_bounds__(Shape::kMostThreads, Shape::kGroups > 2 ? 2 : 1) void tree_kernel(
+    const __grid_constant__ TreeArgs args) {
   constexpr int kGroups = Shape::kGroups, kVectors = Shape::kVectors, kSlices = Shape::kSlices;
   extern __shared__ float4 tree_memory[];
   const DeltaArgs& a = args.a;
@@ -395,13 +393,14 @@ __global__ __launch_bounds__(Shape::kMostThreads,
   const int column = static_cast<int>(threadIdx.x) / 32 * 4 * kGroups + lane / 8;  // of group 0
   const int h = sh.head();
   const auto columns = [&] {
-    return l.state(p.slot, h) + static_cast<int64_t>(sh.column0() + column) * Shape::kKeyDim + 4 * part;
+    return l.state(p.slot, h) + static_cast<int64_t>(sh.column0() + column) * Shape::kKeyDim +
+           4 * part;
   };
   Column<kVectors> state[kGroups];
   load_columns(state, columns(), Shape::kKeyDim);
   p.look(l, h);
   Entries entries = sh.entries;
-  // Keys of what some node may want folded.
+  // Keys of entries that some node may fold.
   entries.ask(l, p.slot, h, l.key_head(h), p.folded, p.context,
               max(p.fold_to, l.fold_position(p.context + p.count - 1)));
   ask_for_next<Shape>(args);
@@ -438,14 +437,13 @@ __global__ __launch_bounds__(Shape::kMostThreads,
     write_nodes(a, p, sh, begin, count);
     if (begin + sh.z.pass < p.count) meet_head<kSlices>();
   }
-  // Everybody has read it.
   if (changes && sh.leads() && threadIdx.x == 0) {
     l.folded(p.slot)[h] = p.fold_to;
     l.decay(p.slot)[h] = 1.0f;
   }
 }
 
-// As many nodes a pass as there is room for, but the entries in shared memory before that.
+// Room for the entries in shared memory has priority over nodes per pass.
 TreeSizes tree_sizes(const Context& context, const DeltaArgs& args, int slices) {
   const DeltaView& l = args.layer;
   TreeSizes z = node_sizes(l.key_dim, l.value_dim, l.every + l.lag, args.batch.most_uncertain);
@@ -472,7 +470,7 @@ TreeSizes tree_sizes(const Context& context, const DeltaArgs& args, int slices) 
       if (static_cast<size_t>(z.end) <= context.shared_bytes_per_block) return z;
     }
   }
-  z.pass = kTreeTile;  // the launch says what it lacks
+  z.pass = kTreeTile;  // the launch reports the shortage
   lay_out();
   return z;
 }
@@ -497,13 +495,16 @@ void launch_tree(Context& context, const DeltaArgs& args, float* made) {
 }  // namespace
 
 int64_t delta_tree_floats(const DeltaShape& shape, int64_t sequences, int32_t most_uncertain) {
-  const TreeSizes z = node_sizes(shape.key_dim, shape.value_dim, kFoldEvery + most_uncertain, most_uncertain);
-  return sequences * (int64_t{shape.key_heads} * z.of_key + int64_t{shape.value_heads} * z.of_value);
+  const TreeSizes z =
+      node_sizes(shape.key_dim, shape.value_dim, kFoldEvery + most_uncertain, most_uncertain);
+  return sequences *
+         (int64_t{shape.key_heads} * z.of_key + int64_t{shape.value_heads} * z.of_value);
 }
 
 void delta_tree(Context& context, const DeltaArgs& args, const TreeRows& rows) {
   const DeltaView& l = args.layer;
-  const TreeSizes z = node_sizes(l.key_dim, l.value_dim, l.every + l.lag, args.batch.most_uncertain);
+  const TreeSizes z =
+      node_sizes(l.key_dim, l.value_dim, l.every + l.lag, args.batch.most_uncertain);
   BRAID_CHECK(args.batch.sequences *
                   (int64_t{l.key_heads} * z.of_key + int64_t{l.value_heads} * z.of_value) <=
               rows.count);
@@ -511,7 +512,8 @@ void delta_tree(Context& context, const DeltaArgs& args, const TreeRows& rows) {
     const int heads = l.value_heads * args.batch.sequences;
     if (context.has_clusters && 2 * heads <= context.processors)
       return launch_tree<TreeShape<4, 2, 2, true>>(context, args, rows.data);
-    if (heads <= context.processors) return launch_tree<TreeShape<4, 2, 1, true>>(context, args, rows.data);
+    if (heads <= context.processors)
+      return launch_tree<TreeShape<4, 2, 1, true>>(context, args, rows.data);
     if (z.nodes <= kFewNodes && delta_few(context, args, rows.data)) return;
     return launch_tree<TreeShape<4, 4, 1, true>>(context, args, rows.data);
   }

@@ -1,5 +1,4 @@
-// delta_tree.h -- the rows of a sequence as nodes of a tree, for delta_nodes.cu, delta_tree.cu and
-// delta_few.cu: where a block works, what the first kernel leaves for the second.
+// delta_tree.h -- the rows of a sequence as nodes of a tree: block places and sizes.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +8,11 @@
 
 namespace braid::cuda {
 
-inline constexpr int kTreePad = 4;   // floats behind a row in shared memory, against bank conflicts
-inline constexpr int kTreeTile = 8;  // nodes of a triangle; of a block of delta_nodes
+inline constexpr int kTreePad = 4;   // floats after a row in shared memory, against bank conflicts
+inline constexpr int kTreeTile = 8;  // nodes of a triangle, and of a block of delta_nodes
 inline constexpr int kPastInputs = kMaxTaps - 1;
 inline constexpr int kFewNodes = 4;  // most nodes of a sequence for delta_few
 
-// Shared memory whose parts lie at offsets in bytes.
 struct SharedBytes {
   char* base;
   template <typename T>
@@ -23,7 +21,6 @@ struct SharedBytes {
   }
 };
 
-// How it is laid out: part after part, each from a multiple of 16 bytes on.
 struct SharedLayout {
   int end = 0;
   int take(int bytes) {
@@ -33,11 +30,10 @@ struct SharedLayout {
   }
 };
 
-// What delta_nodes leaves for delta_tree and delta_few.
 struct NodeRecord {  // arrays of [rounded]
   float* e;          // factor of the state
   float* beta;
-  int *seen, *row, *entry;  // first entry seen; the batch's row of the sequence; its entry in the ring
+  int *seen, *row, *entry;  // first entry seen; row of the sequence; its entry in the ring
   static constexpr int kNumbers = 5;
   __device__ NodeRecord(float* at, int rounded)
       : e(at),
@@ -47,19 +43,18 @@ struct NodeRecord {  // arrays of [rounded]
         entry(row + rounded) {}
 };
 struct TreeSizes {
-  int nodes, rounded;  // room for nodes; up to whole triangles
-  int pass;            // nodes of a pass, a multiple of kTreeTile
-  int columns;         // of the head that a block has: all, or half of them in a cluster of two
+  int nodes, rounded;  // room for nodes; rounded to whole triangles
+  int pass;            // nodes per pass, a multiple of kTreeTile
+  int columns;         // of the head per block: all, or half of them in a cluster of two
   int entries;         // of the ring: most that a row may see
-  int held;            // entries that are copied into shared memory: all that a row may see, or none
-  // Of a sequence and key head, in floats: [rounded][2] q and k, normalised; from `products` on [2][entries +
-  // rounded][rounded] (k_a . k) and (k_a . q) of an entry or node a and a node.
+  int held;            // entries copied into shared memory: all that a row may see, or none
+  // Floats per sequence and key head: [rounded][2] q, k; from `products` on [2][entries +
+  // rounded][rounded] (k_a . k), (k_a . q) of an entry or node a and a node.
   int products, of_key;
-  // Of a value head: NodeRecord; then v and the gates of outputs [rounded]; then [entries + rounded][rounded]
-  // e^{E_a} of what a node sees, and kUnseen.
+  // Per value head: NodeRecord; v, gates [rounded]; [entries + rounded][rounded] e^{E_a} or
+  // kUnseen.
   int values, gates, decays, of_value;
-  // Where parts of shared memory begin, in bytes: NodeMemory, TreeMemory. Kernels have them as constants, so
-  // that they take no registers from the state.
+  // Offsets in shared memory, in bytes. Constants of the kernels, to save registers.
   int mask, place, seen, parent, number, nodes_end;
   int record, q, k, d, o, gate, entry_gates, factors, factor_chain, end;
 
@@ -73,7 +68,7 @@ struct TreeArgs {
   DeltaArgs a;
   TreeSizes sizes;
   float* made;   // [S][key heads, then value heads]
-  int resident;  // blocks of delta_tree that the GPU has at a time
+  int resident;  // blocks of delta_tree that the GPU runs at a time
 
   __device__ float* of_sequence(int s) const {
     const int64_t all =
@@ -86,7 +81,6 @@ struct TreeArgs {
   }
 };
 
-// What depends on the batch and the layer alone.
 inline TreeSizes node_sizes(int key_dim, int value_dim, int entries, int most_uncertain) {
   TreeSizes z = {};
   z.nodes = most_uncertain + 1;
@@ -107,21 +101,18 @@ inline TreeSizes node_sizes(int key_dim, int value_dim, int entries, int most_un
   return z;
 }
 
-// All of the above for all nodes.
 void delta_nodes(Context& context, const TreeArgs& args, bool whole);
 
-// Instead of delta_tree's second launch, for more heads than processors with few nodes each: false where
-// this GPU has no room for it, and nothing was launched. Published shapes only.
+// Replaces delta_tree's second launch. False: the GPU has no room, nothing was launched.
 bool delta_few(Context& context, const DeltaArgs& args, float* made);
 
-// Where a block works.
 struct TreePlace {
   int s;  // the sequence
   int slot;
-  int first, count;  // rows: the first one's number in the batch, and how many
+  int first, count;  // rows: number in the batch of the first, and count
   int context;       // position and cell of the first
-  int root;          // 1: the first is certain, so all others follow it
-  bool later;        // another form's launch of this op made the state
+  int root;          // 1: the first row is certain, and the ancestor of all others
+  bool later;        // another launch of this op made the state
   bool fresh;
   int folded, fold_to;
 
@@ -148,16 +139,17 @@ struct TreePlace {
   __device__ int entries() const { return context - fold_to; }
 };
 
-// Published shapes: taps and two channels at a time.
 inline bool whole_nodes(const DeltaArgs& args) {
   const DeltaView& l = args.layer;
-  const auto aligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; };
+  const auto aligned = [](const void* p, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+  };
   const auto pairs = [&](const Tensor& t) {
     return t.type == kActType && t.stride % 2 == 0 && aligned(t.data, 4);
   };
   return l.key_dim == 128 && l.value_dim == 128 && l.taps == kMaxTaps && pairs(args.in.qkv) &&
-         pairs(args.in.z) && aligned(l.data, 16) && l.slot_elements % 4 == 0 && l.conv_at % 2 == 0 &&
-         aligned(args.w.conv, 16);
+         pairs(args.in.z) && aligned(l.data, 16) && l.slot_elements % 4 == 0 &&
+         l.conv_at % 2 == 0 && aligned(args.w.conv, 16);
 }
 
 }  // namespace braid::cuda

@@ -1,5 +1,4 @@
-// gemm.cu -- which kernel multiplies what (README.md lists them): linear, logits, and the workspace they
-// share. The form of the weights: packed.h.
+// gemm.cu -- chooses product kernels (listed in README.md): linear, logits, and their workspace.
 #include <algorithm>
 #include <type_traits>
 
@@ -7,8 +6,8 @@
 #include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/gemm/gemm_common.cuh"
 #include "ops/cuda/gemm/gemm_router.h"
+#include "ops/cuda/gemm/gemm_wide_plan.h"
 #include "ops/cuda/gemm/packed.h"
-#include "ops/cuda/gemm/wide/gemm_wide_plan.h"
 #include "ops/cuda/norm.h"
 
 namespace braid {
@@ -17,23 +16,23 @@ using namespace cuda;
 
 namespace cuda {
 
-// Rows that cp.async can read: 16-byte aligned, zeros behind the end.
-__global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride, int cols) {
-  let_next_start();  // short, launch.h
+// 16-byte aligned rows for cp.async, zeros after the end.
+__global__ void pad_rows(Act* to, int64_t to_stride, const Act* from, int64_t from_stride,
+                         int cols) {
+  let_next_start();  // short, see launch.h
   wait_for_previous();
   const int64_t row = blockIdx.x;
   for (int i = threadIdx.x; i < to_stride; i += blockDim.x)
     to[row * to_stride + i] = i < cols ? from[row * from_stride + i] : __float2half(0.0f);
 }
 
-// OrderedRows of rows, zeros behind the end of k. Blocks: row of a tile x 256 pieces; with a list of expert tiles,
-// rows that no pair has are left alone. A thread makes 16 bytes of four pairs that lie 64 bytes apart; a warp's
-// reads and writes cover the same 512 bytes.
+// Writes OrderedRows, zeros after the end of k. A thread writes 16 bytes of four pairs that lie 64
+// bytes apart; a warp reads and writes the same 512 bytes.
 constexpr int kOrderThreads = 256;
 __global__ void __launch_bounds__(kOrderThreads)
     order_rows(Act* to, int units, int columns, const Act* from, int64_t from_stride, int cols,
                const ExpertTile* tiles, const int* tile_count, const int* x_row) {
-  let_next_start();  // short, launch.h
+  let_next_start();  // short, see launch.h
   wait_for_previous();
   const int tile = static_cast<int>(blockIdx.x) / columns;
   const int own = static_cast<int>(blockIdx.x) % columns;
@@ -75,14 +74,13 @@ Columns columns_for(const Context& context, int64_t rows) {
   const bool wgmma = context.has_wgmma;
   if (rows <= 16) return {16, wgmma};
   if (!wgmma || rows <= 64) return {rows <= 32 ? 32 : 64, wgmma};
-  // Tiles of 128 columns multiply a row fastest; but a step that drafts has some hundreds of rows, of which
-  // those of 96 may leave fewer empty.
+  // 128 columns are fastest per row, but tiles of 96 may leave fewer rows empty.
   const auto padded = [&](int64_t count) { return div_up(rows, count) * count; };
   return {padded(96) * 8 <= padded(128) * 7 ? 96 : 128, true};
 }
 
 int32_t padded_rows(const Context& context, int32_t rows) {
-  // Fewer wait for weights: there each row's own work counts.
+  // Fewer rows are bound by reading weights, and padding would only add work per row.
   constexpr int32_t kMostMemoryBound = 64;
   if (rows <= kMostMemoryBound) return rows;
   const int32_t columns = columns_for(context, rows).count;
@@ -104,14 +102,13 @@ GemmLaunch norm_first(Context& context, const GemmLaunch& launch) {
 
 namespace {
 
-// The kernel for so many columns of weights of one format.
 template <class Format>
 void launch_one_format(Context& context, Columns columns, const GemmLaunch& launch) {
   if (columns.wgmma) return launch_gemm_wgmma<Format, Format>(context, columns.count, launch);
   if constexpr (std::is_same_v<Format, FormatQ4K>)
     if (columns.wide) {
       const bool launched = launch_gemm_wide<Format, Format>(context, launch);
-      BRAID_CHECK(launched);  // Gemm::wide() asked
+      BRAID_CHECK(launched);  // plan_wide() has accepted it
       return;
     }
   const bool list = launch.list.tiles != nullptr;
@@ -127,7 +124,7 @@ void launch_one_format(Context& context, Columns columns, const GemmLaunch& laun
   launch_gemm_mma<Format>(context, columns.count, norm_first(context, launch));
 }
 
-// Weights in q6k, then those of the second format. False: nothing was launched.
+// First q6k weights, then those of the second format. False: nothing was launched.
 template <class Second>
 bool launch_two_formats(Context& context, Columns columns, const GemmLaunch& launch) {
   if constexpr (std::is_same_v<Second, FormatQ4K>)
@@ -154,15 +151,16 @@ void add_part(GemmLaunch& call, const GemmPart& part) {
 
 int64_t whole_units(int64_t width) { return (width + kUnitWidth - 1) / kUnitWidth * kUnitWidth; }
 
-// Copies of rows of the model's width, in whole tiles: behind them is what announced products read.
+// Copied rows of the model's width, in whole tiles. Announced products follow them.
 int64_t model_elements(const Device::WorkspaceNeeds& needs, int64_t rows) {
   return div_up<int64_t>(rows, 128) * 128 * whole_units(needs.model_width);
 }
 
-// Of the largest copies of x: dense rows in whole tiles, or one expert's rows at a time in whole tiles.
+// The largest copies of x: dense rows, or one expert's rows at a time, in whole tiles.
 int64_t copied_elements(const Device::WorkspaceNeeds& needs) {
-  const int64_t dense = div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width) +
-                        model_elements(needs, needs.max_tokens);
+  const int64_t dense =
+      div_up<int64_t>(needs.max_tokens, 128) * 128 * whole_units(needs.max_width) +
+      model_elements(needs, needs.max_tokens);
   if (needs.experts == 0) return dense;
   const int64_t pairs = int64_t{needs.max_tokens} * (needs.experts_used + 1);
   const int64_t columns = rows_per_expert_tile(pairs, needs.experts);
@@ -222,7 +220,8 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
   call.counters = counters_;
   call.claims = counters_ + 8 * context_.processors * kMostCtasPerProcessor;
   call.list = list;
-  const bool readable = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
+  const bool readable =
+      reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0 && x.cols % 8 == 0;
   BRAID_CHECK(columns.wgmma || ordered_.to == nullptr);
   if (columns.wgmma) {
     const bool listed = list.tiles != nullptr;
@@ -230,18 +229,19 @@ GemmLaunch Gemm::launch_for(Tensor x, Columns columns, const ExpertList& list) {
     const int64_t rows = listed ? tiles * columns.count : x.rows;
     const auto units = static_cast<int>(whole_units(x.cols) / kUnitWidth);
     BRAID_CHECK(tiles * columns.count * units * kUnitWidth <= padded_elements_);
-    const dim3 blocks(static_cast<unsigned>(rows), static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
+    const dim3 blocks(static_cast<unsigned>(rows),
+                      static_cast<unsigned>(div_up(units * 32, kOrderThreads)));
     if (ordered_.to == nullptr)
-      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count, call.x,
-                   x.stride, call.k, list.tiles, list.tile_count, list.x_row);
+      launch_early(context_, order_rows, blocks, kOrderThreads, 0, padded_, units, columns.count,
+                   call.x, x.stride, call.k, list.tiles, list.tile_count, list.x_row);
     BRAID_CHECK(ordered_.to == nullptr || ordered_.columns == columns.count);
     call.x = ordered_.to != nullptr ? static_cast<const Act*>(ordered_.to) : padded_;
     ordered_ = {};
   } else if (!readable) {
     const int64_t stride = (x.cols + 7) / 8 * 8;
     BRAID_CHECK(x.rows * stride <= padded_elements_);
-    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride, call.x,
-                 x.stride, call.k);
+    launch_early(context_, pad_rows, dim3(static_cast<unsigned>(x.rows)), 256, 0, padded_, stride,
+                 call.x, x.stride, call.k);
     call.x = padded_;
     call.x_stride = stride;
     call.k = static_cast<int>(stride);
@@ -282,9 +282,8 @@ bool Gemm::same_form(const Weight& a, const Weight& b) {
   return packed(a).pack == packed(b).pack && packed(a).units == packed(b).units;
 }
 
-// All parts have the pack and units of `like`.
-void Gemm::launch(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> parts,
-                  bool beside) {
+void Gemm::launch(const Weight& like, Columns columns, GemmLaunch call,
+                  std::span<const GemmPart> parts, bool beside) {
   call.units = packed(like).units;
   call.x_units = packed(like).x_units;
   for (size_t first = 0; first < parts.size(); first += kMostParts) {
@@ -292,7 +291,8 @@ void Gemm::launch(const Weight& like, Columns columns, GemmLaunch call, std::spa
     call.blocks = 0;
     call.beside_previous = beside || first > 0;
     if (first > 0) call.norm.writes = false;
-    for (const GemmPart& part : parts.subspan(first, std::min<size_t>(parts.size() - first, kMostParts)))
+    for (const GemmPart& part :
+         parts.subspan(first, std::min<size_t>(parts.size() - first, kMostParts)))
       add_part(call, part);
     call.once = call.list.tiles == nullptr && call.tokens <= columns.count;
     with_format(packed(like).pack,
@@ -309,10 +309,10 @@ bool Gemm::mix(const Weight& a, const Weight& b) {
   return packed(a).units == packed(b).units && (goes_with(pack, other) || goes_with(other, pack));
 }
 
-// False: nothing was launched. In the wgmma kernels both start with a tile: an empty part fills the last tile
-// of the first format.
-bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
-                        std::span<const GemmPart> second, Pack second_pack, bool beside) {
+// False: nothing was launched. In wgmma kernels an empty part completes the first format's tile.
+bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call,
+                        std::span<const GemmPart> q6k, std::span<const GemmPart> second,
+                        Pack second_pack, bool beside) {
   call.units = packed(like).units;
   call.x_units = packed(like).x_units;
   call.beside_previous = beside;
@@ -330,7 +330,7 @@ bool Gemm::launch_mixed(const Weight& like, Columns columns, GemmLaunch call, st
                                  : launch_two_formats<FormatQ4K>(context_, columns, call);
 }
 
-// If that is what the next product reads, which lies behind copies of rows of the model's width.
+// Orders y if the announced product reads it, after the copies of rows of the model's width.
 void Gemm::order_y(GemmPart& part, Tensor y, int64_t x_cols) {
   if (announced_ == nullptr || x_cols > needs_.model_width) return;
   const OrderedRows ordered = announced_->wanted(y);
@@ -341,7 +341,6 @@ void Gemm::order_y(GemmPart& part, Tensor y, int64_t x_cols) {
   part.ordered_columns = static_cast<uint16_t>(ordered.columns);
 }
 
-// Products that gemm_wide.cuh takes: one launch of one or two formats.
 bool Gemm::wide(std::span<const LinearPart> parts, int64_t rows) const {
   if (!context_.has_wgmma || context_.deterministic || rows <= 8 || rows > kMostWideRows ||
       parts.size() > kMostParts)
@@ -352,8 +351,8 @@ bool Gemm::wide(std::span<const LinearPart> parts, int64_t rows) const {
   WideBlocks q6k{0, half_bytes(Pack::q6k) + shared_bytes(Pack::q6k), 1};
   for (const LinearPart& p : parts) {
     const PackedWeight& w = packed(*p.w);
-    if ((p.tail == Tail::silu_mul) != gated || (gated && !same_form(*p.w, *p.up)) || w.units != units ||
-        (w.pack != Pack::q4k && w.pack != Pack::q6k))
+    if ((p.tail == Tail::silu_mul) != gated || (gated && !same_form(*p.w, *p.up)) ||
+        w.units != units || (w.pack != Pack::q4k && w.pack != Pack::q6k))
       return false;
     (w.pack == Pack::q4k ? q4k : q6k).count += static_cast<int>(w.blocks) * (gated ? 2 : 1);
   }
@@ -368,7 +367,7 @@ bool Gemm::wide(std::span<const LinearPart> parts, int64_t rows) const {
   return plan_wide(context_, product, plan);
 }
 
-// Where 128 columns leave a CTA a few steps only, tiles of 64 need fewer parts of tiles.
+// If 128 columns give a CTA only a few steps, tiles of 64 need fewer parts of tiles.
 void Gemm::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t rows) const {
   if (wide(parts, rows)) {
     columns = {kMostWideRows, false, true};
@@ -383,7 +382,6 @@ void Gemm::narrow(Columns& columns, std::span<const LinearPart> parts, int64_t r
   if (steps < 7 * int64_t{context_.processors}) columns.count = 64;
 }
 
-// Matrices for a launch of their own kind.
 bool Gemm::small(std::span<const LinearPart> parts, int64_t rows) const {
   if (context_.deterministic || rows > kMostSmallRows || parts.size() > kMostParts) return false;
   const Weight& like = *parts.front().w;
@@ -416,20 +414,19 @@ bool Gemm::linear_small(std::span<const LinearPart> parts, Tensor x, const Skinn
   return true;
 }
 
-// Rows that each of a product's CTAs may norm for itself: reading them whole, in f32, is still quicker than a
-// kernel between two products. Of gemm_router.cu's all that it takes.
+// Reading a few whole f32 rows in every CTA is faster than a separate norm kernel.
 bool Gemm::norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor residual,
                         const float* weight) const {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const Columns columns = columns_for(context_, h.rows);
   const bool few = h.rows <= kMostNormRows || small(parts, h.rows);
-  return columns.count == 8 && !columns.wgmma && few && h.cols <= kMostNormWidth && h.cols % 8 == 0 &&
-         h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType && aligned(h.data) &&
-         aligned(residual.data) && aligned(weight);
+  return columns.count == 8 && !columns.wgmma && few && h.cols <= kMostNormWidth &&
+         h.cols % 8 == 0 && h.stride % 8 == 0 && residual.stride % 4 == 0 && h.type == kActType &&
+         aligned(h.data) && aligned(residual.data) && aligned(weight);
 }
 
-void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                    float eps) {
+void Gemm::norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                    const float* weight, float eps) {
   OrderedRows ordered;
   Columns columns = columns_for(context_, h.rows);
   narrow(columns, parts, h.rows);
@@ -446,11 +443,11 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
     if (announced_->written) ordered_ = announced_->ordered;
     *announced_ = {};
   }
-  BRAID_CHECK(announced_ == nullptr || !announced_->written);  // no product comes between
+  BRAID_CHECK(announced_ == nullptr || !announced_->written);  // no product may come between
   if (linear_small(parts, x, norm)) return;
   Columns columns = columns_for(context_, x.rows);
   narrow(columns, parts, x.rows);
-  // One tile of rows at a time: how k is cut then depends on the weights alone.
+  // One tile of rows at a time, so that the cut of k depends on the weights alone.
   if (context_.deterministic && x.rows > columns.count) {
     for (int64_t first = 0; first < x.rows; first += columns.count) {
       const int64_t rows = std::min<int64_t>(columns.count, x.rows - first);
@@ -462,13 +459,13 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
   }
   GemmLaunch call = launch_for(x, columns, {});
   call.norm = norm;
-  // One entry per product: gated pairs first, so that gate and up blocks stay side by side in a tile.
+  // Gated pairs come first, so that gate and up blocks stay side by side in a tile.
   struct Entry {
     const Weight* w;
     GemmPart part;
   };
   std::vector<Entry> now;
-  std::vector<Entry> later;  // need what `now` stores
+  std::vector<Entry> later;  // depend on the results of `now`
   for (const LinearPart& p : parts) {
     BRAID_CHECK(p.w->experts == 1 && p.w->k == x.cols && p.y.rows >= x.rows);
     BRAID_CHECK((p.tail == Tail::silu_mul) == (p.up != nullptr));
@@ -490,17 +487,19 @@ void Gemm::linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm&
       const Weight& like = *list->front().w;
       const bool gated = list->front().part.store == Store::gated;
       std::vector<GemmPart> same;
-      std::vector<GemmPart> other;  // goes with them
+      std::vector<GemmPart> other;  // of the second format
       const Weight* other_like = nullptr;
       std::vector<Entry> rest;
       for (const Entry& e : *list) {
-        // From 96 columns on a wgmma kernel is made for gated products, of one format, or for others.
+        // From 96 columns on a wgmma kernel takes only gated products, of one format, or only
+        // others.
         const bool goes = !columns.wgmma || (e.part.store == Store::gated) == gated;
         if (goes && same_form(*e.w, like)) {
           same.push_back(e.part);
         } else if (goes && !(columns.wgmma && gated) &&
                    (columns.wgmma || columns.wide || columns.count == 8) && mix(*e.w, like) &&
-                   list->size() < kMostParts && (other_like == nullptr || same_form(*e.w, *other_like))) {
+                   list->size() < kMostParts &&
+                   (other_like == nullptr || same_form(*e.w, *other_like))) {
           other.push_back(e.part);
           other_like = e.w;
         } else {
@@ -533,11 +532,12 @@ void CudaOps::linear(std::span<const LinearPart> parts, Tensor x) {
 
 void CudaOps::announce_product(std::span<const LinearPart> parts, Tensor x) {
   BRAID_CHECK(gemm_work_ != nullptr && !announced_.written);
-  announced_ = x.rows == 0 ? AnnouncedProduct{} : Gemm(context_, needs_, gemm_work_).announce(parts, x);
+  announced_ =
+      x.rows == 0 ? AnnouncedProduct{} : Gemm(context_, needs_, gemm_work_).announce(parts, x);
 }
 
-void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
-                          float eps) {
+void CudaOps::norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                          const float* weight, float eps) {
   BRAID_CHECK(gemm_work_ != nullptr && residual.cols == h.cols && residual.rows >= h.rows);
   BRAID_CHECK(residual.type == DType::f32);
   Gemm gemm(context_, needs_, gemm_work_, &announced_);

@@ -1,56 +1,59 @@
-// gemm.h -- launching products: what linear, logits and the experts share.
+// gemm.h -- launching products, for linear, logits and the experts.
 #pragma once
 
 #include <span>
 #include <vector>
 
 #include "ops/cuda/gemm/gemm_kernels.h"
-#include "ops/cuda/primitives/ordered_rows.h"
+#include "ops/cuda/ordered_rows.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 
 namespace braid::cuda {
 
-// Rows of one expert that a tile should hold: most experts should need one tile.
 constexpr int rows_per_expert_tile(int64_t pairs, int64_t experts) {
   const int64_t mean = pairs / (experts > 0 ? experts : 1);
-  return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 26 ? 32 : mean <= 52 ? 64 : mean <= 76 ? 96 : 128;
+  return mean <= 6    ? 8
+         : mean <= 12 ? 16
+         : mean <= 26 ? 32
+         : mean <= 52 ? 64
+         : mean <= 76 ? 96
+                      : 128;
 }
 constexpr int64_t most_expert_tiles(int64_t pairs, int64_t experts, int64_t rows) {
   return pairs / rows + (experts < pairs ? experts : pairs) + 1;
 }
 
-// Device::padded_rows.
 int32_t padded_rows(const Context& context, int32_t rows);
 
-// Made for one op: `work` is scratch of gemm_bytes(), zero-filled once, and what the op leaves in it is
-// nobody's. Calls queue kernels on the context's stream and return; wrong shapes are bugs (BRAID_CHECK).
+// Made for one op. `work`: scratch of gemm_bytes(), zero-filled once, not kept between ops. Calls
+// queue kernels on the context's stream and return. Wrong shapes are bugs (BRAID_CHECK).
 class Gemm {
  public:
   Gemm(Context& context, const Device::WorkspaceNeeds& needs, std::byte* work,
        AnnouncedProduct* announced = nullptr);
 
-  // Nothing, where the product will not read OrderedRows.
+  // Empty if the product will not read OrderedRows.
   AnnouncedProduct announce(std::span<const LinearPart> parts, Tensor x) const;
 
-  // norm: x is still to be normed, and written; only if norms_inside().
+  // norm: x still has to be normed, and written. Only if norms_inside().
   void linear(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm = {});
-  bool norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight) const;
-  // h = norm(residual) * weight, and its copy for the products if they read one: linear() then makes none.
-  void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight, float eps);
+  bool norms_inside(std::span<const LinearPart> parts, Tensor h, Tensor residual,
+                    const float* weight) const;
+  // h = norm(residual) * weight, and the copy of h that linear() would make.
+  void norm_for(std::span<const LinearPart> parts, Tensor h, Tensor residual, const float* weight,
+                float eps);
 
-  // Pieces of a launch.
-  // Copies x to the form that the kernel reads, if it must. The copy of a call is overwritten by the next
-  // one. With a list, x is read by it (x_row, or the pair's own row).
+  // Copies x if the kernel reads another form. The next call overwrites the copy.
   GemmLaunch launch_for(Tensor x, Columns columns, const ExpertList& list);
   static GemmPart part_for(const Weight& w, Tensor y, Store store);
   static void add_up(GemmPart& part, const Weight& up);
   static void add_shared(GemmPart& part, const Weight& w, const Weight* up);
   static bool same_form(const Weight& a, const Weight& b);
-  // `beside`: the kernel before this launch is a product of the same x whose results it does not need.
+  // `beside`: the preceding kernel is a product of the same x, whose results are not needed.
   void launch(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> parts,
               bool beside = false);
-  // q6k weights and q4k or q5 weights of one x, which a kernel multiplies together.
+  // Whether one kernel can multiply both: q6k, and q4k or q5.
   static bool mix(const Weight& a, const Weight& b);
 
  private:
@@ -59,8 +62,9 @@ class Gemm {
   bool small(std::span<const LinearPart> parts, int64_t rows) const;
   bool linear_small(std::span<const LinearPart> parts, Tensor x, const SkinnyNorm& norm);
   void order_y(GemmPart& part, Tensor y, int64_t x_cols);
-  bool launch_mixed(const Weight& like, Columns columns, GemmLaunch call, std::span<const GemmPart> q6k,
-                    std::span<const GemmPart> second, Pack second_pack, bool beside);
+  bool launch_mixed(const Weight& like, Columns columns, GemmLaunch call,
+                    std::span<const GemmPart> q6k, std::span<const GemmPart> second,
+                    Pack second_pack, bool beside);
 
   Context& context_;
   const Device::WorkspaceNeeds& needs_;
@@ -70,7 +74,7 @@ class Gemm {
   Act* padded_ = nullptr;
   int64_t padded_elements_ = 0;
   AnnouncedProduct* announced_ = nullptr;
-  OrderedRows ordered_;  // the next launch's x, if that is there already
+  OrderedRows ordered_;  // x of the next launch, if already ordered
 };
 
 }  // namespace braid::cuda

@@ -1,27 +1,25 @@
-// gemm_common.cuh -- what the product kernels share: their place in the list of work, the loads of
-// weights, and the way from sums to y.
+// gemm_common.cuh -- work lists, loads of weights, and stores of sums of the product kernels.
 //
-// A half is 32 rows x 128 k of packed weights (packed.h). Work is the flat list of (tile, step along k), cut
-// into one equal run per CTA (gemm_mma.cuh: behind waves of whole tiles). The parts of a tile that several CTAs
-// share are added in order of k.
+// A half is 32 rows x 128 k of packed weights (packed.h). Work is the list of (tile, step along k),
+// cut into one equal run per CTA. Parts of a tile that several CTAs share are added in order of k.
 #pragma once
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/gemm/gemm_formats.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/launch.h"
+#include "ops/cuda/launch.h"
 
 namespace braid::cuda {
 
-// The tile that an index means.
 struct Tile {
   int row_tile;
   int expert;
   int first;  // of the rows of x
   int count;
-  int x_tile;  // which tile of rows
+  int x_tile;  // index of the tile of rows of x
 };
 
-__device__ inline Tile locate(const TiledArgs& a, int tile, int row_tiles, int token_tiles, int tile_rows) {
+__device__ inline Tile locate(const TiledArgs& a, int tile, int row_tiles, int token_tiles,
+                              int tile_rows) {
   if (a.list.tiles != nullptr) {
     const ExpertTile e = a.list.tiles[tile / row_tiles];
     return {tile % row_tiles, e.expert, e.first, e.count, tile / row_tiles};
@@ -30,16 +28,16 @@ __device__ inline Tile locate(const TiledArgs& a, int tile, int row_tiles, int t
   return {tile / token_tiles, 0, first, min(tile_rows, a.tokens - first), tile % token_tiles};
 }
 
-// `parts`: those of a, or a copy of them that is quicker to read.
 __device__ inline const GemmPart& part_of(const GemmArgs& a, const GemmPart* parts, int block) {
   int part = 0;
   while (part + 1 < a.part_count && block >= parts[part + 1].first_block) ++part;
   return parts[part];
 }
 
-// First unit of a 32-row block; null behind the last block.
+// Null past the last block.
 template <int kUnit>
-__device__ inline const uint8_t* units_of(const GemmArgs& a, const GemmPart* parts, int expert, int block) {
+__device__ inline const uint8_t* units_of(const GemmArgs& a, const GemmPart* parts, int expert,
+                                          int block) {
   if (block >= a.blocks) return nullptr;
   const GemmPart& part = part_of(a, parts, block);
   int own = block - part.first_block;
@@ -53,15 +51,14 @@ __device__ inline const uint8_t* units_of(const GemmArgs& a, const GemmPart* par
   return units + static_cast<int64_t>(own) * a.units * kUnit;
 }
 
-// One row of y and what its sums need.
 struct RowTarget {
   const GemmPart* part = nullptr;  // null: this thread stores nothing
   int row = 0;
   float scale = 0;
   float up_scale = 0;
 };
-__device__ inline RowTarget target_of(const GemmArgs& a, const GemmPart* parts, int expert, int block,
-                                      int row_in_block) {
+__device__ inline RowTarget target_of(const GemmArgs& a, const GemmPart* parts, int expert,
+                                      int block, int row_in_block) {
   RowTarget t;
   if (block >= a.blocks) return t;
   const GemmPart* part = &part_of(a, parts, block);
@@ -75,12 +72,14 @@ __device__ inline RowTarget target_of(const GemmArgs& a, const GemmPart* parts, 
   const bool shared = expert == a.shared_expert;
   const int at = shared ? own : expert * part->expert_blocks + own;
   t.scale = (shared ? part->shared_scales : part->scales)[at];
-  if (part->store == Store::gated) t.up_scale = (shared ? part->shared_up_scales : part->up_scales)[at];
+  if (part->store == Store::gated)
+    t.up_scale = (shared ? part->shared_up_scales : part->up_scales)[at];
   t.part = part;
   return t;
 }
-// What y holds, where the new value needs it.
-__device__ inline bool needs_old(Store store) { return store == Store::add || store == Store::gate_old; }
+__device__ inline bool needs_old(Store store) {
+  return store == Store::add || store == Store::gate_old;
+}
 __device__ inline float old_value(const RowTarget& t, int64_t y_row) {
   const GemmPart& part = *t.part;
   return needs_old(part.store) ? load_as(part.y, part.y_type, y_row * part.y_stride + t.row) : 0;
@@ -98,7 +97,8 @@ __device__ inline float new_value(Store store, float value, float up_value, floa
   }
   return value;
 }
-__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum, float old) {
+__device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, float up_sum,
+                                 float old) {
   const GemmPart& part = *t.part;
   store_as(part.y, part.y_type, y_row * part.y_stride + t.row,
            new_value(part.store, sum * t.scale, up_sum * t.up_scale, old));
@@ -107,29 +107,26 @@ __device__ inline void store_sum(const RowTarget& t, int64_t y_row, float sum, f
   store_sum(t, y_row, sum, up_sum, old_value(t, y_row));
 }
 
-// Arrivals at the barrier of a stage that a warp fills: lane 0 for its bulk copies, before sm_90 each lane
-// for its own copies.
+// Arrivals per warp at a stage's barrier: lane 0 for bulk copies, else each lane.
 #if __CUDA_ARCH__ >= 900
 inline constexpr int kLoadArrivals = 1;
 #else
 inline constexpr int kLoadArrivals = 32;
 #endif
 
-// A warp's ring: a barrier for each stage.
 __device__ inline void init_ring(uint32_t full, int stages) {
   if (threadIdx.x % 32 != 0) return;
   for (int stage = 0; stage < stages; ++stage) init_barrier(full + 8 * stage, kLoadArrivals);
   publish_barriers();
 }
-// Parameters are slow to read at an index that is not known when the kernel is compiled: a copy in shared
-// memory [kMostParts].
+// Parameters at a runtime index are slow to read: a copy in shared memory [kMostParts].
 __device__ inline void copy_parts(uint32_t* words, const GemmArgs& a, int threads) {
-  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(GemmPart)) / 4 * a.part_count;
-       i += threads)
+  for (int i = static_cast<int>(threadIdx.x);
+       i < static_cast<int>(sizeof(GemmPart)) / 4 * a.part_count; i += threads)
     words[i] = reinterpret_cast<const uint32_t*>(a.parts)[i];
 }
 
-// Parts of a shared tile: [2 * cta + (0: the tile holds the CTA's first step, 1: only its last)][floats].
+// Slot: [2 * cta + (0: the tile holds the CTA's first step, 1: only its last)][floats].
 struct Sharing {
   int64_t first_cta;
   int64_t last_cta;
@@ -138,11 +135,14 @@ struct Sharing {
   int64_t grid;
 
   __device__ bool shared() const { return first_cta != last_cta; }
-  __device__ int64_t slot(int64_t cta) const { return 2 * cta + (total * cta / grid >= tile_begin ? 0 : 1); }
+  __device__ int64_t slot(int64_t cta) const {
+    return 2 * cta + (total * cta / grid >= tile_begin ? 0 : 1);
+  }
 };
 __device__ inline Sharing sharing_of(int tile, int steps, int64_t total, int64_t grid) {
   const int64_t begin = static_cast<int64_t>(tile) * steps;
-  return {((begin + 1) * grid - 1) / total, ((begin + steps) * grid - 1) / total, begin, total, grid};
+  return {((begin + 1) * grid - 1) / total, ((begin + steps) * grid - 1) / total, begin, total,
+          grid};
 }
 __device__ inline void add_to(float4& sum, const float4& v) {
   sum.x += v.x;
@@ -151,8 +151,7 @@ __device__ inline void add_to(float4& sum, const float4& v) {
   sum.w += v.w;
 }
 
-// CTAs that share the work: an equal number for each tile where that keeps most of the GPU busy (they end
-// together, and one alone needs no sharing) or where there is little to do; else all, in equal runs.
+// An equal number of CTAs per tile, if that uses most of the GPU or there is little work; else all.
 __device__ inline int64_t ctas_for(int tiles, int steps) {
   const int most = static_cast<int>(gridDim.x);
   if (tiles == 0 || tiles > most) return tiles == 0 ? 0 : most;
@@ -161,12 +160,12 @@ __device__ inline int64_t ctas_for(int tiles, int steps) {
   return little || even * 8 >= most * 7 ? even : most;
 }
 
-// After this CTA's part of a shared tile is written. CTAs whose run of work ends here wait for all parts and
-// finish a share of the tile each; a CTA whose run goes on leaves at once. Nobody waits with work left to do,
-// and all CTAs of a launch fit on the GPU at the same time, so the wait ends.
+// Called after this CTA's part is written. CTAs whose run ends here wait for all parts and finish a
+// share each. The wait ends: they have no work left, and all CTAs of a launch are resident.
 template <int kThreads>
-__device__ inline void finish_shared(const TiledArgs& a, const Sharing& s, const Tile& tile, int steps,
-                                     bool run_ends, int tile_blocks, int64_t slot_floats) {
+__device__ inline void finish_shared(const TiledArgs& a, const Sharing& s, const Tile& tile,
+                                     int steps, bool run_ends, int tile_blocks,
+                                     int64_t slot_floats) {
   const int thread = static_cast<int>(threadIdx.x);
   const int parts = static_cast<int>(s.last_cta - s.first_cta) + 1;
   const bool last_goes_on = s.total * (s.last_cta + 1) / s.grid > s.tile_begin + steps;
@@ -185,24 +184,25 @@ __device__ inline void finish_shared(const TiledArgs& a, const Sharing& s, const
   }
   if (!run_ends) return;
   meet<kThreads>();
-  // A piece is 64 rows of one token, four rows to a thread. Four pieces at a time: the reads of all are under
-  // way before the first is stored.
+  // A piece is 64 rows of one token. All reads of several pieces precede the stores.
   const int rows = tile_blocks * 32;
   const int pieces = rows / 64 * tile.count;
   const int own = static_cast<int>(blockIdx.x - s.first_cta);
   const int last = pieces * (own + 1) / finishers;
   constexpr int kAtOnce = kThreads >= 512 ? 1 : 4;  // few rows of x make few pieces
   constexpr int kStride = kThreads / 16;
-  for (int piece = pieces * own / finishers + thread / 16; piece < last; piece += kAtOnce * kStride) {
+  for (int piece = pieces * own / finishers + thread / 16; piece < last;
+       piece += kAtOnce * kStride) {
     float4 sums[kAtOnce];
     float4 ups[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) sums[i] = ups[i] = make_float4(0, 0, 0, 0);
     const auto index_of = [&](int i) {
       const int at = min(piece + i * kStride, last - 1);
-      return static_cast<int64_t>(at / (rows / 64)) * rows + at % (rows / 64) * 64 + thread % 16 * 4;
+      return static_cast<int64_t>(at / (rows / 64)) * rows + at % (rows / 64) * 64 +
+             thread % 16 * 4;
     };
-    const bool up_too = a.parts[0].store == Store::gated && thread % 16 < 8;  // gated parts stand first
+    const bool up_too = a.parts[0].store == Store::gated && thread % 16 < 8;  // gated parts first
 #pragma unroll 2
     for (int64_t cta = s.first_cta; cta <= s.last_cta; ++cta) {
       const float* from = a.partials + s.slot(cta) * slot_floats;
@@ -224,7 +224,8 @@ __device__ inline void finish_shared(const TiledArgs& a, const Sharing& s, const
       const int at = piece + i * kStride;
       if (at >= last) break;
       const int row = at % (rows / 64) * 64 + thread % 16 * 4;
-      RowTarget target = target_of(a, a.parts, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
+      RowTarget target =
+          target_of(a, a.parts, tile.expert, tile.row_tile * tile_blocks + row / 32, row % 32);
       if (target.part == nullptr) continue;
       const int64_t y_row = tile.first + at / (rows / 64);
       const float sum[4] = {sums[i].x, sums[i].y, sums[i].z, sums[i].w};

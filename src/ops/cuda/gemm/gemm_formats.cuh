@@ -1,76 +1,73 @@
-// gemm_formats.cuh -- from packed units (packed.h) to fragments of f16 weights, two MMA steps at a time.
+// gemm_formats.cuh -- packed units (packed.h) to fragments of f16 weights, two MMA steps at a time.
 //
-// A code in the low mantissa bits of an f16 with exponent 0 is the subnormal number code * 2^-24, exactly; a
-// fused multiply-add with S = scale * P * 2^24 turns a pair of them into weights with one rounding. Codes
-// that lie 4 or 5 bits higher are 16 or 32 times that and meet S / 16 or S / 32. Bits lie in the packed words
-// so that most pairs come out with one AND, or a shift and an AND: integer instructions are what these
-// kernels run short of; left shifts can be multiplications, which another unit does. For 8 codes: Q4_K 5, FP4
-// 6 and 5 left shifts, Q6_K 7 and 1, Q5 8, levels of 4 bits 15.
+// A code in the low mantissa bits of an f16 with exponent 0 is exactly code * 2^-24. A fused
+// multiply-add with S = scale * P * 2^24 turns two of them into weights with one rounding. Codes 4
+// or 5 bits higher use S / 16 or S / 32. Most pairs need one AND, or a shift and an AND, because
+// integer instructions limit these kernels.
 //
-// Each format has: Codes, what a lane loads for 16 rows (g and g + 8) of half a unit; Scales, what it derives
-// once for them; fragments(), the A operands of steps 2i and 2i + 1. `part` is half a unit, `rest` what both
-// halves share.
+// Codes: a lane's load of 16 rows (g and g + 8) of half a unit. Scales: derived once for them.
+// fragments(): A operands of steps 2i and 2i + 1. `part` is half a unit, `rest` belongs to both.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_kernels.h"
 
 namespace braid::cuda {
 
-__device__ inline __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ inline __half2 as_half2(uint32_t bits) {
+  return *reinterpret_cast<const __half2*>(&bits);
+}
 __device__ inline uint32_t as_bits(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
 __device__ inline __half2 twice(__half h) { return __half2half2(h); }
 __device__ inline uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// __byte_perm() without its mask: the selector has no bits 3, 7, 11, 15.
+// __byte_perm() without masking the selector, which must not have bits 3, 7, 11, 15.
 __device__ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t bytes;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
   return bytes;
 }
 
-// Formats whose codes can be multiplied as they are, with scales on the sums (gemm_skinny_pair.cuh), have
-// besides: kSubBlocks, parts of a lane's 32 k that have a scale each; kHighFactor, what codes of h = 1 must
-// be multiplied with; raw(), fragments of codes times 2^-24; sum_scales(), factors of the sums; kOffset, what
-// the sum of x is multiplied with for what a code of 0 means: kMin, that times SumScales::min, else times s.
+// For products of codes with scales on the sums (gemm_skinny_pair.cuh): kSubBlocks, parts of a
+// lane's 32 k with a scale each; kHighFactor, the factor of codes of h = 1; raw(), fragments of
+// codes times 2^-24; sum_scales(), factors of the sums; kOffset, the factor of the sum of x for
+// code 0, times SumScales::min if kMin, else times s.
 //
 // a[step][4]: rows g, g + 8 of h = 0, then of h = 1.
 struct Fragments {
   uint32_t a[2][4];
 };
 
-// A pair of numbers of rows g and g + 8, and that of one of them for both codes of a word: an instruction on
-// pairs takes either half of an operand twice.
+// `pair` holds rows g and g + 8. Repeating one half is free in an instruction on pairs.
 __device__ inline __half2 of_row(__half2 pair, int half) {
   return twice(half == 0 ? __low2half(pair) : __high2half(pair));
 }
-// Codes to weights: code * s + c, where codes of h = 1 have a factor of their own.
 __device__ inline Fragments scaled(Fragments f, __half2 low, __half2 high, __half2 c) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
     for (int p = 0; p < 2; ++p) {
       f.a[p][half] = as_bits(__hfma2(as_half2(f.a[p][half]), of_row(low, half), of_row(c, half)));
-      f.a[p][2 + half] = as_bits(__hfma2(as_half2(f.a[p][2 + half]), of_row(high, half), of_row(c, half)));
+      f.a[p][2 + half] =
+          as_bits(__hfma2(as_half2(f.a[p][2 + half]), of_row(high, half), of_row(c, half)));
     }
   return f;
 }
 
-// Factors of the sums of rows g and g + 8; `min`: of the sum of x, in formats with kMin.
+// Factors of the sums of rows g and g + 8; `min`: of the sum of x, with kMin.
 template <int kSubBlocks>
 struct SumScales {
   float2 s[kSubBlocks];
   float2 min;
 };
 
-// Warps of a CTA, and what one of them takes at a time; formats that differ say so. Half a unit of f16 has
-// about twice the bytes of any other, so half as many warps share the shared memory.
+// Defaults. Half a unit of f16 has twice the bytes, so half as many warps share the shared memory.
 struct FormatWarps {
   static constexpr int kWarps = 8;         // gemm_mma.cuh
-  static constexpr int kNarrowWarps = 16;  // there, up to 16 rows of x
+  static constexpr int kNarrowWarps = 16;  // gemm_mma.cuh, up to 16 rows of x
   static constexpr int kStreams = 8;       // up to 8 rows: gemm_skinny.cuh, gemm_grouped.cuh
-  static constexpr int kStreamHalves = 1;  // that a warp of gemm_grouped.cuh loads at a time
+  static constexpr int kStreamHalves = 1;  // per load of gemm_grouped.cuh
 };
 
 struct FormatF16 : FormatWarps {
@@ -113,7 +110,8 @@ struct FormatQ8 : FormatWarps {
 #pragma unroll
       for (int i = 0; i < 2; ++i) codes.v[half][i] = at[(half * 2 + i) * 32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     out.s = *reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4);
     out.c = __hmul2(out.s, __float2half2_rn(-0x1p-17f));  // -128 * 2^-24
   }
@@ -137,8 +135,10 @@ struct FormatQ8 : FormatWarps {
     return f;
   }
   static constexpr float kOffset = -0x1p-17f;  // 128 * 2^-24
-  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
-    const float2 s = __half22float2(*reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4));
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
+    const float2 s =
+        __half22float2(*reinterpret_cast<const __half2*>(part + 4096 + lane * 8 + r16 * 4));
     return {{s}, {}};
   }
 };
@@ -157,7 +157,8 @@ struct FormatQ4K : FormatWarps {
     codes.v[0] = at[0];
     codes.v[1] = at[32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     __half2 min;
     fields(out.s, min, part, rest, lane, r16);
     out.s16 = __hmul2(out.s, __float2half2_rn(0.0625f));
@@ -170,7 +171,7 @@ struct FormatQ4K : FormatWarps {
   static constexpr int kSubBlocks = 1;
   static constexpr bool kMin = true;
   static constexpr float kHighFactor = 0.0625f;
-  static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
+  static constexpr float kOffset = -0x1p-12f;  // of the sum of x for the minimum
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
 #pragma unroll
@@ -185,20 +186,19 @@ struct FormatQ4K : FormatWarps {
     }
     return f;
   }
-  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
     __half2 scale, min;
     fields(scale, min, part, rest, lane, r16);
     return {{__half22float2(scale)}, __half22float2(min)};
   }
 
  private:
-  // Scales times d and minima times dmin.
-  __device__ static void fields(__half2& s, __half2& m, const uint8_t* part, const uint8_t* rest, int lane,
-                                int r16) {
+  __device__ static void fields(__half2& s, __half2& m, const uint8_t* part, const uint8_t* rest,
+                                int lane, int r16) {
     const uint32_t word = reinterpret_cast<const uint32_t*>(part + 2048)[lane];
     const uint32_t bytes = reinterpret_cast<const unsigned short*>(part + 2176)[lane];
-    // [min @10][scale @4] in both halves. A choice between the two and no branch where r16 is not known when
-    // the kernel is compiled: behind a branch the loads of other rows would wait for these.
+    // [min @10][scale @4] in both halves. After a branch, loads of other rows would wait.
     const uint32_t others = permute(bytes, 0, 0x1404) | (word << 4 & 0x00f000f0u);
     const uint32_t x = r16 == 0 ? word : others;
     const uint2 factors = *reinterpret_cast<const uint2*>(rest + (lane / 4) * 16 + r16 * 8);
@@ -225,7 +225,8 @@ struct FormatQ6K : FormatWarps {
     codes.v[1] = at[32];
     codes.high = reinterpret_cast<const uint4*>(part + 2048)[r16 * 32 + lane];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     fields(out.s, part, rest, lane, r16);
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -242,8 +243,7 @@ struct FormatQ6K : FormatWarps {
   static constexpr bool kMin = false;
   static constexpr float kHighFactor = 0.0625f;
   static constexpr float kOffset = -0x1p-19f;  // 32 * 2^-24
-  // Three words have what 16 codes need: two codes of each 16 bits as they are, or after one shift; what
-  // these leave is put together to the rest. 15 instructions for 16 codes (packed.h: where which lies).
+  // 16 codes lie in three words: two per 16 bits, the rest assembled (packed.h).
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
 #pragma unroll
@@ -257,15 +257,16 @@ struct FormatQ6K : FormatWarps {
     }
     return f;
   }
-  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
     __half2 s[2];
     fields(s, part, rest, lane, r16);
     return {{__half22float2(s[0]), __half22float2(s[1])}, {}};
   }
 
  private:
-  __device__ static void fields(__half2 (&out)[2], const uint8_t* part, const uint8_t* rest, int lane,
-                                int r16) {
+  __device__ static void fields(__half2 (&out)[2], const uint8_t* part, const uint8_t* rest,
+                                int lane, int r16) {
     const uint32_t bytes = *reinterpret_cast<const uint32_t*>(part + 3072 + lane * 8 + r16 * 4);
     const __half2 d = *reinterpret_cast<const __half2*>(rest + (lane / 4) * 8 + r16 * 4);
     const __half2 offset = __float2half2_rn(1152.0f);  // 1024 + 128
@@ -292,11 +293,11 @@ struct FormatQ5 : FormatWarps {
     codes.v[1] = at[32];
     codes.high = reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
   }
-  // (scale, min) of rows g and g + 8.
   __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
     return reinterpret_cast<const uint2*>(part + 2560)[r16 * 32 + lane];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
     out.s = as_half2(__byte_perm(pairs.x, pairs.y, 0x5410));
     out.s32 = __hmul2(out.s, __float2half2_rn(0.03125f));
@@ -309,8 +310,8 @@ struct FormatQ5 : FormatWarps {
   static constexpr int kSubBlocks = 1;
   static constexpr bool kMin = true;
   static constexpr float kHighFactor = 0.03125f;
-  static constexpr float kOffset = -0x1p-12f;  // of the sum of x that meets the minimum
-  // Three codes in each 16 bits, and five bits that are left of five words are the sixteenth.
+  static constexpr float kOffset = -0x1p-12f;  // of the sum of x for the minimum
+  // Three codes in each 16 bits; the sixteenth is assembled from the spare bits of five words.
   __device__ static Fragments raw(const Codes& codes, int i) {
     Fragments f;
 #pragma unroll
@@ -324,22 +325,23 @@ struct FormatQ5 : FormatWarps {
       if (i < 3) {
         f.a[1][half] = h >> 5 * i & 0x001f001fu;
       } else {
-        f.a[1][half] = (v.x >> 15 & 0x00010001u) | (v.y >> 14 & 0x00020002u) | (v.z >> 13 & 0x00040004u) |
-                       (v.w >> 12 & 0x00080008u) | (h >> 11 & 0x00100010u);
+        f.a[1][half] = (v.x >> 15 & 0x00010001u) | (v.y >> 14 & 0x00020002u) |
+                       (v.z >> 13 & 0x00040004u) | (v.w >> 12 & 0x00080008u) |
+                       (h >> 11 & 0x00100010u);
       }
     }
     return f;
   }
-  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static SumScales<1> sum_scales(const uint8_t* part, const uint8_t* rest, int lane,
+                                            int r16) {
     const uint2 pairs = pairs_at(part, lane, r16);
     return {{__half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x5410)))},
             __half22float2(as_half2(__byte_perm(pairs.x, pairs.y, 0x7632)))};
   }
 };
 
-// Codes of one piece with a scale f16 of each 16 behind them.
+// Codes of one piece, followed by an f16 scale per 16.
 struct TwoScales {
-  // Of rows g and g + 8, both scales each.
   __device__ static uint2 pairs_at(const uint8_t* part, int lane, int r16) {
     return reinterpret_cast<const uint2*>(part + 2048)[r16 * 32 + lane];
   }
@@ -349,7 +351,8 @@ struct TwoScales {
     s[0] = as_half2(__byte_perm(pairs.x, pairs.y, 0x5410));
     s[1] = as_half2(__byte_perm(pairs.x, pairs.y, 0x7632));
   }
-  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane, int r16) {
+  __device__ static SumScales<2> sum_scales(const uint8_t* part, const uint8_t*, int lane,
+                                            int r16) {
     __half2 s[2];
     both_scales(s, part, lane, r16);
     return {{__half22float2(s[0]), __half22float2(s[1])}, {}};
@@ -371,7 +374,8 @@ struct FormatT4 : FormatWarps, TwoScales {
     codes.v[1] = at[32];
     codes.levels = *reinterpret_cast<const uint4*>(part + 2560);
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t* rest, int lane,
+                                int r16) {
     both_scales(out.s, part, lane, r16);
     const __half2 back = __float2half2_rn(-0x1p-17f);  // -128 * 2^-24
     for (int s = 0; s < 2; ++s) out.c[s] = __hmul2(out.s[s], back);
@@ -390,7 +394,7 @@ struct FormatT4 : FormatWarps, TwoScales {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t w = word_of(codes.v[half], i);
-      const uint32_t in_eight = w & 0x77777777u;                          // among the first or last levels
+      const uint32_t in_eight = w & 0x77777777u;  // index among the first or last levels
       const uint32_t which_eight = (w >> 1 & 0x44444444u) | 0x32103210u;  // of byte 0, 1, 2, 3
 #pragma unroll
       for (int p = 0; p < 2; ++p) {
@@ -419,7 +423,8 @@ struct FormatFp4 : FormatWarps, TwoScales {
     codes.v[0] = at[0];
     codes.v[1] = at[32];
   }
-  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t*, int lane, int r16) {
+  __device__ static void scales(Scales& out, const uint8_t* part, const uint8_t*, int lane,
+                                int r16) {
     both_scales(out.s, part, lane, r16);
   }
   __device__ static Fragments fragments(const Codes& codes, const Scales& scales, int i) {
@@ -436,7 +441,7 @@ struct FormatFp4 : FormatWarps, TwoScales {
   static constexpr bool kMin = false;
   static constexpr float kHighFactor = 1.0f;
   static constexpr float kOffset = 0.0f;
-  // What an f16 has of these numbers, the bits of [p][h] one after the other as packed.h says.
+  // The f16 bits of these numbers lie in the order of [p][h] (packed.h).
   __device__ static Fragments raw(const Codes& codes, int i) {
     constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x0e000e00u;
     Fragments f;

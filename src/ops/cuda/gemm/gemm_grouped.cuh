@@ -1,12 +1,10 @@
-// gemm_grouped.cuh -- products of lists of experts' tiles of up to 8 rows, for what the quicker kernels
-// (moe_skinny.cuh, gemm_grouped_persistent.cuh) have no form for, and where a row's bytes may not depend on
-// the others (--deterministic). Same warps, rings and halves as gemm_skinny.cuh.
+// gemm_grouped.cuh -- products of lists of experts' tiles of up to 8 rows, where faster kernels
+// (moe_skinny.cuh, gemm_grouped_persistent.cuh) do not fit, and for --deterministic.
 //
-// A CTA takes an equal run of (tile, 32-row block); its warps are groups of `along` warps that cut k of one
-// block and take the blocks in turn. Sums of the warps meet once, at the end, in shared memory (`exchange`),
-// in the order of k. With one warp along k nothing has to meet: `direct`. How k is cut follows from the shape
-// of the weights and from the likely number of tiles; when deterministic it is not cut. Rows of x are read
-// through the L1 cache.
+// A CTA takes an equal run of (tile, 32-row block). Groups of `along` warps cut k of one block and
+// take blocks in turn. Their sums meet once in shared memory (`exchange`), in the order of k; with
+// one warp along k they are stored directly. The cut follows from the weights' shape and the likely
+// number of tiles; deterministic mode does not cut k.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +15,11 @@ namespace braid::cuda {
 
 inline constexpr int kGroupedStages = 4;
 
-// How a launch is cut.
 struct GroupedPlan {
   int along_log2 = 0;  // warps of a CTA along k
   int stages = 2;      // of a warp's ring
-  int rows = 1;        // of x, at most, in a tile
-  int pair_log2 = 0;   // blocks that make one stretch of y: 2 for gate and up
+  int rows = 1;        // most rows of x in a tile
+  int pair_log2 = 0;   // log2 of blocks per stretch of y: 2 blocks for gate and up
   bool direct = false;
 };
 
@@ -32,29 +29,27 @@ struct GroupedShape {
   static constexpr int kWarpsLog2 = kWarps == 8 ? 3 : 2;
   static_assert(1 << kWarpsLog2 == kWarps);
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kHalves = Format::kStreamHalves;  // of a piece
+  static constexpr int kHalves = Format::kStreamHalves;  // per piece
   static constexpr int kPart = half_bytes(Format::kPack);
   static constexpr int kRest = shared_bytes(Format::kPack);
   static constexpr int kPiece = kHalves * kPart + kRest;
 };
 
-// ---- a warp's place in the work ----
-
-// A CTA's run of (tile, 32-row block), and what of it one warp has: every `groups`-th turn of blocks, and of
-// each block every `along`-th piece.
+// A warp has every `groups`-th turn of a CTA's blocks, and of each block every `along`-th piece.
 struct GroupedRun {
   int begin;       // first block of the CTA
   int own_blocks;  // of the CTA
   int along;       // warps along k
-  int k_warp;      // which of them this is
+  int k_warp;      // index of this warp among them
   int group;       // of warps with the same block
   int groups;
-  int turn;  // blocks that follow each other in one warp: gate and up where their sums do not leave it
+  int turn;  // consecutive blocks of a warp: gate and up if their sums stay in it
   int block_count;
   int piece_count;  // of each block
 
-  // Waits for the list of experts, unless it is there already. `pieces`: of a block.
-  __device__ GroupedRun(const GroupedArgs& a, const GroupedPlan& p, int warp, int warps_log2, int pieces)
+  // Waits for the list of experts unless it is complete. `pieces`: of a block.
+  __device__ GroupedRun(const GroupedArgs& a, const GroupedPlan& p, int warp, int warps_log2,
+                        int pieces)
       : along(1 << p.along_log2) {
     if (!a.list.early) wait_for_previous();
     const unsigned items = static_cast<unsigned>(a.blocks * *a.list.tile_count) >> p.pair_log2;
@@ -66,19 +61,17 @@ struct GroupedRun {
     const int turn_log2 = p.direct ? p.pair_log2 : 0;
     turn = 1 << turn_log2;
     const int turns = own_blocks >> turn_log2;
-    block_count =
-        group < turns ? (turns - group + groups - 1) >> (warps_log2 - p.along_log2) << turn_log2 : 0;
+    block_count = group < turns
+                      ? (turns - group + groups - 1) >> (warps_log2 - p.along_log2) << turn_log2
+                      : 0;
     piece_count = k_warp < pieces ? (pieces - k_warp + along - 1) >> p.along_log2 : 0;
   }
-  // Block number n of the warp, among those of all tiles.
   __device__ int block_of(int n) const {
     return turn == 1 ? begin + group + n * groups : begin + (group + n / 2 * groups) * 2 + n % 2;
   }
 };
 
-// ---- loading ----
-
-// The ring of a warp: loads run ahead of the products by its length.
+// The ring of a warp: loads run ahead of products by its length.
 template <class Format>
 struct GroupedRing {
   using Shape = GroupedShape<Format>;
@@ -93,7 +86,7 @@ struct GroupedRing {
   int stages;
   int lane;
   int next_block;      // of the next load, as in GroupedRun::block_of()
-  int next_piece = 0;  // of it
+  int next_piece = 0;  // in next_block
   const uint8_t* units = nullptr;
 
   __device__ void find() {
@@ -135,8 +128,6 @@ struct GroupedRing {
   }
 };
 
-// ---- multiplying, and from sums to y ----
-
 template <class Format>
 struct GroupedCta {
   using Shape = GroupedShape<Format>;
@@ -152,7 +143,6 @@ struct GroupedCta {
   __device__ ExpertTile tile_of(int block) const { return a.list.tiles[block / a.blocks]; }
   __device__ int within(int block) const { return block % a.blocks; }
 
-  // This lane's part of piece i of x.
   __device__ void read_x(uint4 (&b)[kHalves][4], const Act* x, int i) const {
     const int x_halves = 2 * a.x_units;  // f32 weights read x twice
 #pragma unroll
@@ -162,11 +152,11 @@ struct GroupedCta {
       const int k = from * 128 + lane % 4 * 32;
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        b[h][j] = k + j * 8 < a.k ? *reinterpret_cast<const uint4*>(x + k + j * 8) : make_uint4(0, 0, 0, 0);
+        b[h][j] = k + j * 8 < a.k ? *reinterpret_cast<const uint4*>(x + k + j * 8)
+                                  : make_uint4(0, 0, 0, 0);
     }
   }
 
-  // All blocks of this warp.
   __device__ void multiply(GroupedRing<Format>& ring) const {
     StagePlace place;
     float gate[2][4] = {};
@@ -181,12 +171,13 @@ struct GroupedCta {
       float acc[2][2][4] = {};
       for (int i = 0; i < run.piece_count; ++i) {
         uint4 b[kHalves][4];
-        read_x(b, x, i);  // before the wait: these come from further away
+        read_x(b, x, i);  // before the wait: x comes from further away
         wait_barrier(ring.full + 8 * place.stage, place.parity);
         const uint8_t* piece = ring.memory + place.stage * Shape::kPiece;
 #pragma unroll
         for (int h = 0; h < kHalves; ++h)
-          multiply_skinny<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h], acc, lane);
+          multiply_skinny<Format>(piece + h * Shape::kPart, piece + kHalves * Shape::kPart, b[h],
+                                  acc, lane);
         __syncwarp();
         ring.load(place.stage);
         place.advance(ring.stages);
@@ -209,7 +200,7 @@ struct GroupedCta {
     }
   }
 
-  // A block that one warp has alone: to y. `gate`: sums of the block before, in turns of two.
+  // For one warp along k. `gate`: sums of the preceding block, in turns of two.
   __device__ void store_direct(RowTarget target, const ExpertTile& tile, const float (&gate)[2][4],
                                const float (&sums)[2][4]) const {
     if (target.part == nullptr) return;
@@ -228,9 +219,9 @@ struct GroupedCta {
         }
       }
   }
-  // A block that warps share: to where their sums meet.
   __device__ void leave(int block, const float (&sums)[2][4]) const {
-    float* to = exchange + (((block - run.begin) << p.along_log2) + run.k_warp) * p.rows * 32 + lane / 4;
+    float* to =
+        exchange + (((block - run.begin) << p.along_log2) + run.k_warp) * p.rows * 32 + lane / 4;
 #pragma unroll
     for (int r16 = 0; r16 < 2; ++r16)
 #pragma unroll
@@ -241,8 +232,8 @@ struct GroupedCta {
       }
   }
 
-  // Where the 32 rows of an item go, and what y holds there where the new value needs it.
-  __device__ void find(int item, ExpertTile& tile, RowTarget& target, float (&old)[kSkinnyRows]) const {
+  __device__ void find(int item, ExpertTile& tile, RowTarget& target,
+                       float (&old)[kSkinnyRows]) const {
     const int block = run.begin + (item << p.pair_log2);
     tile = tile_of(block);
     target = target_of(a, parts, tile.expert, within(block), lane);
@@ -251,7 +242,7 @@ struct GroupedCta {
     for (int token = 0; token < kSkinnyRows; ++token)
       old[token] = token < tile.count ? old_value(target, tile.first + token) : 0.0f;
   }
-  // The rows that this CTA stores. What needs no sums is fetched before all have met.
+  // Loads that need no sums precede the barrier.
   __device__ void store(int warp) const {
     const int pair = 1 << p.pair_log2;
     const int stored = run.own_blocks >> p.pair_log2;
@@ -279,11 +270,10 @@ struct GroupedCta {
   }
 };
 
-// ---- the kernel ----
-
 template <class Format>
 __global__ void __launch_bounds__(GroupedShape<Format>::kThreads, 2)
-    gemm_grouped_kernel(const __grid_constant__ GroupedArgs a, const __grid_constant__ GroupedPlan p) {
+    gemm_grouped_kernel(const __grid_constant__ GroupedArgs a,
+                        const __grid_constant__ GroupedPlan p) {
   using Shape = GroupedShape<Format>;
   extern __shared__ __align__(128) uint8_t dynamic[];
   __shared__ __align__(8) uint64_t barriers[Shape::kWarps * kGroupedStages];
@@ -310,17 +300,14 @@ __global__ void __launch_bounds__(GroupedShape<Format>::kThreads, 2)
   if (!p.direct) cta.store(warp);
 }
 
-// ---- the cut ----
-
-// Warps along k; CTAs of a multiprocessor, which change no sum.
+// Warps along k; CTAs per multiprocessor, which change no sum.
 struct GroupedCut {
   int along = 0;  // 0: none fits
   int density = 1;
 };
 
-// What a launch asks of a cut.
 struct GroupedWork {
-  int warps, piece_bytes, halves;  // of the kernel; halves of a piece
+  int warps, piece_bytes, halves;  // of the kernel; halves per piece
   int64_t items, most_items;       // likely; at most
   int pair, pieces, rows, processors;
 
@@ -329,17 +316,16 @@ struct GroupedWork {
   int64_t exchange_bytes(const GroupedCut& cut) const {
     return direct(cut) ? 0 : div_up<int64_t>(most_items, grid(cut)) * pair * cut.along * rows * 128;
   }
-  // About how long it takes, in clocks of a multiprocessor, fitted to an H200: its share of memory, halves of
-  // units decoded by 8 or 16 warps, the chain of one warp.
+  // Fitted to an H200: memory share, decoding by 8 or 16 warps, chain of a warp.
   double clocks(const GroupedCut& cut) const {
     const int64_t own = div_up<int64_t>(items, grid(cut)) * pair;
     const int64_t turn = direct(cut) ? pair : 1;
     const int64_t rounds = div_up<int64_t>(own / turn, warps / cut.along) * turn;
-    // CTAs of a multiprocessor have unequal shares if one has.
-    const auto all = static_cast<double>(div_up<int64_t>(cut.density * items, grid(cut)) * pair * pieces);
+    const auto all =
+        static_cast<double>(div_up<int64_t>(cut.density * items, grid(cut)) * pair * pieces);
     const auto chain = static_cast<double>(rounds * div_up<int64_t>(pieces, cut.along) * halves);
-    const double steady =
-        std::max({all * piece_bytes / 18.5, all * halves * (cut.density == 1 ? 150 : 95), chain * 1300});
+    const double steady = std::max(
+        {all * piece_bytes / 18.5, all * halves * (cut.density == 1 ? 150 : 95), chain * 1300});
     return steady * (cut.density == 1 ? 1.15 : 1) + (direct(cut) ? 0 : 12000);
   }
 };
@@ -348,7 +334,7 @@ template <class Format>
 bool launch_gemm_grouped(Context& context, const GemmLaunch& launch) {
   const GroupedArgs args{launch, launch.list};
   using Shape = GroupedShape<Format>;
-  // Less what a block takes besides; 111 and 224 KB of an H200.
+  // Minus a block's own overhead; 111 and 224 KB on an H200.
   const auto most = static_cast<int64_t>(context.shared_bytes_per_block);
   const int64_t half_of_all = (most - 5 * 1024) / 2;
   const int64_t whole = most - 3 * 1024;
@@ -371,7 +357,8 @@ bool launch_gemm_grouped(Context& context, const GemmLaunch& launch) {
   for (int along = 1; along <= (context.deterministic ? 1 : Shape::kWarps); along *= 2)
     for (int density = 1; density <= 2; ++density) {
       const GroupedCut cut{along, density};
-      if (work.exchange_bytes(cut) > (density == 1 ? whole : half_of_all) - 2 * kStageBytes) continue;
+      if (work.exchange_bytes(cut) > (density == 1 ? whole : half_of_all) - 2 * kStageBytes)
+        continue;
       if (best.along == 0 || work.clocks(cut) < work.clocks(best)) best = cut;
     }
   if (best.along == 0) return false;
@@ -385,7 +372,8 @@ bool launch_gemm_grouped(Context& context, const GemmLaunch& launch) {
   if (stages < 2) stages = (whole - beside) / kStageBytes;
   plan.stages = static_cast<int>(std::min<int64_t>(stages, kGroupedStages));
   launch_early(context, gemm_grouped_kernel<Format>, dim3(static_cast<unsigned>(work.grid(best))),
-               Shape::kThreads, static_cast<size_t>(plan.stages * kStageBytes + beside), args, plan);
+               Shape::kThreads, static_cast<size_t>(plan.stages * kStageBytes + beside), args,
+               plan);
   return true;
 }
 

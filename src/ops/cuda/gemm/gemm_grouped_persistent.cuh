@@ -1,28 +1,19 @@
-// gemm_grouped_persistent.cuh -- y = x W^T for many experts with up to 8 rows of x each: decode steps of 9
-// and more sequences, where nearly every byte of every expert is read for a handful of rows. Dense rows:
-// gemm_skinny.cuh; a few tokens: moe_skinny.cuh, moe_few.cuh; more rows per expert: gemm_wgmma.cuh. sm_90
-// (bulk copies).
+// gemm_grouped_persistent.cuh -- y = x W^T for many experts with up to 8 rows of x each: decode
+// steps of 9 and more sequences. sm_90 (bulk copies).
 //
-// What counts is that all multiprocessors read memory from the first to the last microsecond. So the list of
-// tiles (an expert and up to 8 of its rows) is one long stretch of bytes, cut at the smallest pieces that
-// give whole sums:
-//
-//   chunk   4 units (packed.h), one bulk copy into the ring, which runs on over the ends of tiles
+// All multiprocessors must read memory until the end. So the list of tiles is one stretch of bytes,
+// cut at the smallest pieces that give whole sums:
+//   chunk   4 units (packed.h), one bulk copy into a ring that continues across tiles
 //   atom    chunks with all of k for 32 or more rows of y (gate and up: both blocks of 32 rows)
 //   round   up to 4 chunks: 16 warps multiply a unit each, 32 rows x 256 k
+// Three quarters of the atoms are cut into equal runs, one per CTA. The rest is dynamic, by rounds.
+// One warp finds rounds, describes them to the others and starts copies.
 //
-// Three quarters of the atoms are cut into equal runs, one per CTA; the last quarter goes, a round at a time,
-// to the CTAs that come first (some multiprocessors are further from memory than others). One warp finds the
-// rounds, tells the others where they are and asks for the chunks.
+// A warp has the same 256 of k in every round, so a tile's x stays in registers. A warp adds 32
+// rows of y of one token, in the order of k: results do not depend on the distribution of work.
 //
-// A warp has the same 256 of k in every round, so x of a tile stays in its registers. Sums of the warps along
-// k meet in shared memory while the next round is multiplied; a warp then adds up 32 rows of y of one token,
-// in the order of k. What a row of x gives does not depend on the other rows, nor on who multiplies what.
-//
-// Traffic: the weights of each tile once (of several tiles of one expert mostly from L2), x once per run and
-// tile. 35B, 128 rows: gate and up 300 MB, down 150 or 220.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: a barrier of all warps each round; half or all of the work dynamic (x is read
+// again each round). More: docs/history/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>
@@ -33,45 +24,44 @@
 
 namespace braid::cuda {
 
-inline constexpr int kPersistentWarps = 16;  // that multiply
+inline constexpr int kPersistentWarps = 16;  // multiplying warps
 inline constexpr int kPersistentThreads =
     kPersistentWarps * 32 + 128;  // one more warpgroup: its first warp loads
 inline constexpr int kChunkUnits = 4;
 inline constexpr int kRoundChunks = kPersistentWarps / kChunkUnits;
-inline constexpr int kPersistentShare = 4;    // of the work, that goes to who is early
+inline constexpr int kPersistentShare = 4;    // one part in this many is dynamic
 inline constexpr int kPersistentStages = 12;  // at most
-// Rounds that are described at a time: more than the loader can be ahead of any warp.
+// Rounds described at a time: more than the loader can be ahead of any warp.
 inline constexpr int kPersistentRounds = 16;
-// 32 rows of y of a token, moved so that the lanes that write meet all banks.
+// 32 rows of y of a token, padded against bank conflicts.
 inline constexpr int kSumStride = 36;
-inline constexpr int kSumFloats = kSkinnyRows * kSumStride;  // of a warp
+inline constexpr int kSumFloats = kSkinnyRows * kSumStride;  // per warp
 
 template <class Format, bool kGated, int kUnits>
 struct PersistentShape {
   using Y = std::conditional_t<kGated, Act, float>;
   static constexpr int kUnit = unit_bytes(Format::kPack);
   static constexpr int kChunk = kChunkUnits * kUnit;
-  // Units that 32 rows of y need, and of an atom.
   static constexpr int kStretch = kGated ? 2 * kUnits : kUnits;
   static constexpr int kAtomUnits = kStretch < kChunkUnits ? kChunkUnits : kStretch;
   static constexpr int kAtomChunks = kAtomUnits / kChunkUnits;
   static constexpr int kAtomStretches = kAtomUnits / kStretch;
   static constexpr int kRoundAtoms = kRoundChunks / kAtomChunks;
-  static constexpr int kStretches = kPersistentWarps / kStretch;  // of a round
+  static constexpr int kStretches = kPersistentWarps / kStretch;  // per round
   static constexpr int kExchange = 2 * kPersistentWarps * kSumFloats * 4;
-  static_assert(kPersistentWarps % kAtomUnits == 0 && kAtomUnits % kStretch == 0 && kStretches >= 1);
+  static_assert(kPersistentWarps % kAtomUnits == 0 && kAtomUnits % kStretch == 0 &&
+                kStretches >= 1);
   static_assert(!kGated || kUnits % kChunkUnits == 0);
 };
 
-// What the loader tells the other warps about a round.
 struct PersistentRound {
-  int atoms;  // 0: there are no more rounds
+  int atoms;  // 0: no more rounds
   int tile;
   int count;  // rows of the tile
   int unused;
   const float* scales;  // of the round's first 32 rows of y
   const float* up_scales;
-  void* y;  // where the first of them goes for the tile's first row
+  void* y;  // for the tile's first row
   int64_t unused_too;
   int x_row[kSkinnyRows];
 };
@@ -80,12 +70,11 @@ struct PersistentRound {
 
 struct PersistentBarriers {
   uint32_t full;       // a stage's bytes are there
-  uint32_t empty;      // its four warps are done with it
-  uint32_t described;  // a round is known
+  uint32_t empty;      // its four warps have read it
+  uint32_t described;  // a round is described
   uint32_t summed;     // a round's sums are in the exchange
 };
 
-// By one warp: finds this CTA's rounds and asks for their chunks, as far ahead as the ring is long.
 template <class Format, bool kGated, int kUnits>
 __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* rounds, uint32_t ring,
                                     const PersistentBarriers& barriers, int stages) {
@@ -98,7 +87,7 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
   if (lane == 0) claimed = atomicAdd(claims, 1u);
   const int tile_atoms = a.blocks * kUnits / Shape::kAtomUnits;
   const int all = *a.list.tile_count * tile_atoms;
-  const int fixed = all - all / kPersistentShare;  // in equal runs; the rest goes to who is early
+  const int fixed = all - all / kPersistentShare;  // in equal runs; the rest is dynamic
   int at = static_cast<int>(int64_t{fixed} * blockIdx.x / gridDim.x);
   int end = static_cast<int>(int64_t{fixed} * (blockIdx.x + 1) / gridDim.x);
   ExpertTile known{0, 0, 0};
@@ -114,11 +103,12 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
     }
     PersistentRound& told = rounds[round % kPersistentRounds];
     if (at >= end) {
-      if (kWarpArrivals > 1 && lane > 0) arrive(barriers.described + 8 * (round % kPersistentRounds));
+      if (kWarpArrivals > 1 && lane > 0)
+        arrive(barriers.described + 8 * (round % kPersistentRounds));
       if (lane == 0) {
         told.atoms = 0;
         arrive(barriers.described + 8 * (round % kPersistentRounds));
-        // The last CTA leaves the counters as they were.
+        // The last CTA resets the counters.
         if (atomicAdd(claims + 1, 1u) == gridDim.x - 1) claims[0] = claims[1] = 0;
       }
       return;
@@ -133,7 +123,8 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
       if (a.list.x_row != nullptr) x_row = a.list.x_row[x_row];
     }
     const bool shared = known.expert == a.shared_expert;
-    const int block = (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
+    const int block =
+        (shared ? 0 : known.expert * part.expert_blocks) + first * Shape::kAtomStretches;
     const auto describe = [&] {
       if (lane < kSkinnyRows) told.x_row[lane] = x_row;
       if (lane == 0) {
@@ -146,13 +137,14 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
                  first * (Shape::kAtomStretches * kUnitRows);
       }
       __syncwarp();
-      if (lane == 0 || kWarpArrivals > 1) arrive(barriers.described + 8 * (round % kPersistentRounds));
+      if (lane == 0 || kWarpArrivals > 1)
+        arrive(barriers.described + 8 * (round % kPersistentRounds));
     };
-    // The first chunks do not wait for x's rows to be known.
+    // The first chunks do not wait for the rows of x.
     if (round > 0) describe();
     if (lane == 0) {
-      const uint8_t* units =
-          (shared ? part.shared_units : part.units) + static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
+      const uint8_t* units = (shared ? part.shared_units : part.units) +
+                             static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
       const uint8_t* up_units = (shared ? part.shared_up_units : part.up_units) +
                                 static_cast<int64_t>(block) * (kUnits * Shape::kUnit);
       for (int chunk = 0; chunk < atoms * Shape::kAtomChunks; ++chunk) {
@@ -169,12 +161,11 @@ __device__ inline void load_experts(const PersistentArgs& a, PersistentRound* ro
     }
     if (round == 0) describe();
     at += atoms;
-    __syncwarp();  // the other lanes must not describe rounds that are further away
+    __syncwarp();  // other lanes must not describe later rounds yet
   }
 }
 
-// Adds up what this warp must of a round: 32 rows of y, of every kStep-th token. Rounds take turns where
-// there is less to add than there are warps.
+// Of every kStep-th token. Rounds alternate between warps if there is less to add than warps.
 template <class Format, bool kGated, int kUnits>
 struct PersistentSum {
   using Shape = PersistentShape<Format, kGated, kUnits>;
@@ -191,7 +182,6 @@ struct PersistentSum {
   __device__ bool adds(const PersistentRound& told, int round) const {
     return stretch(round) < told.atoms * Shape::kAtomStretches;
   }
-  // Early: asks for the scales.
   __device__ void prepare(const PersistentRound& told, int round) {
     if (!adds(told, round)) return;
     scale = __ldg(told.scales + stretch(round));
@@ -214,25 +204,28 @@ struct PersistentSum {
       for (int s = 0; s < kUnits; ++s) sum += from[s * kSumFloats + i * kStep * kSumStride];
       if (kGated) {
 #pragma unroll
-        for (int s = 0; s < kUnits; ++s) up_sum += from[(kUnits + s) * kSumFloats + i * kStep * kSumStride];
+        for (int s = 0; s < kUnits; ++s)
+          up_sum += from[(kUnits + s) * kSumFloats + i * kStep * kSumStride];
       }
       const float value = sum * scale;
-      store(y + i * kStep * a.parts[0].y_stride, kGated ? silu(value) * (up_sum * up_scale) : value);
+      store(y + i * kStep * a.parts[0].y_stride,
+            kGated ? silu(value) * (up_sum * up_scale) : value);
     }
   }
 };
 
 __device__ inline void mma_first(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, "
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%10, "
       "%10, %10, %10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 // sums[r16] of a unit: 32 rows x 256 k.
 template <class Format>
-__device__ inline void multiply_unit(const uint8_t* unit, const uint4 (&b)[2][4], float (&sums)[2][4],
-                                     int lane) {
+__device__ inline void multiply_unit(const uint8_t* unit, const uint4 (&b)[2][4],
+                                     float (&sums)[2][4], int lane) {
   constexpr int kPart = half_bytes(Format::kPack);
   float acc[2][2][4];
 #pragma unroll
@@ -310,8 +303,7 @@ __device__ inline void multiply_experts(const PersistentArgs& a, const Persisten
         own_parity ^= 1;
       }
       const uint8_t* unit = ring + own_stage * Shape::kChunk + warp % kChunkUnits * Shape::kUnit;
-      // A warp may be a round ahead of others, so another chunk of the round before may not even have come to
-      // this stage: it has if its warps are done with it.
+      // A warp may be a round ahead: a stage is filled for this round only once its warps are done.
       if (stages < 2 * kRoundChunks) wait_barrier(barriers.empty + 8 * own_stage, own_parity ^ 1);
       wait_barrier(barriers.full + 8 * own_stage, own_parity);
       multiply_unit<Format>(unit, b, own, lane);
@@ -323,8 +315,7 @@ __device__ inline void multiply_experts(const PersistentArgs& a, const Persisten
       stage -= stages;
       parity ^= 1;
     }
-    // The next round's x is on its way while the sums of the round before meet: all warps are done with that
-    // one by now, or nearly so.
+    // Loaded while sums arrive: all warps have nearly finished the previous round.
     const int next = round + 1;
     wait_barrier(barriers.described + 8 * (next % kPersistentRounds), next / kPersistentRounds & 1);
     const PersistentRound& next_told = rounds[next % kPersistentRounds];
@@ -335,9 +326,10 @@ __device__ inline void multiply_experts(const PersistentArgs& a, const Persisten
     }
     if (round > 0) {
       wait_barrier(barriers.summed, (round - 1) & 1);
-      sum.add(a, rounds[(round - 1) % kPersistentRounds], round - 1, exchange + next % 2 * kHalfExchange);
+      sum.add(a, rounds[(round - 1) % kPersistentRounds], round - 1,
+              exchange + next % 2 * kHalfExchange);
     }
-    // All have read what this overwrites: they did before they came to the meeting above.
+    // All warps had read the overwritten sums before the barrier above.
     if (own_chunk < chunks) {
       float* to = own_sums + round % 2 * kHalfExchange;
 #pragma unroll
@@ -367,7 +359,8 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   __shared__ __align__(8) uint64_t barriers[2 * kPersistentStages + kPersistentRounds + 1];
   __shared__ __align__(16) PersistentRound rounds[kPersistentRounds];
   float* exchange = reinterpret_cast<float*>(dynamic + stages * Shape::kChunk);
-  const PersistentBarriers at{shared_address(barriers), shared_address(barriers + kPersistentStages),
+  const PersistentBarriers at{shared_address(barriers),
+                              shared_address(barriers + kPersistentStages),
                               shared_address(barriers + 2 * kPersistentStages),
                               shared_address(barriers + 2 * kPersistentStages + kPersistentRounds)};
   if (threadIdx.x == 0) {
@@ -400,7 +393,8 @@ bool launch_grouped_persistent_kernel(Context& context, const GemmLaunch& launch
   using Shape = PersistentShape<Format, kGated, kUnits>;
   const PersistentArgs args{{launch, launch.list}, launch.claims};
   if (args.blocks * kUnits % Shape::kAtomUnits != 0) return false;
-  const auto room = static_cast<int64_t>(context.shared_bytes_per_block) - 4 * 1024 - Shape::kExchange;
+  const auto room =
+      static_cast<int64_t>(context.shared_bytes_per_block) - 4 * 1024 - Shape::kExchange;
   const int stages = static_cast<int>(std::min<int64_t>(room / Shape::kChunk, kPersistentStages));
   if (stages < kRoundChunks) return false;
   launch_early(context, gemm_grouped_persistent_kernel<Format, kGated, kUnits>,

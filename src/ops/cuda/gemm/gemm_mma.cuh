@@ -1,29 +1,20 @@
-// gemm_mma.cuh -- y = x W^T on tensor cores (mma.sync), straight from packed weights, for 9 and more
-// rows of x on GPUs without wgmma. Up to 8 rows: gemm_skinny.cuh; with wgmma: gemm_wgmma.cuh.
+// gemm_mma.cuh -- y = x W^T by mma.sync, straight from packed weights, for 9 and more rows of x on
+// GPUs without wgmma.
 //
-//   y[t][n] = store( 1/P * sum_k W[n][k] x[t][k] )        W in units of 32 x 256 (packed.h), x f16, sums f32
+//   y[t][n] = store( 1/P * sum_k W[n][k] x[t][k] )    W in units of 32 x 256 (packed.h), sums f32
 //
-// Weights are the row operand (A) of mma.m16n8k16, rows of x its columns, so one instruction serves 8 tokens.
-// A warp owns 32 rows x 128 k at a time and decodes each weight once for all columns of its CTA (16, 32 or
-// 64). Up to 16 columns, 16 warps form a tile of 512 or 256 rows: one or two warps along k for each 32 rows,
-// whose sums meet in shared memory. That keeps 16 warps busy decoding while few CTAs share a tile. Where two
-// stages of their weights do not fit (99 KB of shared memory), half as many warps do the same on half a tile; so
-// do those of q8 with 64 columns.
+// Weights are the row operand (A) of mma.m16n8k16. A warp owns 32 rows x 128 k at a time and
+// decodes each weight once for all columns of its CTA (16, 32 or 64). Up to 16 columns, one or two
+// warps share k, and their sums meet in shared memory. If two stages of weights do not fit (99 KB),
+// half as many warps take half a tile.
 //
-// Work: waves of whole tiles, then equal runs of steps (MmaCut), so that every shape fills every multiprocessor
-// without a table of splits, and the same shape is cut the same way every time. Traffic of one product of n x k:
-// from L2 the packed weights once per 64 tokens and x once per tile; from memory, by waves of 8 x 10 tiles (82
-// multiprocessors), a tenth of that.
+// Each warp copies its own weights into a ring that continues across tiles. All threads load x in
+// the middle of a step, when the target stage is free. There is no loader warp: a third warp on a
+// scheduler would leave 168 registers a thread, too few for independent products. x is stored with
+// swizzled 16-byte pieces against bank conflicts.
 //
-// Each warp asks for its own weights, a bulk copy or two per step, into a ring that runs on over the ends of
-// tiles; it asks for more as soon as it has a step's codes in registers, and for those of the first stages before
-// the kernel waits for the one before it. All threads load x, in the middle of a step: by then the other warps
-// have left the stage that it goes to. No warp does nothing but load: with a third one on a scheduler each of
-// eight would have a third fewer registers, 168, and products that wait for each other. Warps meet only at the end
-// of a tile. Lanes read codes back at lane * 16, conflict-free; x is stored with its 16-byte pieces exchanged so
-// that a quarter warp meets all banks.
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// Tried and slower: CTA barriers per step; one warp that copies all weights; f16 sums of 32 k. Runs
+// of consecutive tiles read memory ten times as much as waves. More: docs/history/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>
@@ -32,36 +23,35 @@
 
 namespace braid::cuda {
 
-// Where 16-byte piece `piece` (0..15) of token `token` lies in 128 k of x; 256 bytes further in the second token
-// after it.
+// Place of 16-byte piece `piece` (0..15) of token `token` in 128 k of x.
 __device__ inline int x_offset(int token, int piece) {
   return token * 256 + ((piece ^ (piece >> 3 & 1) ^ ((token & 1) << 1)) << 4);
 }
 
-// Stages of the rings in a CTA's shared memory.
 struct MmaStages {
   int weights;
   int x;
 };
 
-// `kHalved`: half of the warps, for cards whose shared memory does not hold two stages of all of them.
+// `kHalved`: half of the warps, for cards whose shared memory lacks room for two stages of all.
 template <class Format, int kGroups, bool kHalved = false>
 struct MmaShape {
-  static constexpr int kWarps = (kGroups <= 2 ? Format::kNarrowWarps : Format::kWarps) / (kHalved ? 2 : 1);
+  static constexpr int kWarps =
+      (kGroups <= 2 ? Format::kNarrowWarps : Format::kWarps) / (kHalved ? 2 : 1);
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMostSplit = kGroups <= 2 ? 2 : 1;
   static constexpr int kHalf = half_bytes(Format::kPack) + shared_bytes(Format::kPack);
   static constexpr int kWeights = kWarps * kHalf;     // bytes of a stage
   static constexpr int kPartX = kGroups * 2048;       // 128 k of x
   static constexpr int kX = kMostSplit * kPartX;      // bytes of a stage
-  static constexpr int kCopies = kX / 16 / kThreads;  // of a thread for a stage of x
+  static constexpr int kCopies = kX / 16 / kThreads;  // per thread and stage of x
   static constexpr int kOut = 8 * (kThreads + 4 * kMostSplit) * 4;
   static constexpr int kMostStages = 6;
   static constexpr int kTileFloats = kGroups * 8 * kThreads;
-  static_assert(kCopies * 16 * kThreads == kX && kThreads % 32 == 0 && kTileFloats <= kMostTileFloats);
+  static_assert(kCopies * 16 * kThreads == kX && kThreads % 32 == 0 &&
+                kTileFloats <= kMostTileFloats);
 
-  // Stages that a card's shared memory has room for, beside barriers and parts: as many of both, and one more
-  // of x if it fits; two of x at least, since it comes while products read it.
+  // Stages that fit. At least two of x, which is loaded while products read it.
   static constexpr MmaStages stages_in(size_t shared_bytes) {
     const int room = static_cast<int>(shared_bytes) - 3 * 1024 - kOut;
     const int both = std::min(room / (kWeights + kX), kMostStages);
@@ -70,18 +60,14 @@ struct MmaShape {
   }
 };
 
-// With fewer than four warps a multiprocessor's tensor cores would not all have work.
+// Fewer than four warps would leave tensor cores idle.
 template <class Format, int kGroups>
 inline constexpr bool kCanHalve = MmaShape<Format, kGroups>::kWarps >= 8 &&
-                                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights < 2;
+                                  MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights <
+                                      2;
 
-// ---- a CTA's place in the work ----
-
-// How a launch is cut into tiles and steps of them.
-//
-// CTAs take whole tiles, one wave after the other; what does not fill two waves is cut into equal runs of steps. The
-// tiles of a wave are few rows of tiles by few columns, up to kTogether, whose CTAs read the same weights and
-// the same x at about the same time, so that most of it comes from the L2 cache, also where that is small.
+// CTAs take whole tiles in waves; the rest, less than two waves, is cut into equal runs of steps. A
+// wave is few rows of tiles by up to kTogether columns, so that weights and x mostly come from L2.
 struct MmaCut {
   static constexpr int kTogether = 8;
 
@@ -91,12 +77,11 @@ struct MmaCut {
   int steps;        // of a tile
   int row_tiles;
   int token_tiles;
-  int tile_tokens;  // rows of x, at most
+  int tile_tokens;  // most rows of x
   int grid;         // CTAs that share the work
   int waves;        // of whole tiles
-  int64_t total;    // steps of all tiles behind them
+  int64_t total;    // steps of all tiles after them
 
-  // Waits for a list of experts' tiles: it comes from the kernel before.
   __device__ MmaCut(const MmaArgs& a, int warps, int most_tokens)
       : split(a.split),
         tile_blocks(warps / split),
@@ -118,22 +103,20 @@ struct MmaCut {
     const int columns = min(kTogether, token_tiles - first);
     const int within = index - first * row_tiles;
     const int column = first + within % columns;
-    return {within / columns, 0, column * tile_tokens, min(tile_tokens, a.tokens - column * tile_tokens),
-            column};
+    return {within / columns, 0, column * tile_tokens,
+            min(tile_tokens, a.tokens - column * tile_tokens), column};
   }
   __device__ Sharing sharing(int tile) const {
     if (tile >= whole_tiles()) return sharing_of(tile - whole_tiles(), steps, total, grid);
     return {blockIdx.x, blockIdx.x, 0, total, grid};
   }
-  // The first step of a CTA's run behind its whole tiles.
   __device__ int64_t run_begin(int cta) const { return total * cta / grid; }
 };
 
-// A CTA's share of the work, and how far it has come.
 struct MmaRun {
-  int left;        // steps, with the one now
-  int whole_left;  // tiles, with the one now
-  int tile;        // the one now
+  int left;        // steps, including the current one
+  int whole_left;  // tiles, including the current one
+  int tile;        // current
   int step;
 
   __device__ explicit MmaRun(const MmaCut& cut) {
@@ -144,7 +127,7 @@ struct MmaRun {
     step = 0;
     if (whole_left == 0) begin_run(cut);
   }
-  // The step now is done. True: the CTA has none more of the tile.
+  // Ends a step. True: the CTA has no more steps of the tile.
   __device__ bool leaves_tile(const MmaCut& cut) { return --left == 0 || ++step == cut.steps; }
   __device__ void next_tile(const MmaCut& cut) {
     step = 0;
@@ -165,8 +148,7 @@ struct MmaRun {
   }
 };
 
-// A CTA's shared memory: stages of [a half of weights for each warp], stages of [128 k of x for each warp along k],
-// then `out`, where sums meet.
+// Stages of [half of weights per warp], stages of [128 k of x per warp along k], then `out`.
 template <class Shape>
 struct MmaMemory {
   static constexpr int kMostXStages = Shape::kMostStages + 1;
@@ -188,12 +170,12 @@ struct MmaMemory {
         full_x(shared_address(barriers)),
         empty_x(full_x + 8 * kMostXStages),
         full_weights(empty_x + 8 * kMostXStages + threadIdx.x / 32 * 8 * Shape::kMostStages) {}
-  // Bytes before a warp's weights, and before the x of the first warp along k.
-  __device__ int weights(int stage, int warp) const { return stage * Shape::kWeights + warp * Shape::kHalf; }
+  __device__ int weights(int stage, int warp) const {
+    return stage * Shape::kWeights + warp * Shape::kHalf;
+  }
   __device__ int x(int stage) const { return first_x + stage * Shape::kX; }
   __device__ float* out() const { return reinterpret_cast<float*>(bytes + x(stages.x)); }
 
-  // By one thread of each warp.
   __device__ void init_barriers() const {
     for (int stage = 0; stage < stages.weights; ++stage)
       init_barrier(full_weights + 8 * stage, kLoadArrivals);
@@ -206,9 +188,6 @@ struct MmaMemory {
   }
 };
 
-// ---- loading ----
-
-// A thread's share of the x of a run, which all warps read.
 template <class Shape>
 struct XLoader {
   static constexpr int kPieces = Shape::kPartX / 16;
@@ -218,7 +197,7 @@ struct XLoader {
   const MmaMemory<Shape>& memory;
   MmaRun run;
   StagePlace place;
-  // Rows of x; behind the last token the last one again, whose products nobody stores.
+  // Rows of x; past the end the last one again, whose products are not stored.
   uint32_t rows[Shape::kCopies] = {};
 
   __device__ XLoader(const MmaArgs& args, const MmaCut& launch_cut, const MmaMemory<Shape>& own,
@@ -242,7 +221,7 @@ struct XLoader {
     const auto thread = static_cast<int>(threadIdx.x);
     const uint32_t to = memory.address + memory.x(place.stage) + x_offset(thread / 16, thread % 16);
     const auto row_bytes = static_cast<uint32_t>(a.x_stride * sizeof(Act));
-    // All that the copies have in common: between them the compiler would compute it again.
+    // Common to the copies; the compiler would recompute it for each.
     const uint8_t* from[Shape::kMostSplit];
     bool wanted[Shape::kMostSplit];
 #pragma unroll
@@ -259,7 +238,8 @@ struct XLoader {
       if (Shape::kMostSplit > 1 && part >= cut.split) continue;
       const bool last = Shape::kMostSplit > 1 && part == Shape::kMostSplit - 1;
       const uint8_t* source = last ? from[Shape::kMostSplit - 1] : from[0];
-      copy_async_or_zero(to + i * Shape::kThreads * 16, source + static_cast<uint64_t>(rows[i]) * row_bytes,
+      copy_async_or_zero(to + i * Shape::kThreads * 16,
+                         source + static_cast<uint64_t>(rows[i]) * row_bytes,
                          last ? wanted[Shape::kMostSplit - 1] : wanted[0]);
     }
     arrive_after_copies(memory.full_x + 8 * place.stage);
@@ -272,7 +252,7 @@ struct XLoader {
   }
 };
 
-// The weights of one warp, which alone reads them: loads run ahead of the products by the length of the ring.
+// The weights of one warp: loads run ahead of products by the length of the ring.
 template <class Format, class Shape>
 struct WeightLoader {
   static constexpr int kUnit = unit_bytes(Format::kPack);
@@ -284,14 +264,14 @@ struct WeightLoader {
   const MmaMemory<Shape>& memory;
   int lane;
   int warp;
-  int sub;        // which of the 128 k of a step
-  int own_block;  // which row block of the tile
+  int sub;        // index of its 128 k in a step
+  int own_block;  // row block of the tile
   MmaRun run;
   StagePlace place;
   const uint8_t* units = nullptr;
 
-  __device__ WeightLoader(const MmaArgs& args, const MmaCut& launch_cut, const MmaMemory<Shape>& own,
-                          const MmaRun& whole)
+  __device__ WeightLoader(const MmaArgs& args, const MmaCut& launch_cut,
+                          const MmaMemory<Shape>& own, const MmaRun& whole)
       : a(args),
         cut(launch_cut),
         memory(own),
@@ -306,7 +286,7 @@ struct WeightLoader {
     const Tile tile = cut.tile(a, run.tile);
     units = units_of<kUnit>(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + own_block);
   }
-  // The next step, after this warp has read what its stage held.
+  // The next step, after this warp has read the stage.
   __device__ void load() {
     if (run.left == 0) return;
     const uint32_t barrier = memory.full_weights + 8 * place.stage;
@@ -342,9 +322,6 @@ struct WeightLoader {
   }
 };
 
-// ---- multiplying ----
-
-// 32 rows x 128 k of weights in registers, as codes.
 template <class Format>
 struct WeightHalf {
   typename Format::Codes codes[2];  // rows 0 .. 15, 16 .. 31
@@ -357,13 +334,15 @@ struct WeightHalf {
       Format::scales(scales[r16], part, part + half_bytes(Format::kPack), lane, r16);
     }
   }
-  // A quarter of the 128 k: 8 of each lane's 32. Products are in an order in which none waits for the one before.
+  // 8 of each lane's 32 k, in an order without dependent consecutive products.
   template <int kGroups>
-  __device__ void multiply(int quarter, const uint8_t* x, float (&acc)[2][kGroups][4], int lane) const {
+  __device__ void multiply(int quarter, const uint8_t* x, float (&acc)[2][kGroups][4],
+                           int lane) const {
     uint4 b[kGroups];
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)
-      b[j] = *reinterpret_cast<const uint4*>(x + x_offset(8 * j + lane / 4, lane % 4 * 4 + quarter));
+      b[j] =
+          *reinterpret_cast<const uint4*>(x + x_offset(8 * j + lane / 4, lane % 4 * 4 + quarter));
     const Fragments f[2] = {Format::fragments(codes[0], scales[0], quarter),
                             Format::fragments(codes[1], scales[1], quarter)};
 #pragma unroll
@@ -377,10 +356,7 @@ struct WeightHalf {
   }
 };
 
-// ---- from sums to y ----
-
-// A CTA's share of a tile: sums of the warps along k meet in `out` [warp along k][8 tokens][rows + 4], 8
-// tokens at a time, and go to y, or to the partial sums of a tile that other CTAs have a share of.
+// Sums of the warps along k meet in `out` [warp along k][8 tokens][rows + 4].
 template <class Shape, int kGroups>
 struct MmaSums {
   const MmaArgs& a;
@@ -405,12 +381,13 @@ struct MmaSums {
         row(static_cast<int>(threadIdx.x) & (rows - 1)),
         together(Shape::kThreads / rows),
         partials(a.partials + sharing.slot(blockIdx.x) * Shape::kTileFloats),
-        target(target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32, row % 32)) {
+        target(target_of(a, a.parts, tile.expert, tile.row_tile * cut.tile_blocks + row / 32,
+                         row % 32)) {
     if (target.part != nullptr) part = *target.part;
   }
 
-  // This warp's sums of 8 tokens.
-  __device__ void put(const float (&first16)[4], const float (&last16)[4], int sub, int own_block) const {
+  __device__ void put(const float (&first16)[4], const float (&last16)[4], int sub,
+                      int own_block) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int stride = rows + 4;
 #pragma unroll
@@ -423,7 +400,6 @@ struct MmaSums {
       to[stride + 8] = sums[3];
     }
   }
-  // Those of all warps, of tokens `first` .. of the tile, a row of the tile for each thread.
   __device__ void take(int first) const {
     const int stride = rows + 4;
     const int parts = Shape::kMostSplit == 1 ? 1 : cut.split;
@@ -447,9 +423,9 @@ struct MmaSums {
       }
     }
   }
-  // `run_ends`: the CTA has no more work after this tile. All groups of 8 tokens go through the same instructions:
-  // with a copy for each group the code would come from memory anew at every tile.
-  __device__ void leave(const float (&acc)[2][kGroups][4], int sub, int own_block, bool run_ends) const {
+  // `run_ends`: the CTA has no more work. Unrolled code would be fetched again at every tile.
+  __device__ void leave(const float (&acc)[2][kGroups][4], int sub, int own_block,
+                        bool run_ends) const {
 #pragma unroll 1
     for (int j = 0; 8 * j < tile.count; ++j) {
 #pragma unroll
@@ -464,8 +440,6 @@ struct MmaSums {
                                      Shape::kTileFloats);
   }
 };
-
-// ---- the kernel ----
 
 template <class Format, int kGroups, bool kHalved>
 __global__ void __launch_bounds__(MmaShape<Format, kGroups, kHalved>::kThreads, 1)
@@ -496,13 +470,13 @@ __global__ void __launch_bounds__(MmaShape<Format, kGroups, kHalved>::kThreads, 
     wait_barrier(memory.full_weights + 8 * weights_at.stage, weights_at.parity);
     if (any) half.load(shared + memory.weights(weights_at.stage, warp), lane);
     __syncwarp();
-    weights.load();  // in the place of this step
+    weights.load();  // into the stage of this step
     weights_at.advance(stages.weights);
     wait_barrier(memory.full_x + 8 * x_at.stage, x_at.parity);
     const uint8_t* own_x = shared + memory.x(x_at.stage) + weights.sub * Shape::kPartX;
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      if (quarter == 2) x.load();  // in the place of the step before
+      if (quarter == 2) x.load();  // into the stage of the previous step
       if (any) half.template multiply<kGroups>(quarter, own_x, acc, lane);
     }
     __syncwarp();
@@ -527,17 +501,19 @@ void launch_gemm_mma_kernel(Context& context, const GemmLaunch& launch) {
   MmaArgs args{{launch, launch.list, launch.partials, launch.counters}};
   // The largest tiles that still give every CTA one; lists of experts are many small products.
   args.split = args.list.tiles != nullptr ? Shape::kMostSplit : 1;
-  while (args.split < Shape::kMostSplit && args.blocks < context.processors * (Shape::kWarps / args.split))
+  while (args.split < Shape::kMostSplit &&
+         args.blocks < context.processors * (Shape::kWarps / args.split))
     args.split *= 2;
   args.split = std::min(args.split, 2 * args.units);
   const MmaStages stages = Shape::stages_in(context.shared_bytes_per_block);
-  launch_early(context, gemm_mma_kernel<Format, kGroups, kHalved>,
-               dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
-               static_cast<size_t>(stages.weights * Shape::kWeights + stages.x * Shape::kX + Shape::kOut),
-               args, stages);
+  launch_early(
+      context, gemm_mma_kernel<Format, kGroups, kHalved>,
+      dim3(static_cast<unsigned>(context.processors)), Shape::kThreads,
+      static_cast<size_t>(stages.weights * Shape::kWeights + stages.x * Shape::kX + Shape::kOut),
+      args, stages);
 }
 
-// Two stages at least, so that weights come while others are multiplied.
+// Needs two stages, so that loads overlap products.
 template <class Format, int kGroups>
 void launch_gemm_mma_groups(Context& context, const GemmLaunch& launch) {
   if (MmaShape<Format, kGroups>::stages_in(context.shared_bytes_per_block).weights < 2) {
@@ -547,8 +523,8 @@ void launch_gemm_mma_groups(Context& context, const GemmLaunch& launch) {
     }
     static_assert(kCanHalve<Format, kGroups> ||
                   MmaShape<Format, kGroups>::stages_in(kLeastSharedBytes).weights > 0);
-    // f16, whose four warps cannot be halved: narrower tiles for more of them. A list's tiles are as wide as they
-    // are, and a deterministic launch is one tile of rows, or how k is cut would depend on how many rows there are.
+    // f16 warps cannot be halved: narrower tiles, except for lists. Deterministic launches fix
+    // them.
     if constexpr (kGroups > 4)
       if (launch.list.tiles == nullptr && !context.deterministic)
         return launch_gemm_mma_groups<Format, 4>(context, launch);

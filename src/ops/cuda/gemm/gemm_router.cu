@@ -1,31 +1,26 @@
-// gemm_router.cu -- y = x W^T for up to 8 rows of x and a matrix of a few megabytes of 16-bit pairs, rows
-// normed on the way if that is wanted: the router of experts in decoding. 9 to 128 rows: gemm_small.cu.
+// gemm_router.cu -- y = x W^T for up to 8 rows of x and a few megabytes of 16-bit pairs, with an
+// optional norm of x: the router of experts in decoding.
 //
-// What counts is the length of the chain, and of the code, which every launch fetches anew. So a CTA has two
-// rows of y and all of k, which needs no shared memory for weights and no other CTA: they are in registers
-// before the wait. Behind it come one read of the rows, their norms and one sum, with a meeting of the CTA
-// each.
+// Latency is the only cost. So a CTA has two rows of y (g and g + 8 of 16) and all of k: weights
+// are in registers before the wait, and no other CTA is involved. Each CTA reads its rows of the
+// residual whole for the norms, with the bytes of norm.cu.
 //
-//   CTA       rows g and g + 8 of 16, whose weights stand side by side (packed.h), and two rows of x, from 5
-//             rows on four
-//   thread    8 k of each 2048: two neighbouring chains of norm_math.cuh, a piece of a row of weights
-//
-// Every CTA reads its rows of the residual whole for their norms, and writes its share of x. Bytes of the
-// norm are those of norm.cu.
+// Tried and slower: clusters that cut k with weights in shared memory; no router kernel, with
+// logits computed in the experts' first kernel. More: docs/history/cuda-kernels.md.
 #include "ops/cuda/gemm/gemm_router.h"
 
 #include "ops/cuda/gemm/gemm_common.cuh"
-#include "ops/cuda/primitives/norm_math.cuh"
+#include "ops/cuda/norm_math.cuh"
 
 namespace braid::cuda {
 namespace {
 
 constexpr int kRouterThreads = 256;
 constexpr int kRouterWarps = kRouterThreads / 32;
-constexpr int kRouterWidth = 8;  // columns of a thread, of a chunk
+constexpr int kRouterWidth = 8;  // columns of a thread per chunk
 constexpr int kChunkColumns = kRouterThreads * kRouterWidth;
 constexpr int kMostRouterChunks = 2;
-constexpr int kRouterRows = 2;  // of y, of a CTA
+constexpr int kRouterRows = 2;  // rows of y per CTA
 constexpr int kCtasOfBlock = kUnitRows / kRouterRows;
 constexpr int kPieceBytes = half_bytes(Pack::f16) / 2;  // 16 rows x 128 k
 static_assert(2 * kRouterThreads == kNormThreads && kChunkColumns == 4 * kNormThreads);
@@ -57,7 +52,6 @@ struct EightColumns {
   }
 };
 
-// The CTA's rows of x among all of the launch.
 template <int kTokens>
 struct RouterTokens {
   int first, count;
@@ -65,10 +59,10 @@ struct RouterTokens {
       : first(static_cast<int>(blockIdx.y) * kTokens), count(min(a.tokens - first, kTokens)) {}
 };
 
-// A thread's weights; f32 ones are the sum of two units.
+// f32 weights are the sum of two units.
 template <int kChunks>
-__device__ inline void load_router(EightColumns (&w)[kChunks][kRouterRows], const SkinnyArgs& a, int block,
-                                   int r16, int g) {
+__device__ inline void load_router(EightColumns (&w)[kChunks][kRouterRows], const SkinnyArgs& a,
+                                   int block, int r16, int g) {
   const int lane = 4 * g + static_cast<int>(threadIdx.x) % 16 / 4;
   const int part = static_cast<int>(threadIdx.x) % 4;
   const uint8_t* units = units_of<unit_bytes(Pack::f16)>(a, a.parts, 0, block) + r16 * kPieceBytes;
@@ -90,7 +84,7 @@ __device__ inline void load_router(EightColumns (&w)[kChunks][kRouterRows], cons
   }
 }
 
-// Rows of the residual, normed and rounded as x is; a CTA writes its share of that if the launch says so.
+// Normed rows, rounded like x; the CTA writes its share if the launch requires it.
 template <int kTokens, int kChunks>
 __device__ inline void norm_router_rows(EightColumns (&x)[kTokens][kChunks], const SkinnyArgs& a,
                                         const RouterTokens<kTokens>& tokens,
@@ -106,7 +100,8 @@ __device__ inline void norm_router_rows(EightColumns (&x)[kTokens][kChunks], con
       const auto* from = reinterpret_cast<const float4*>(
           a.norm.residual + (tokens.first + t) * a.norm.residual_stride + column_of(chunk));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) held[t][chunk][i] = inside ? __ldcg(from + i) : make_float4(0, 0, 0, 0);
+      for (int i = 0; i < 2; ++i)
+        held[t][chunk][i] = inside ? __ldcg(from + i) : make_float4(0, 0, 0, 0);
     }
   float chains[2 * kTokens] = {};
 #pragma unroll
@@ -116,7 +111,7 @@ __device__ inline void norm_router_rows(EightColumns (&x)[kTokens][kChunks], con
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         chains[i * kTokens + t] = add_squares(chains[i * kTokens + t], held[t][chunk][i]);
-  // The even chain of a token in the lower of 16 lanes, the odd one in the upper, as warp_sum() adds them.
+  // The even chain of a token in the lower of 16 lanes, the odd one in the upper, as in warp_sum().
   constexpr int kLanes = 8 / kTokens;
   const int lane = thread % 16;
   float sum = group_sum<16>(chains, lane, kFullWarp);
@@ -163,7 +158,8 @@ __global__ void __launch_bounds__(kRouterThreads, 2)
   load_router(w, a, block, r16, g);
   const int token = thread / kRouterRows;
   RowTarget target;
-  if (token < tokens.count) target = target_of(a, a.parts, 0, block, r16 * 16 + g + thread % kRouterRows * 8);
+  if (token < tokens.count)
+    target = target_of(a, a.parts, 0, block, r16 * 16 + g + thread % kRouterRows * 8);
   wait_for_previous();
   let_next_start();
 
@@ -176,8 +172,8 @@ __global__ void __launch_bounds__(kRouterThreads, 2)
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
         if (t < tokens.count && column_of(chunk) < a.k)
-          x[t][chunk].set(__ldcg(
-              reinterpret_cast<const uint4*>(a.x + (tokens.first + t) * a.x_stride + column_of(chunk))));
+          x[t][chunk].set(__ldcg(reinterpret_cast<const uint4*>(
+              a.x + (tokens.first + t) * a.x_stride + column_of(chunk))));
   }
   float dots[kTokens * kRouterRows] = {};
 #pragma unroll
@@ -188,7 +184,7 @@ __global__ void __launch_bounds__(kRouterThreads, 2)
       for (int row = 0; row < kRouterRows; ++row)
         dots[kRouterRows * t + row] = x[t][chunk].dot(w[chunk][row], dots[kRouterRows * t + row]);
   const float own = group_sum<32>(dots, thread % 32, kFullWarp);
-  constexpr int kLanes = 32 / (kTokens * kRouterRows);  // that have the same sum
+  constexpr int kLanes = 32 / (kTokens * kRouterRows);  // lanes with the same sum
   if (thread % kLanes == 0) sums[thread / 32][thread % 32 / kLanes] = own;
   __syncthreads();
   if (target.part == nullptr) return;

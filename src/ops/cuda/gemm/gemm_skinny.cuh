@@ -1,40 +1,26 @@
-// gemm_skinny.cuh -- y = x W^T for up to 8 rows of x: the products of decoding, which are as fast as their
-// weights come. Lists of experts: gemm_grouped.cuh, gemm_grouped_persistent.cuh, moe_skinny.cuh.
+// gemm_skinny.cuh -- y = x W^T for up to 8 rows of x: the products of decoding, bound by reading
+// weights.
 //
-// A warp multiplies 32 rows x 128 k at a time (a half of a unit, packed.h) with mma.m16n8k16, weights as the
-// row operand, from a ring of its own that bulk copies fill. No warp waits for another one before the end.
-// The cut:
+// A warp multiplies 32 rows x 128 k at a time (half a unit, packed.h) with mma.m16n8k16, weights as
+// the row operand, from its own ring of bulk copies. No warp waits for another before the end. The
+// cut:
+//   cluster   of 1 to 8 CTAs: an equal run of 32-row blocks (of gate and up pairs).
+//   CTA       A slice of k of all of them.
+//   warp      An equal run of its halves, regardless of block borders.
 //
-//   cluster   of 1 to 8 CTAs: an equal run of 32-row blocks (of gate and up pairs)
-//   CTA       of a cluster: a slice of k of all of them
-//   warp      an equal run of its halves, block after block, wherever blocks begin or end
+// Sums of a block meet once, in shared memory of the CTA that stores its rows (`exchange`), in a
+// fixed order. Every slice of k and every warp that may share the block has a slot, zeroed in
+// advance. The cut follows from the weights' shape, so a row's bytes do not depend on other rows.
+// One or two rows use gemm_skinny_pair.cuh, which rounds differently.
 //
-// Weights of two formats that multiply the same x go in one launch: clusters are shared out by bytes, so that
-// the last of either end together.
+// - Balance: clusters even out blocks over CTAs at the cost of an exchange. Two slices pay for most
+//   shapes, four for long k, eight never.
+// - Gaps between kernels: a CTA takes half of a multiprocessor if it can, and starts loads before
+//   it waits.
+// - Code that a warp runs once costs about 10 clocks an instruction. So scales and places of rows
+//   are looked up before x comes, and the path from sums to y is short.
 //
-// Sums of a block meet once, at the end, in shared memory of the CTA that stores its rows (`exchange`,
-// written through the cluster's network): a slot for every slice of k and every warp that may share the
-// block, zero where none does, added in an order that only the cut knows. How k is cut follows from the shape
-// of the weights, so a row's bytes do not depend on the other rows; one or two rows are multiplied in another
-// form (gemm_skinny_pair.cuh), which rounds elsewhere.
-//
-// What bounds these kernels is not bandwidth alone. (1) Balance: published widths have 160 blocks, or 544
-// pairs; over 264 CTAs most have 2 pairs and some 3. Clusters even that out, but their CTAs have to meet: two
-// slices pay for most shapes, four for 160 blocks of a long k, eight never. (2) Instructions: 82 halves come
-// to a quarter of a multiprocessor in the time that memory needs for gate and up of 27B, 520 clocks for each.
-// (3) The time between two kernels: a CTA takes half of a multiprocessor where it can, sets up its rings and
-// asks for its first weights before it waits for the kernel before (launch.h). (4) What a warp runs once,
-// about 10 clocks an instruction (each waits for the one before, some for their own code: what streams
-// through L2 between two launches pushes code out even from there unless it leaves first, GemmArgs::once). So
-// what lies between the last sum and y is short: scales and places of rows are looked up before x comes, and
-// slots that nobody fills are zeroed there, so that nobody has to know who filled which.
-//
-// x is copied to shared memory, a slice of it, or normed on the way (gemm_skinny_x.cuh).
-//
-// Traffic: the weights once, x once per CTA. 27B gate + up: 100 MB, floor 23 us at 4.3 TB/s; reached on one
-// H200: 28 us for 1 row, 33 for 8; output matrix 251 (1 row).
-//
-// Measured, and what was tried: docs/history/cuda-kernels.md.
+// A dry run of the code before the wait is slower. More: docs/history/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +30,7 @@
 #include "ops/cuda/gemm/gemm_skinny_pair.cuh"
 #include "ops/cuda/gemm/gemm_skinny_plan.h"
 #include "ops/cuda/gemm/gemm_skinny_x.cuh"
-#include "ops/cuda/primitives/mma.h"
+#include "ops/cuda/mma.h"
 
 namespace braid::cuda {
 
@@ -58,11 +44,13 @@ __device__ inline void meet_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 #endif
 }
-// The same place of shared memory of the cluster's CTA `rank`.
+// The same address in shared memory of the cluster's CTA `rank`.
 __device__ inline uint32_t address_in(const float* at, int rank) {
   uint32_t address = 0;
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(at)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n"
+               : "=r"(address)
+               : "r"(shared_address(at)), "r"(rank));
 #endif
   return address;
 }
@@ -72,9 +60,9 @@ __device__ inline void store_remote(uint32_t address, float x) {
 #endif
 }
 
-// A float on its way from global to shared memory.
 __device__ inline void copy_word_async(float* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(to)), "l"(from) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
 }
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
@@ -90,8 +78,8 @@ struct SkinnyShape {
 };
 
 template <class Format>
-__device__ inline void multiply_skinny(const uint8_t* part, const uint8_t* rest, const uint4 (&b)[4],
-                                       float (&acc)[2][2][4], int lane) {
+__device__ inline void multiply_skinny(const uint8_t* part, const uint8_t* rest,
+                                       const uint4 (&b)[4], float (&acc)[2][2][4], int lane) {
   typename Format::Codes codes[2];
   typename Format::Scales scales[2];
 #pragma unroll
@@ -110,17 +98,17 @@ __device__ inline void multiply_skinny(const uint8_t* part, const uint8_t* rest,
   }
 }
 
-// Halves of a CTA, and how its warps share them.
 template <int kWarpsLog2>
 struct SkinnyRuns {
   int halves;  // of a block
   int total;
 
-  __device__ SkinnyRuns(int blocks, int block_halves) : halves(block_halves), total(blocks * block_halves) {}
+  __device__ SkinnyRuns(int blocks, int block_halves)
+      : halves(block_halves), total(blocks * block_halves) {}
   __device__ int start(int warp) const { return total * warp >> kWarpsLog2; }
 };
 
-// The ring of a warp: loads run ahead of the products by its length.
+// A warp's ring: loads run ahead of products by its length.
 template <class Format>
 struct SkinnyRing {
   using Shape = SkinnyShape<Format>;
@@ -133,7 +121,7 @@ struct SkinnyRing {
   int first_half;  // of the slice
   int halves;      // of a block
   int lane;
-  int left;   // halves to ask for
+  int left;   // halves to load
   int block;  // of the next one
   int half;   // in the slice
   const uint8_t* unit = nullptr;
@@ -154,7 +142,7 @@ struct SkinnyRing {
     if (elected()) {
       const uint32_t barrier = full + 8 * stage;
       arrive_expecting(barrier, Shape::kPiece);
-      if (second || Shape::kRest == 0) {  // what both halves share lies behind the second
+      if (second || Shape::kRest == 0) {  // data of both halves follows the second
         copy_bulk(to, unit + (second ? Shape::kPart : 0), Shape::kPiece, barrier, policy);
       } else {
         copy_bulk(to, unit, Shape::kPart, barrier, policy);
@@ -180,7 +168,6 @@ struct SkinnyRing {
 // eight: up to 8 rows of x; pair: up to 2 (gemm_skinny_pair.cuh).
 enum class SkinnyForm : uint8_t { eight, pair };
 
-// A CTA: its place in the cut, and what its warps do once x is there.
 template <class Format, SkinnyForm kForm>
 struct SkinnyCta {
   using Shape = SkinnyShape<Format>;
@@ -195,14 +182,13 @@ struct SkinnyCta {
   const uint8_t* xs;
   float* exchange;
   int slices;
-  int rank;        // which of them
+  int rank;        // CTA's index in the cluster
   int begin;       // first block
   int own_blocks;  // of the cluster
   Runs runs;
 
-  // cluster: of the share.
-  __device__ SkinnyCta(const SkinnyArgs& args, const SkinnyPlan& plan, const SkinnyShare& own, int cluster,
-                       const GemmPart* all_parts, uint8_t* x_memory)
+  __device__ SkinnyCta(const SkinnyArgs& args, const SkinnyPlan& plan, const SkinnyShare& own,
+                       int cluster, const GemmPart* all_parts, uint8_t* x_memory)
       : a(args),
         p(plan),
         share(own),
@@ -220,12 +206,11 @@ struct SkinnyCta {
     return reinterpret_cast<const float*>(xs + runs.halves * p.rows * 256);
   }
 
-  // This warp's run, from half `half` of block `block` on.
   __device__ void multiply(SkinnyRing<Format>& ring, int block, int half, int left) const {
     const int lane = ring.lane;
     const int g = lane / 4;
     const int c = lane % 4;
-    // Where this lane's four pieces of a half of x lie. Pair: lanes that hold no x of this column keep zeros.
+    // Places of this lane's four pieces of x. Pair: lanes without x of this column keep zeros.
     const int row = kPair ? g & 1 : min(g, p.rows - 1);
     const int exchanged = (c >> 1) ^ ((row & 1) << 1);
     const bool holds_x = !kPair || (c == g >> 1 && row < p.rows);
@@ -242,12 +227,13 @@ struct SkinnyCta {
         wait_barrier(ring.full + 8 * place.stage, place.parity);
         const uint8_t* part = ring.memory + place.stage * Shape::kPiece;
         if constexpr (kPair) {
-          multiply_pair<Format>(part, part + Shape::kPart, holds_x, x_at, exchanged, sums_at, pair_b, acc[0],
-                                lane);
+          multiply_pair<Format>(part, part + Shape::kPart, holds_x, x_at, exchanged, sums_at,
+                                pair_b, acc[0], lane);
         } else {
           uint4 b[4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
+          for (int j = 0; j < 4; ++j)
+            b[j] = *reinterpret_cast<const uint4*>(x_at + ((j ^ exchanged) << 4));
           multiply_skinny<Format>(part, part + Shape::kPart, b, acc, lane);
         }
         x_at += x_half;
@@ -263,9 +249,7 @@ struct SkinnyCta {
     }
   }
 
-  // The sums of a block, or of this warp's part of it, to the CTA that stores its rows. What stands here is
-  // short on purpose: with a way from registers to y for blocks that one warp has alone the kernel had 1,200
-  // instructions more, and every launch of a step took a microsecond longer.
+  // A direct path from registers to y would be 1,200 instructions, about a microsecond per launch.
   __device__ void leave(int block, const float (&acc)[2][2][4], int g, int c) const {
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int item = block >> p.pair_log2;
@@ -297,7 +281,7 @@ struct SkinnyCta {
     }
   }
 
-  // ---- the rows that this CTA stores: items rank, rank + slices, ... of the cluster ----
+  // This CTA stores items rank, rank + slices, ... of the cluster.
 
   __device__ int stored() const {
     const int items = own_blocks >> p.pair_log2;
@@ -307,11 +291,12 @@ struct SkinnyCta {
     return reinterpret_cast<SkinnyTarget*>(reinterpret_cast<uint8_t*>(exchange) + share.sums_bytes);
   }
 
-  // Before x: where the rows go, and zeros, since not every slot of a block meets a warp.
+  // Before x: places of the rows, and zeros for slots that no warp fills.
   __device__ void prepare() const {
     const int thread = static_cast<int>(threadIdx.x);
     for (int i = thread * 16; i < share.sums_bytes; i += Shape::kThreads * 16)
-      *reinterpret_cast<float4*>(reinterpret_cast<uint8_t*>(exchange) + i) = make_float4(0, 0, 0, 0);
+      *reinterpret_cast<float4*>(reinterpret_cast<uint8_t*>(exchange) + i) =
+          make_float4(0, 0, 0, 0);
     for (int i = thread; i < stored(); i += Shape::kThreads) {
       const int block = begin + (((i << p.slices_log2) + rank) << p.pair_log2);
       int part = 0;
@@ -326,7 +311,7 @@ struct SkinnyCta {
     }
   }
 
-  // A warp for 32 rows of a token. What needs no sums is fetched before all have met.
+  // A warp for 32 rows of a token. Loads that need no sums precede the barrier.
   struct Task {
     int item, token;
   };
@@ -359,7 +344,8 @@ struct SkinnyCta {
     float old[kAhead] = {};
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
-      if (warp + i * Shape::kWarps < tasks) old[i] = old_of(task_of(warp + i * Shape::kWarps), lane);
+      if (warp + i * Shape::kWarps < tasks)
+        old[i] = old_of(task_of(warp + i * Shape::kWarps), lane);
     if (slices > 1) {
       __syncwarp();
       meet_cluster_arrive();
@@ -376,12 +362,14 @@ struct SkinnyCta {
       const float up_sum = p.pair_log2 > 0 ? sum_of(task, 1, lane) : 0.0f;
       const RowTarget row{&part, target.row + lane, target.scale, target.up_scale};
       if (row.row < part.rows)
-        store_sum(row, task.token, sum, up_sum, i == 0 ? old[0] : i == 1 ? old[1] : old_of(task, lane));
+        store_sum(row, task.token, sum, up_sum,
+                  i == 0   ? old[0]
+                  : i == 1 ? old[1]
+                           : old_of(task, lane));
     }
   }
 };
 
-// What all CTAs of a launch have in shared memory besides rings, x and sums that meet.
 template <int kWarps>
 struct SkinnyMemory {
   uint64_t barriers[kWarps * kSkinnyStages];
@@ -389,10 +377,10 @@ struct SkinnyMemory {
   alignas(8) uint32_t part_words[sizeof(GemmPart) / 4 * kMostParts];
 };
 
-// A CTA of cluster number `cluster` of a share.
 template <class Format, SkinnyForm kForm, int kWarps>
-__device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p, const SkinnyShare& share,
-                                  int cluster, SkinnyMemory<kWarps>& memory, uint8_t* dynamic) {
+__device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p,
+                                  const SkinnyShare& share, int cluster,
+                                  SkinnyMemory<kWarps>& memory, uint8_t* dynamic) {
   using Shape = SkinnyShape<Format>;
   static_assert(Shape::kWarps == kWarps);
   const auto* parts = reinterpret_cast<const GemmPart*>(memory.part_words);
@@ -416,12 +404,13 @@ __device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p, cons
   if (count > 0) ring.find();
   for (int stage = 0; stage < share.stages; ++stage) ring.load(stage);
   cta.prepare();
-  // Another CTA's shared memory may be written once it is prepared.
+  // Another CTA's shared memory may be written only once it is prepared.
   __syncwarp();
   if (cta.slices > 1) meet_cluster_arrive();
 
   SkinnyX<Format, SkinnyCta<Format, kForm>::kPair, Shape::kThreads> x_fill(
-      a, p.rows, xs, const_cast<float*>(cta.x_sums()), SkinnySlice{first_half, runs.halves, 2 * a.x_units});
+      a, p.rows, xs, const_cast<float*>(cta.x_sums()),
+      SkinnySlice{first_half, runs.halves, 2 * a.x_units});
   x_fill.begin();
   if (!p.beside_previous) {
     wait_for_previous();
@@ -439,7 +428,6 @@ __device__ inline void run_skinny(const SkinnyArgs& a, const SkinnyPlan& p, cons
   cta.store();
 }
 
-// Weights of one format, or of two that multiply the same x: then the first clusters have the first format.
 template <class Format, class Other, SkinnyForm kForm>
 __global__ void __launch_bounds__(SkinnyShape<Format>::kThreads, 2)
     gemm_skinny_kernel(const __grid_constant__ SkinnyArgs a, const __grid_constant__ SkinnyPlan p) {
@@ -450,25 +438,25 @@ __global__ void __launch_bounds__(SkinnyShape<Format>::kThreads, 2)
   const int cluster = static_cast<int>(blockIdx.x) >> p.slices_log2;
   if constexpr (!std::is_same_v<Format, Other>) {
     if (cluster >= p.shares[0].clusters)
-      return run_skinny<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory, dynamic);
+      return run_skinny<Other, kForm>(a, p, p.shares[1], cluster - p.shares[0].clusters, memory,
+                                      dynamic);
   }
   run_skinny<Format, kForm>(a, p, p.shares[0], cluster, memory, dynamic);
 }
 
-// ---- the cut ----
-
-// Clusters that run together.
+// Clusters that run at the same time.
 template <class Kernel>
-int64_t skinny_clusters(Context& context, const SkinnyCut& cut, Kernel* kernel, int threads, int64_t shared) {
+int64_t skinny_clusters(Context& context, const SkinnyCut& cut, Kernel* kernel, int threads,
+                        int64_t shared) {
   if (cut.slices == 1) return int64_t{context.processors} * cut.density;
-  return most_clusters(context, static_cast<unsigned>(cut.slices), kernel, static_cast<unsigned>(threads),
-                       static_cast<size_t>(shared));
+  return most_clusters(context, static_cast<unsigned>(cut.slices), kernel,
+                       static_cast<unsigned>(threads), static_cast<size_t>(shared));
 }
 
 template <class Format, SkinnyForm kForm>
 SkinnyWork skinny_work(const GemmArgs& args, int blocks) {
   const int pair = args.parts[0].store == Store::gated ? 2 : 1;
-  // The same cut for all that take this form, so that a row's bytes do not depend on how many they are.
+  // The same cut for any number of rows, so that a row's bytes do not depend on it.
   const int rows = kForm == SkinnyForm::pair ? 2 : kSkinnyRows;
   return {SkinnyShape<Format>::kWarps,
           SkinnyShape<Format>::kPiece,
@@ -485,7 +473,7 @@ bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
   const int second_block = std::is_same_v<Format, Other> ? args.blocks : launch.second_block;
   constexpr int kThreads = SkinnyShape<Format>::kThreads;
   auto* kernel = gemm_skinny_kernel<Format, Other, kForm>;
-  // Less what a block takes besides; 111 and 224 KB of an H200.
+  // Minus a block's own overhead; 111 and 224 KB on an H200.
   const auto all = static_cast<int64_t>(context.shared_bytes_per_block);
   const auto room_of = [&](const SkinnyCut& cut) {
     return cut.density == 1 ? all - 3 * 1024 : (all - 5 * 1024) / 2;
@@ -497,7 +485,8 @@ bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
   for (int slices = 1; slices <= most_slices; slices *= 2)
     for (int density = 1; density <= 2; ++density) {
       SkinnyChoice choice{{slices, density}};
-      const int64_t at_once = skinny_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
+      const int64_t at_once =
+          skinny_clusters(context, choice.cut, kernel, kThreads, room_of(choice.cut));
       if (at_once == 0 || !share_out(work, choice, at_once, room_of(choice.cut))) continue;
       choice.clocks = skinny_clocks(context, work, choice, at_once);
       if (!best.found() || choice.clocks < best.clocks) best = choice;
@@ -507,9 +496,10 @@ bool launch_gemm_skinny_form(Context& context, const GemmLaunch& launch) {
   plan.rows = args.tokens;
   plan.beside_previous = launch.beside_previous;
   const int64_t shared = fill_plan(plan, work, best, second_block, room_of(best.cut));
-  launch_clusters(context, static_cast<unsigned>(best.cut.slices), kernel,
-                  dim3(static_cast<unsigned>((best.clusters[0] + best.clusters[1]) * best.cut.slices)),
-                  kThreads, static_cast<size_t>(shared), args, plan);
+  launch_clusters(
+      context, static_cast<unsigned>(best.cut.slices), kernel,
+      dim3(static_cast<unsigned>((best.clusters[0] + best.clusters[1]) * best.cut.slices)),
+      kThreads, static_cast<size_t>(shared), args, plan);
   return true;
 }
 
@@ -519,7 +509,8 @@ bool launch_gemm_skinny(Context& context, const GemmLaunch& launch) {
   for (int i = 1; i < launch.part_count; ++i)
     if ((launch.parts[i].store == Store::gated) != gated) return false;
   if constexpr (First::kSubBlocks > 0)
-    if (launch.tokens <= 2) return launch_gemm_skinny_form<First, Second, SkinnyForm::pair>(context, launch);
+    if (launch.tokens <= 2)
+      return launch_gemm_skinny_form<First, Second, SkinnyForm::pair>(context, launch);
   return launch_gemm_skinny_form<First, Second, SkinnyForm::eight>(context, launch);
 }
 

@@ -1,26 +1,24 @@
-// gemm_skinny_pair.cuh -- one or two rows of x: codes are multiplied as they are, scales meet the sums.
+// gemm_skinny_pair.cuh -- one or two rows of x: codes are multiplied directly, scales apply to the
+// sums.
 //
-// An mma adds over the k of all four lanes c of a group, and each of them holds another 32 k of a row
-// (packed.h), with another scale. So the 8 columns are not 8 rows of x but 4 lanes x 2 rows: column 2 c + t
-// has the x of row t where k is lane c's, else zeros. The sums of lane c's columns come out in lane c, which
-// knows their scale. That saves the multiply-add of every pair of weights, a third of the instructions; the
-// sums of the four lanes are added once, at the end.
+// An mma adds over the k of all four lanes c of a group, which have different scales (packed.h). So
+// the 8 columns are 4 lanes x 2 rows: column 2 c + t has x of row t for lane c's k, else zeros, and
+// lane c gets the sums of its own k. This saves a third of the instructions.
 //
-// x: 16-byte pieces as in gemm_skinny.cuh, with what meets codes of h = 1 times Format::kHighFactor; beside
-// them the sums of x over what a scale covers, times Format::kOffset: [half][c][sub-block][row].
+// x: pieces as in gemm_skinny.cuh, those for codes of h = 1 times Format::kHighFactor; and sums of
+// x per scale, times Format::kOffset: [half][c][sub-block][row].
 #pragma once
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/gemm/gemm_formats.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
 
 namespace braid::cuda {
 
-// One half of a unit. acc[r16]: row g of x rows 0 and 1, row g + 8 of both; this lane's share. x: this lane's
-// 32 k, pieces exchanged; lanes without x never write b, which is zeros.
+// acc[r16]: row g of x rows 0 and 1, then row g + 8. x: this lane's 32 k. Other lanes keep b zero.
 template <class Format>
-__device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, bool holds_x, const uint8_t* x,
-                                     int exchanged, const float* sums, uint4 (&b)[2], float (&acc)[2][4],
-                                     int lane) {
+__device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, bool holds_x,
+                                     const uint8_t* x, int exchanged, const float* sums,
+                                     uint4 (&b)[2], float (&acc)[2][4], int lane) {
   constexpr int kSub = Format::kSubBlocks;
   constexpr bool kMin = Format::kMin;
   constexpr bool kShifted = Format::kOffset != 0.0f;
@@ -54,14 +52,13 @@ __device__ inline void multiply_pair(const uint8_t* part, const uint8_t* rest, b
       for (int s = 0; s < kSub; ++s)
         acc[r16][q] = fmaf(q < 2 ? scales.s[s].x : scales.s[s].y, d[s][q], acc[r16][q]);
       if (kMin)
-        acc[r16][q] =
-            fmaf(q < 2 ? scales.min.x : scales.min.y, q % 2 == 0 ? x_sums[0].x : x_sums[0].y, acc[r16][q]);
+        acc[r16][q] = fmaf(q < 2 ? scales.min.x : scales.min.y,
+                           q % 2 == 0 ? x_sums[0].x : x_sums[0].y, acc[r16][q]);
     }
   }
 }
 
-// Adds up the sums of the four lanes of a group. Lane c gets those of row 16 (c / 2) + 8 (c % 2) + g, for
-// both rows of x.
+// Adds over the four lanes. Lane c gets row 16 (c / 2) + 8 (c % 2) + g, for both rows of x.
 __device__ inline float2 add_lanes(const float (&acc)[2][4], int c) {
   float two[4];  // of r16 = c / 2
 #pragma unroll
@@ -74,9 +71,8 @@ __device__ inline float2 add_lanes(const float (&acc)[2][4], int c) {
   return c % 2 == 0 ? make_float2(two[0] + x, two[1] + y) : make_float2(two[2] + x, two[3] + y);
 }
 
-// A piece of 8 k of row `row`, on its way to shared memory: what multiply_pair wants of it. The pieces of a
-// half lie in every kApart-th lane; all of `lanes` call. `sums`: of the half, [c][sub-block][row]; null:
-// unwanted.
+// Prepares 8 k of row `row` for multiply_pair. Pieces of a half lie in every kApart-th lane; all of
+// `lanes` call. `sums`: [c][sub-block][row] of the half, or null.
 template <class Format, int kApart>
 __device__ inline uint4 prepare_pair(uint4 v, float* sums, int piece, int row, unsigned lanes) {
   constexpr int kSub = Format::kSubBlocks;
@@ -88,7 +84,8 @@ __device__ inline uint4 prepare_pair(uint4 v, float* sums, int piece, int row, u
   }
   sum += __shfl_xor_sync(lanes, sum, kApart);
   if (kSub == 1) sum += __shfl_xor_sync(lanes, sum, 2 * kApart);
-  if (sums != nullptr && piece % (4 / kSub) == 0) sums[piece / (4 / kSub) * 2 + row] = sum * Format::kOffset;
+  if (sums != nullptr && piece % (4 / kSub) == 0)
+    sums[piece / (4 / kSub) * 2 + row] = sum * Format::kOffset;
   if (Format::kHighFactor != 1.0f) {
     const __half2 high = __float2half2_rn(Format::kHighFactor);
     v.y = as_bits(__hmul2(as_half2(v.y), high));

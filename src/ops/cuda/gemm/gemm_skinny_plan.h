@@ -1,24 +1,22 @@
-// gemm_skinny_plan.h -- how a product of up to 8 rows is cut (gemm_skinny.cuh): the plan that the kernel
-// gets, and what the host weighs to make it.
+// gemm_skinny_plan.h -- the cut of a product of up to 8 rows (gemm_skinny.cuh), and its cost model.
 #pragma once
 
 #include <algorithm>
 
+#include "ops/cuda/context.h"
 #include "ops/cuda/gemm/gemm_args.h"
-#include "ops/cuda/primitives/context.h"
 
 namespace braid::cuda {
 
 inline constexpr int kSkinnyRows = 8;
-// More leave less room for the kernel after (27B, one row: with six 161 tok/s, with four 168).
+// More stages leave less room for the next kernel: six make steps of one row 4 % slower.
 inline constexpr int kSkinnyStages = 4;
 inline constexpr int kMostSkinnyTasks = 8192;  // SkinnyPlan::by_row is exact up to here
 
-// How a launch is cut. Numbers that the kernel would divide by are powers of two, and the rest is divided
-// here: a division by a number known late costs as much as a tenth of a half.
+// Divisors are powers of two, or the host divides: a late division costs a tenth of a half.
 struct SkinnyShare {  // of the weights of one format
   int first = 0;      // 32-row block
-  int clusters = 0;   // that multiply it
+  int clusters = 0;   // number of clusters
   int items = 0;      // of each cluster: stretches of y
   int more = 0;       // clusters that have one more
   int stages = 2;     // of a warp's ring
@@ -28,22 +26,21 @@ struct SkinnyShare {  // of the weights of one format
   uint32_t source_of = 0;  // 4 bits of each warp: its number modulo sources
 };
 struct SkinnyPlan {
-  SkinnyShare shares[2];         // the second one: of the second format
+  SkinnyShare shares[2];         // one per format
   int slices_log2 = 0;           // of k: CTAs of a cluster
-  int pair_log2 = 0;             // blocks of a stretch: 2 for gate and up
+  int pair_log2 = 0;             // log2 of blocks per stretch: 2 blocks for gate and up
   int rows = 1;                  // of x
   int by_row = 1 << 16;          // n / rows = n * by_row >> 16
-  bool beside_previous = false;  // need not wait for the kernel before, only end after it
+  bool beside_previous = false;  // may overlap the preceding kernel, but ends after it
 };
 
-// 32 rows of y: what their sums need.
 struct alignas(16) SkinnyTarget {
   float scale, up_scale;
   int row;  // the first, in its part
   int part;
 };
 
-// CTAs of a cluster, along k, and CTAs of a multiprocessor.
+// CTAs of a cluster, along k, and CTAs per multiprocessor.
 struct SkinnyCut {
   int slices = 1;
   int density = 2;
@@ -51,12 +48,11 @@ struct SkinnyCut {
 
 inline int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
-// The weights of one format in a launch.
 struct SkinnyWork {
   int warps = 0, piece_bytes = 0;
   int64_t items = 0;  // 0: none
   int pair = 1, halves = 0, rows = 0;
-  int sums_bytes = 0;  // of a half: what gemm_skinny_pair.cuh has beside x
+  int sums_bytes = 0;  // of a half, beside x (gemm_skinny_pair.cuh)
 
   int64_t x_bytes(const SkinnyCut& cut) const {
     return int64_t{div_up(halves, cut.slices)} * (256 * rows + sums_bytes);
@@ -65,7 +61,7 @@ struct SkinnyWork {
   int64_t most_bytes(int64_t clusters) const {
     return items == 0 ? 0 : div_up<int64_t>(items, clusters) * item_bytes();
   }
-  // Warps of a CTA that may share a block: a run is at least that of the clusters with fewest items.
+  // Warps that may share a block, in clusters with the fewest items, whose runs are shortest.
   int sources(int64_t clusters) const {
     const int64_t blocks = std::max<int64_t>(items / clusters, 1) * pair;
     return static_cast<int>(std::min<int64_t>(div_up<int64_t>(warps, blocks) + 1, warps));
@@ -77,11 +73,12 @@ struct SkinnyWork {
     return stored(cut, clusters) * pair * cut.slices * sources(clusters) * rows * 128;
   }
   int64_t exchange_bytes(const SkinnyCut& cut, int64_t clusters) const {
-    return sums_bytes_of(cut, clusters) + stored(cut, clusters) * static_cast<int64_t>(sizeof(SkinnyTarget));
+    return sums_bytes_of(cut, clusters) +
+           stored(cut, clusters) * static_cast<int64_t>(sizeof(SkinnyTarget));
   }
-  // Of a warp, and at least one.
   int64_t most_halves(const SkinnyCut& cut, int64_t clusters) const {
-    return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices), warps);
+    return div_up<int64_t>(div_up<int64_t>(items, clusters) * pair * div_up(halves, cut.slices),
+                           warps);
   }
   int64_t stage_bytes() const { return int64_t{warps} * piece_bytes; }
   bool fits(const SkinnyCut& cut, int64_t clusters, int64_t room) const {
@@ -90,7 +87,6 @@ struct SkinnyWork {
   }
 };
 
-// A cut with its clusters, and about how long it takes.
 struct SkinnyChoice {
   SkinnyCut cut;
   int64_t clusters[2] = {0, 0};
@@ -99,13 +95,12 @@ struct SkinnyChoice {
   bool found() const { return clusters[0] > 0; }
 };
 
-// About how many clocks of a multiprocessor a choice takes.
-double skinny_clocks(const Context& context, const SkinnyWork (&work)[2], const SkinnyChoice& choice,
-                     int64_t at_once);
-// Clusters for both formats, so that those with most take least. False: there is no room.
+double skinny_clocks(const Context& context, const SkinnyWork (&work)[2],
+                     const SkinnyChoice& choice, int64_t at_once);
+// Divides clusters between formats to minimize the largest load. False: there is no room.
 bool share_out(const SkinnyWork (&work)[2], SkinnyChoice& choice, int64_t at_once, int64_t room);
-// What a plan says of the best choice; rows and beside_previous are there. Returns bytes of shared memory.
-int64_t fill_plan(SkinnyPlan& plan, SkinnyWork (&work)[2], const SkinnyChoice& best, int second_block,
-                  int64_t room);
+// Fills in all but rows and beside_previous. Returns bytes of shared memory.
+int64_t fill_plan(SkinnyPlan& plan, SkinnyWork (&work)[2], const SkinnyChoice& best,
+                  int second_block, int64_t room);
 
 }  // namespace braid::cuda

@@ -1,23 +1,18 @@
-// gemm_skinny_x.cuh -- the way of x into shared memory, for products of few rows (gemm_skinny.cuh): copied,
-// or normed on the way, which saves a kernel between two products.
+// gemm_skinny_x.cuh -- brings x into shared memory for gemm_skinny.cuh, copied or normed.
 //
-// Shared memory: [half of the CTA's slice][row] 256 bytes = 128 k in f16, its 16-byte pieces exchanged so
-// that a quarter warp that multiplies meets all banks. For one or two rows of some formats what
-// gemm_skinny_pair.cuh wants of them.
-//
-// A decoding step waits here, since nothing can be multiplied before: loads are under way together. A normed
-// row is read whole by every CTA (the sum of squares), in f32: that pays for one row, two lose 1 %. Its bytes
-// are those of norm.cu.
+// [half of the CTA's slice][row] 128 k in f16, 16-byte pieces swizzled; for one or two rows that of
+// gemm_skinny_pair.cuh. Every CTA reads a normed row whole, which pays only for one row. Bytes are
+// those of norm.cu.
 #pragma once
 
+#include "ops/cuda/barriers.cuh"
 #include "ops/cuda/gemm/gemm_formats.cuh"
 #include "ops/cuda/gemm/gemm_skinny_pair.cuh"
-#include "ops/cuda/primitives/barriers.cuh"
-#include "ops/cuda/primitives/norm_math.cuh"
+#include "ops/cuda/norm_math.cuh"
 
 namespace braid::cuda {
 
-// A CTA's slice of k, in halves of units. f32 weights read x twice: half x_halves is half 0 again.
+// In halves of units. f32 weights read x twice: half x_halves is half 0 again.
 struct SkinnySlice {
   int first = 0;
   int count = 0;
@@ -32,17 +27,18 @@ class SkinnyX {
   // One row of the other formats takes the pair form.
   static constexpr bool kNorms = kPair || Format::kSubBlocks == 0;
 
-  // rows of x; sums: beside it [half][kSums] (pair); writes: this CTA's slice of normed rows goes to a.x too.
-  __device__ SkinnyX(const SkinnyArgs& a, int rows, uint8_t* xs, float* sums, const SkinnySlice& slice)
+  // sums: [half][kSums] (pair); writes: also write this CTA's slice of normed rows to a.x.
+  __device__ SkinnyX(const SkinnyArgs& a, int rows, uint8_t* xs, float* sums,
+                     const SkinnySlice& slice)
       : a_(a), rows_(rows), xs_(xs), sums_(sums), slice_(slice) {}
 
-  // Before wait_for_previous(): asks for what it can.
+  // Before wait_for_previous(): starts loads.
   __device__ void begin() {
     if constexpr (kNorms)
       if (a_.norm.residual != nullptr) load(weight_, a_.norm.weight);
   }
 
-  // By all threads, which wait for their asynchronous copies and meet afterwards. norm_sums [kNormWarps].
+  // By all threads, which then wait for their copies and synchronize.
   __device__ void fill(float* norm_sums, bool writes) const {
     if constexpr (kNorms)
       if (a_.norm.residual != nullptr) return norm(norm_sums, writes);
@@ -54,8 +50,8 @@ class SkinnyX {
   }
 
  private:
-  static constexpr int kChains = kNormThreads / kThreads;      // of norm_math.cuh, of a thread
-  static constexpr int kHeld = kMostNormWidth / 4 / kThreads;  // float4 of a row that a thread has
+  static constexpr int kChains = kNormThreads / kThreads;      // of norm_math.cuh, per thread
+  static constexpr int kHeld = kMostNormWidth / 4 / kThreads;  // float4 of a row per thread
   static constexpr int kLoads = 4;                             // pieces of a thread under way
   static_assert(kHeld * kThreads * 4 == kMostNormWidth && kChains * kThreads == kNormThreads);
 
@@ -70,11 +66,13 @@ class SkinnyX {
 
   __device__ void copy() const {
     const int piece = static_cast<int>(threadIdx.x) % 16;
-    for (int half = static_cast<int>(threadIdx.x) / 16; half < slice_.count; half += kThreads / 16) {
+    for (int half = static_cast<int>(threadIdx.x) / 16; half < slice_.count;
+         half += kThreads / 16) {
       const int k = k_of(half, piece);
       const Act* x = a_.x + (k < a_.k ? k : 0);
       for (int row = 0; row < rows_; ++row)
-        copy_async_or_zero(shared_address(place(half, row, piece)), x + row * a_.x_stride, k < a_.k);
+        copy_async_or_zero(shared_address(place(half, row, piece)), x + row * a_.x_stride,
+                           k < a_.k);
     }
   }
 
@@ -96,17 +94,19 @@ class SkinnyX {
         for (int i = 0; i < kLoads; ++i) {
           const int half = first + i * (kThreads / 16);
           if (half >= slice_.count) break;
-          *reinterpret_cast<uint4*>(place(half, row, piece)) =
-              prepare_pair<Format, 1>(v[i], sums_ + half * kSums, piece, row, 0xffffu << (threadIdx.x & 16));
+          *reinterpret_cast<uint4*>(place(half, row, piece)) = prepare_pair<Format, 1>(
+              v[i], sums_ + half * kSums, piece, row, 0xffffu << (threadIdx.x & 16));
         }
       }
     }
   }
 
-  // ---- normed: chunk i of a warp is the 128 k = half (warp + i * warps) of a row, a float4 a lane ----
+  // Normed: chunk i of a warp is the 128 k = half (warp + i * warps) of a row, a float4 a lane.
 
-  __device__ static int column_of(int i) { return 4 * (static_cast<int>(threadIdx.x) + i * kThreads); }
-  // The same in all threads: code that is skipped need not be fetched.
+  __device__ static int column_of(int i) {
+    return 4 * (static_cast<int>(threadIdx.x) + i * kThreads);
+  }
+  // Uniform over threads: skipped code is not fetched.
   __device__ bool outside(int i) const { return i * 4 * kThreads >= slice_.x_halves * 128; }
 
   __device__ void norm(float* norm_sums, bool writes) const {
@@ -146,7 +146,8 @@ class SkinnyX {
       uint2 odd_half = make_uint2(0, 0);
       if (i + 1 < kHeld) odd_half = acts_of(normed(held[i + 1], inverse, weight_[i + 1]));
       const uint2 give = odd ? even_half : odd_half;
-      const uint2 got = {__shfl_xor_sync(kFullWarp, give.x, 1), __shfl_xor_sync(kFullWarp, give.y, 1)};
+      const uint2 got = {__shfl_xor_sync(kFullWarp, give.x, 1),
+                         __shfl_xor_sync(kFullWarp, give.y, 1)};
       const uint4 v = odd ? make_uint4(got.x, got.y, odd_half.x, odd_half.y)
                           : make_uint4(even_half.x, even_half.y, got.x, got.y);
       const int from = (column_of(i) + odd * 4 * kThreads) / 128;

@@ -29,10 +29,10 @@ foreach(format F16 Q8 Q4K Q6K Q5 T4 Fp4)
   gemm_instance(gemm_${suffix} "gemm_skinny.cuh;gemm_mma.cuh"
 "template bool launch_gemm_skinny<${one}, ${one}>${arguments};
 template void launch_gemm_mma<${one}>${column_arguments};")
-  gemm_instance(gemm_wgmma_${suffix} "wide/gemm_wgmma.cuh"
+  gemm_instance(gemm_wgmma_${suffix} "gemm_wgmma.cuh"
 "template void launch_gemm_wgmma<${one}, ${one}>${column_arguments};")
   if(format STREQUAL Q4K)
-    gemm_instance(gemm_wide_${suffix} "wide/gemm_wide.cuh"
+    gemm_instance(gemm_wide_${suffix} "gemm_wide.cuh"
 "template bool launch_gemm_wide<${one}, ${one}>${arguments};")
   endif()
   set(persistent "
@@ -50,8 +50,8 @@ foreach(second Q4K Q5)
   set(two "FormatQ6K, Format${second}")
   gemm_instance(gemm_q6k_${suffix} "gemm_skinny.cuh"
 "template bool launch_gemm_skinny<${two}>${arguments};")
-  gemm_instance(gemm_wgmma_q6k_${suffix} "wide/gemm_wgmma.cuh"
+  gemm_instance(gemm_wgmma_q6k_${suffix} "gemm_wgmma.cuh"
 "template void launch_gemm_wgmma<${two}>${column_arguments};")
 endforeach()
-gemm_instance(gemm_wide_q6k_q4k "wide/gemm_wide.cuh"
+gemm_instance(gemm_wide_q6k_q4k "gemm_wide.cuh"
 "template bool launch_gemm_wide<FormatQ6K, FormatQ4K>${arguments};")

@@ -1,54 +1,52 @@
-// packed.h -- the form in which weights lie on the GPU.
+// packed.h -- the form of weights on the GPU.
 //
-// A unit is 32 rows x 256 k; units of a 32-row block follow each other along k, blocks follow each other
-// along n, experts along both. Rows are padded to 32 and k to 256 with zeros. Inside a unit, for r16 = 0, 1
-// (rows 0-15, 16-31), k128 = 0, 1 and half = 0, 1 (rows g and g + 8), lane 4g + c holds 32 consecutive k of
-// one row:
+// A unit is 32 rows x 256 k, ordered along k, then by 32-row block, then by expert. Rows are padded
+// to 32 and k to 256 with zeros. For r16 = 0, 1, k128 = 0, 1 and half = 0, 1, lane 4g + c holds 32
+// consecutive k of one row:
 //   row = 16 r16 + 8 half + g        k = 128 k128 + 32 c + 0 .. 31
-// so that one lane needs one scale where the natural order of an MMA fragment needs four. The fragment's
-// columns are a permutation of k, the same for weights and activations: step s, column 8 h + 2 c + e is k =
-// 32 c + 4 s + 2 h + e. A lane's activations for two steps are then 16 consecutive bytes of the natural
-// order.
+// so a lane needs one scale where a natural MMA fragment needs four. A fragment's columns are a
+// permutation of k, the same for weights and activations: step s, column 8 h + 2 c + e is k = 32 c
+// + 4 s + 2 h + e. A lane's activations for two steps are then 16 consecutive bytes.
 //
-// A unit is two halves of 128 k, then what both share; a product kernel loads a half at a time.
+// A unit is two halves of 128 k, then the part of both; a product kernel loads a half at a time.
 //
-//   codes of a half [r16][half][piece][lane][16 B], and what lies beside them in the half or is shared
+//   codes of a half [r16][half][piece][lane][16 B], and further data of the half or shared by both
 //   f16  4 pieces: 32 numbers
 //   q8   2 pieces: code + 128; bytes 0 2 | 1 3 of a word are 2 h + e
 //        scale f16 [lane][r16][half]
 //   q4k  1 piece: nibble 4e + 2p + h of word i is k = 8i + 4p + 2h + e
-//        (scale, min), 12 bits: of r16 0 [lane] a word, min at 10 and scale at 4 of each 16 bits, and bits 4-7
-//        of the other rows at 0; bits 8-15 of these [lane][2 B]; shared: d, dmin f16 [g][r16][2][half]
-//   q6k  1 piece, and a word for each two of it [r16][lane][half][8 B]. Of e's 16 bits, (p, h) of the first
-//        word: low 4 bits of (0, 0) at 0, (0, 1) at 4, (1, 1) at 10; of the second: the same, but (1, 0) at
-//        10; of the third: high bits of the first's and the second's (0, 0) at 0 and 2, the second's (1, 1)
-//        at 4, the first's (1, 0) at 10
+//        (scale, min), 12 bits: of r16 0 [lane] a word, min at 10 and scale at 4 of each 16 bits,
+//        and bits 4-7 of the other rows at 0; bits 8-15 of these [lane][2 B];
+//        shared: d, dmin f16 [g][r16][2][half]
+//   q6k  1 piece, and a word for each two of it [r16][lane][half][8 B]. Of e's 16 bits, (p, h):
+//        first word: low 4 bits of (0, 0) at 0, (0, 1) at 4, (1, 1) at 10;
+//        second word: the same, but (1, 0) at 10;
+//        third word: high bits (0, 0) of the first's and the second's at 0 and 2,
+//        the second's (1, 1) at 4, the first's (1, 0) at 10;
 //        scales + 128 of each 16 [lane][r16][half][2]; shared: d f16 [g][4 rows]
-//   q5   1 piece, and a word [r16][lane][half][4 B]. Of e's 16 bits of word i, (p, h): (0, 0) at 0, (0, 1) at
-//        5, (1, 1) at 10; of the fifth word: (1, 0) of i = 0, 1, 2; at 15 of all five that of i = 3
+//   q5   1 piece, and a word [r16][lane][half][4 B]. Of e's 16 bits of word i, (p, h):
+//        (0, 0) at 0, (0, 1) at 5, (1, 1) at 10; of the fifth word: (1, 0) of i = 0, 1, 2;
+//        at 15 of all five that of i = 3
 //        (scale, min) f16 [r16][lane][half]
 //   t4   1 piece: nibble 4p + 2e + h of word i
 //        scale f16 of each 16 [r16][lane][half][2]; 16 levels + 128
-//   fp4  1 piece: of e's 16 bits of word i, sign and magnitude of (p, h): 15, 11-9 (0, 0); 12, 8-6 (0, 1);
-//        14, 5-3 (1, 0); 13, 2-0 (1, 1)
-//        scale f16 of each 16 [r16][lane][half][2]
+//   fp4  1 piece: of e's 16 bits of word i, sign and magnitude of (p, h):
+//        15, 11-9 (0, 0); 12, 8-6 (0, 1); 14, 5-3 (1, 0); 13, 2-0 (1, 1);
+//        scale f16 of each 16 [r16][lane][half][2].
 //
-// q4k and q6k take the bytes of the file; q8 those of Q8_0; q5 the codes of Q5_K, Q5_1, Q5_0 (a minimum of 16
-// scales) and Q4_1 (bit 4 zero), whose scales and minima are rounded to f16 when they are packed, as the
-// kernels of q4k round theirs; t4 those of IQ4_NL, IQ4_XS and Q4_0, which differ in what a code stands for:
-// the levels, as large as a byte holds, lie beside the scales (0.6 % of the bytes), so that weights of all of
-// these go together and no kernel has to be told. fp4 takes those of MXFP4 and NVFP4, whose sign, exponent
-// and mantissa bits are those of an f16 2^-14 as large once they stand in its places: no levels to look up.
-// Everything is multiplied by a power of two P per 32-row block, chosen from the block's range, so that
-// scales fit f16 with 24 binades to spare; 1 / P (times the weight's own scale) is applied to the sums. f32
-// weights are two f16 matrices side by side along k: the rounded number and what the rounding left, 22 bits
-// together.
+// q4k, q6k and q8 take the codes of Q4_K, Q6_K and Q8_0. q5 takes Q5_K, Q5_1, Q5_0 (a minimum of 16
+// scales) and Q4_1 (bit 4 zero), with scales and minima rounded to f16. t4 takes IQ4_NL, IQ4_XS and
+// Q4_0, whose levels lie beside the scales, so one kernel serves all. fp4 takes MXFP4 and NVFP4,
+// whose bits are those of an f16 2^-14 as large: no levels to look up. f32 weights are two f16
+// matrices side by side along k, the rounded number and the remainder: 22 bits together. Each
+// 32-row block is multiplied by a power of two P so that scales fit f16 with 24 binades to spare; 1
+// / P (times the weight's own scale) is applied to the sums.
 #pragma once
 
 #include <cstdint>
 
-#include "ops/cuda/primitives/context.h"
-#include "ops/cuda/primitives/device_math.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/device_math.h"
 #include "ops/device.h"
 
 namespace braid::cuda {
@@ -77,12 +75,11 @@ __host__ __device__ constexpr int unit_bytes(Pack pack) {
   return 0;
 }
 
-// What Weight::device_data points to.
 struct PackedWeight {
   Pack pack = Pack::f16;
   int64_t blocks = 0;              // 32-row blocks of one expert
   int x_units = 0;                 // units along k
-  int units = 0;                   // the same, twice that for f32 weights
+  int units = 0;                   // x_units, twice that for f32 weights
   const uint8_t* data = nullptr;   // [experts][blocks][units]
   const float* scales = nullptr;   // [experts][blocks]
   const uint8_t* table = nullptr;  // rows as in the file (or f32), for look-ups
@@ -100,7 +97,7 @@ inline const PackedWeight& packed(const Weight& w) {
   return *static_cast<const PackedWeight*>(w.device_data);
 }
 
-// Bytes of a half of a unit, and of what both halves share.
+// Bytes of a half of a unit, and of the part of both halves.
 __host__ __device__ constexpr int half_bytes(Pack pack) {
   switch (pack) {
     case Pack::f16:
@@ -120,6 +117,8 @@ __host__ __device__ constexpr int half_bytes(Pack pack) {
   }
   return 0;
 }
-__host__ __device__ constexpr int shared_bytes(Pack pack) { return unit_bytes(pack) - 2 * half_bytes(pack); }
+__host__ __device__ constexpr int shared_bytes(Pack pack) {
+  return unit_bytes(pack) - 2 * half_bytes(pack);
+}
 
 }  // namespace braid::cuda

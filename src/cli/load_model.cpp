@@ -1,0 +1,124 @@
+// load_model.cpp -- see load_model.h.
+#include "cli/load_model.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+
+#include "base/threads.h"
+#include "cli/default_model.h"
+#include "cli/options/sizes.h"
+#include "cli/terminal.h"
+#include "ops/cpu/unit_side.h"
+#include "ops/kv/kv_codec.h"
+#include "text/tokenizer/vocabulary.h"
+
+namespace braid::cli {
+
+Result<GgufFile> open_model_file(const std::string& path) {
+  if (path.empty()) return GgufFile::parse(default_model(), kDefaultModelName);
+  auto file = GgufFile::open(path);
+  // A message that lost its -p is taken for the name of a file.
+  if (!file.ok() && file.error().kind == ErrorKind::not_found && !path.ends_with(".gguf"))
+    return Error{ErrorKind::not_found, file.error().message + " (a message is given with -p)"};
+  return file;
+}
+
+Result<Tokenizer> make_tokenizer(const GgufFile& file) {
+  BRAID_ASSIGN(auto data, read_vocabulary(file));
+  return Tokenizer::create(std::move(data));
+}
+
+namespace {
+
+// Formats of the cache that the engine's device reads by plain code; empty: there are none.
+std::string slow_formats(Engine& engine) {
+  if (!engine.device().computes_in_host_memory()) return {};
+  int32_t head_dim = 0;
+  for (const LayerConfig& layer : engine.config().layers)
+    if (layer.kind == LayerKind::attention) head_dim = std::max(head_dim, layer.attention.head_dim);
+  std::string names;
+  for (const std::string_view name : {engine.memory().k_type, engine.memory().v_type}) {
+    const auto codec = find_kv_codec(name);
+    if (name == names || !codec.ok() || !cpu::is_expanded(**codec, head_dim)) continue;
+    names += (names.empty() ? "" : " and ") + std::string(name);
+  }
+  return names;
+}
+
+}  // namespace
+
+Result<LoadedModel> load_model(const ModelFlags& flags,
+                               const std::function<void(EngineOptions&)>& adjust) {
+  LoadedModel loaded;
+  BRAID_ASSIGN(auto options, engine_options(flags));
+  if (adjust) adjust(options);
+  if (flags.threads > usable_cores())
+    print_note(fmt::format("-t {}: there are {} cores; more threads than cores are slower",
+                           flags.threads, usable_cores()));
+  BRAID_ASSIGN(auto file, open_model_file(flags.model));
+  loaded.file = std::make_unique<GgufFile>(std::move(file));
+  loaded.name = flags.model.empty() ? kDefaultModelName
+                                    : std::filesystem::path(flags.model).filename().string();
+  ProgressLine progress("loading " + loaded.name);
+  options.progress = [&](uint64_t done, uint64_t total) { progress.update(done, total); };
+  options.host_progress = [&](uint64_t done, uint64_t total) {
+    progress.update(done, total, "host memory for checkpoints");
+  };
+  BRAID_ASSIGN(loaded.engine, Engine::create(*loaded.file, options));
+  BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
+  if (const std::string slow = slow_formats(*loaded.engine); !slow.empty()) {
+    progress.clear();
+    print_note(
+        fmt::format("a CPU has no kernels for {}: decoding spends 15 to 110 times as long in "
+                    "attention as with q8_0, "
+                    "q4_0 or c4",
+                    slow));
+  }
+  return loaded;
+}
+
+Result<std::string> read_text(const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{1} << 30;
+  std::string text;
+  auto slurp = [&](std::istream& in) -> Status {
+    char buffer[1 << 16];
+    while (in.read(buffer, sizeof buffer), in.gcount() > 0) {
+      text.append(buffer, static_cast<size_t>(in.gcount()));
+      if (text.size() > kMaxBytes)
+        return Error{ErrorKind::exhausted, path + ": is larger than 1 GiB of text"};
+    }
+    return {};
+  };
+  const auto without_mark = [&] {
+    if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
+    return std::move(text);
+  };
+  if (path == "-") {
+    BRAID_TRY(slurp(std::cin));
+    return without_mark();
+  }
+  if (!std::filesystem::exists(path))
+    return Error{ErrorKind::not_found, path + ": No such file or directory"};
+  if (std::filesystem::is_directory(path)) return Error{ErrorKind::io, path + ": is a directory"};
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Error{ErrorKind::io, path + ": cannot be read"};
+  BRAID_TRY(slurp(file));
+  return without_mark();
+}
+
+uint64_t peak_memory_bytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+}  // namespace braid::cli

@@ -1,0 +1,115 @@
+// listing.cpp -- see listing.h.
+#include "cli/options/listing.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+namespace braid::cli {
+namespace {
+
+// Options that most people need, of all commands together. What a command does not have does not matter.
+const std::set<std::string_view> kCommon = {
+    "--model",        "--prompt",       "--file",      "--system",   "--think",  "--predict",
+    "--ctx-size",     "--device",       "--threads",   "--parallel", "--temp",   "--seed",
+    "--cache-type-k", "--cache-type-v", "--cache-dir", "--host",     "--port",   "--api-key-file",
+    "--alias",        "--models-dir",   "--help",      "--help-all", "--config", "--chat-template",
+    "--verbose",      "--memory",       "--shape",     "--json",     "--tensors"};
+
+// "TEXT:{auto,on,off}" and "{auto,on,off}" -> auto on off
+std::vector<std::string> choices_of(const std::string& type) {
+  const size_t begin = type.find('{'), end = type.find('}', begin == type.npos ? 0 : begin);
+  std::vector<std::string> out;
+  if (begin == type.npos || end == type.npos) return out;
+  std::string word;
+  for (size_t i = begin + 1; i <= end; ++i) {
+    if (type[i] == ',' || i == end) {
+      if (!word.empty()) out.push_back(word);
+      word.clear();
+    } else {
+      word += type[i];
+    }
+  }
+  return out;
+}
+
+// "INT:INT in [0 - 65535]" -> 0 to 65535. Ranges with a bound that stands for "any" are not worth a word.
+std::string range_of(const std::string& type) {
+  const size_t begin = type.find('['), middle = type.find(" - ", begin == type.npos ? 0 : begin),
+               end = type.find(']', begin == type.npos ? 0 : begin);
+  if (begin == type.npos || middle == type.npos || end == type.npos) return {};
+  return type.substr(begin + 1, middle - begin - 1) + " to " +
+         type.substr(middle + 3, end - middle - 3);
+}
+
+std::string value_of(const CLI::Option& option, const std::vector<std::string>& choices) {
+  if (option.get_expected_max() == 0) return {};
+  if (!choices.empty()) {
+    const std::string all = fmt::format("{{{}}}", fmt::join(choices, ","));
+    return all.size() <= 32 ? all : "NAME";
+  }
+  const std::string type = option.get_type_name();
+  const std::string kind = type.substr(0, type.find_first_of(": "));
+  if (kind == "INT" || kind == "UINT" || kind == "FLOAT" || type.starts_with("[")) return "N";
+  return kind;
+}
+
+ListedOption describe(const CLI::Option& option) {
+  ListedOption out;
+  for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) {
+    const auto known = std::find_if(std::begin(kShortNames), std::end(kShortNames),
+                                    [&](const ShortName& s) { return s.option == "--" + name; });
+    if (known != std::end(kShortNames)) out.names.emplace_back(known->name);
+  }
+  for (const std::string& name : option.get_lnames()) {
+    out.names.push_back("--" + name);
+    out.common |= kCommon.contains("--" + name);
+  }
+  if (option.get_positional()) out.operand = option.get_name(true);
+  out.required = option.get_required();
+  out.common |= out.names.empty() || out.required;
+  const std::string type = option.get_type_name();
+  out.choices = choices_of(type);
+  out.range = range_of(type);
+  out.value = value_of(option, out.choices);
+  out.help = option.get_description();
+  out.fallback = option.get_default_str();
+  out.environment = option.get_envname();
+  out.group = option.get_group();
+  return out;
+}
+
+}  // namespace
+
+ListedCommand list_command(const CLI::App& command) {
+  ListedCommand out{command.get_name(), command.get_description(), command.get_footer(), {}};
+  std::vector<std::string> groups;  // in the order in which their first options were registered
+  std::vector<ListedOption> all;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_group().empty()) continue;  // hidden
+    all.push_back(describe(*option));
+    // The options for help are registered first and belong to the end.
+    if (std::find(groups.begin(), groups.end(), all.back().group) == groups.end() &&
+        all.back().group != "Options")
+      groups.push_back(all.back().group);
+  }
+  groups.emplace_back("Options");
+  for (const ListedOption& option : all)
+    if (option.names.empty()) out.options.push_back(option);
+  for (const std::string& group : groups)
+    for (const ListedOption& option : all)
+      if (option.group == group && !option.names.empty()) out.options.push_back(option);
+  return out;
+}
+
+std::vector<ListedCommand> list_commands(const CLI::App& app) {
+  std::vector<ListedCommand> out;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (!command->get_group().empty()) out.push_back(list_command(*command));
+  return out;
+}
+
+}  // namespace braid::cli

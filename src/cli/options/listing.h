@@ -1,0 +1,41 @@
+// listing.h -- the options of a command as people see them; help, manual pages, completion and docs are made of it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace braid::cli {
+
+struct ListedOption {
+  std::vector<std::string> names;    // "-m", "-ctk", "--model": short ones first; empty: an operand
+  std::string value;                 // "FILE", "N", "{auto,on,off}"; empty: a flag
+  std::vector<std::string> choices;  // if the value is one of a few words
+  std::string help;                  // without default, range and environment name
+  std::string range;                 // "0 to 65535"; empty: any
+  std::string fallback;              // the default; empty: none to show
+  std::string environment;           // "BRAID_PORT"; empty: none
+  std::string group;                 // "Model"
+  bool common = false;               // shown by --help; the others by --help-all
+};
+
+struct ListedCommand {
+  std::string name, help, footer;
+  std::vector<ListedOption> options;  // in groups, operands first
+};
+
+// What llama.cpp users type for an option of braid: short names of more than one letter, which CLI11 does not know.
+struct ShortName {
+  std::string_view name, option;
+};
+inline constexpr ShortName kShortNames[] = {
+    {"-ub", "--ubatch-size"}, {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
+    {"-sys", "--system"},     {"-np", "--parallel"},      {"-md", "--model-draft"},
+};
+
+ListedCommand list_command(const CLI::App& command);
+// Of the whole program, in order of registration. Hidden commands are left out.
+std::vector<ListedCommand> list_commands(const CLI::App& app);
+
+}  // namespace braid::cli

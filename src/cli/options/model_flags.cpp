@@ -1,0 +1,341 @@
+// model_flags.cpp -- see model_flags.h.
+#include "cli/options/model_flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iterator>
+#include <random>
+#include <sstream>
+
+#include "cli/options/option_group.h"
+#include "cli/options/sizes.h"
+#include "ops/kv/kv_codec.h"
+
+namespace braid::cli {
+
+namespace {
+
+constexpr int kMostDrafts = 64;  // of a step
+
+struct SpecTypeName {
+  const char* name;
+  SpecType type;
+};
+constexpr SpecTypeName kSpecTypes[] = {{"none", SpecType::none},
+                                       {"ngram", SpecType::ngram},
+                                       {"mtp", SpecType::mtp},
+                                       {"dflash", SpecType::dflash},
+                                       {"auto", SpecType::automatic}};
+
+// Empty: one of the names is none.
+std::optional<SpecTypes> spec_types(const std::string& text) {
+  SpecTypes types = SpecType::none;
+  std::istringstream names(text + ",");
+  for (std::string name; std::getline(names, name, ',');) {
+    const auto* known = std::find_if(std::begin(kSpecTypes), std::end(kSpecTypes),
+                                     [&](const SpecTypeName& each) { return name == each.name; });
+    if (known == std::end(kSpecTypes)) return std::nullopt;
+    types.add(known->type);
+  }
+  return types;
+}
+
+std::string check_spec_types(const std::string& text) {
+  return spec_types(text) ? ""
+                          : text + " is not made of none, ngram, mtp, dflash and auto, with commas";
+}
+
+void add_model_part(CLI::App& command, ModelFlags& flags) {
+  OptionGroup group(command, "Model");
+  group.add("-m,--model,MODEL", flags.model, "GGUF file; without it the toy model inside braid")
+      ->type_name("FILE");
+  group
+      .add("-c,--ctx-size", flags.context,
+           "tokens of context of one conversation (default: the model's, or as many as fit in "
+           "memory)")
+      ->check(CLI::NonNegativeNumber);
+  group
+      .add("--device", flags.device,
+           "auto takes the GPU if there is one; ref is the slow scalar reference")
+      ->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))
+      ->capture_default_str();
+  group.add("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
+      ->check(CLI::Range(0, 1024));
+  group.add("-b,--batch-size", flags.batch, "an upper limit of -ub, known from llama.cpp")
+      ->check(CLI::NonNegativeNumber);
+  group
+      .add("--ubatch-size", flags.ubatch,
+           "prompt tokens of one step (default: 512 on a CPU; chosen by model and memory on a GPU)")
+      ->check(CLI::Range(0, 65536));
+  group
+      .add("--act", flags.activations,
+           "on a CPU, the precision of activations that meet quantized weights; f32 is exact")
+      ->check(CLI::IsMember({"i8", "i16", "f32"}))
+      ->capture_default_str();
+  group.flag(
+      "--deterministic", flags.deterministic,
+      "the same bytes for a request whatever else runs (a GPU is slower; a CPU always does this)");
+}
+
+void add_cache_part(CLI::App& command, ModelFlags& flags) {
+  OptionGroup group(command, "KV cache");
+  group
+      .add("--cache-type-k", flags.cache_k,
+           "format of keys: " + kv_codec_names() +
+               ", or auto: f16 if all contexts fit, else q8_0. A CPU is fast with f16, q8_0, q4_0 "
+               "and c4")
+      ->type_name("TYPE")
+      ->capture_default_str();
+  group.add("--cache-type-v", flags.cache_v, "format of values, as for keys")
+      ->type_name("TYPE")
+      ->capture_default_str();
+  group
+      .add("--kv-tail", flags.kv_tail,
+           "newest blocks of 32 tokens that a token reads as f16, whatever the format")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  group.add("--kv-sink", flags.kv_sink, "first blocks of the context that stay f16")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  group
+      .add("--fa-window", flags.attention_window,
+           "attention sees the newest N positions only. It is faster at long contexts, and an "
+           "approximation "
+           "that breaks retrieval and tool calls. 0: all positions")
+      ->capture_default_str();
+}
+
+void add_memory_part(CLI::App& command, ModelFlags& flags) {
+  OptionGroup group(command, "Memory");
+  group
+      .add("--kv-memory", flags.kv_memory,
+           "of the KV cache, e.g. 8G (default: all contexts, if they fit)")
+      ->type_name("SIZE");
+  group
+      .add("--state-memory", flags.state_memory,
+           "host memory of checkpoints of recurrent states, e.g. 2G; 0: none (default: chosen)")
+      ->type_name("SIZE");
+  group
+      .add("--checkpoint-interval", flags.checkpoint_interval,
+           "tokens between checkpoints; 0: only at ends of messages (default: chosen)")
+      ->check(CLI::Range(-1, 1 << 24));
+}
+
+void add_schedule_part(CLI::App& command, ModelFlags& flags) {
+  OptionGroup group(command, "Scheduling");
+  group
+      .add("--max-batch-tokens", flags.max_batch_tokens,
+           "tokens of one step, all requests together "
+           "(default: that of -ub)")
+      ->check(CLI::Range(0, 65536));
+  group
+      .add("--gap-limit", flags.gap_limit,
+           "longest wait for a token while a prompt is computed, in decode steps without one; 0: "
+           "any, "
+           "prompts run in whole chunks")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+}
+
+void add_disk_part(CLI::App& command, ModelFlags& flags) {
+  OptionGroup group(command, "Prefix cache on disk");
+  group
+      .add("--cache-dir", flags.cache_dir,
+           "keep computed prompts in files of this directory; they hold the prompts in the clear")
+      ->type_name("DIR");
+  group.add("--cache-dir-size", flags.cache_dir_size, "of all these files")
+      ->type_name("SIZE")
+      ->capture_default_str();
+}
+
+void add_drafter_part(CLI::App& command, ModelFlags& flags) {
+  OptionGroup group(command, "Speculative decoding");
+  group
+      .add("--spec-type", flags.spec_type,
+           "what proposes tokens, several with commas: none; ngram: repeats of the conversation; "
+           "mtp: the "
+           "model's own head; dflash: the model of -md; auto: dflash with -md, else mtp if the "
+           "file has it, "
+           "and ngram with up to 8 sequences. With --deterministic auto is none")
+      ->check(check_spec_types)
+      ->type_name("TYPES")
+      ->capture_default_str();
+  group
+      .add("--model-draft", flags.draft_model,
+           "DFlash drafter: a GGUF file, or a folder with config.json and model.safetensors")
+      ->type_name("FILE");
+  group
+      .add("--spec-draft-n-max", flags.spec_draft_n_max,
+           "speculative tokens in a row (default: 7 of ngram, 3 of mtp, 15 of dflash)")
+      ->check(CLI::Range(1, kMostDrafts));
+  group
+      .add("--ddtree-budget", flags.ddtree_budget,
+           "mtp and dflash propose trees of N tokens, the most probable paths; 0: chains")
+      ->check(CLI::Range(0, kMostDrafts))
+      ->capture_default_str();
+  group
+      .add("--spec-draft-vocab", flags.spec_draft_vocab,
+           "mtp chooses among N tokens, the most recently used; 0: all; auto: 40960 of a "
+           "vocabulary four "
+           "times as large")
+      ->transform([](std::string text) { return text == "auto" ? std::string("-1") : text; })
+      ->check(CLI::Range(-1, 1 << 24))
+      ->default_str("auto");
+}
+
+void add_speculation_part(CLI::App& command, ModelFlags& flags) {
+  OptionGroup group(command, "Speculative decoding");
+  group
+      .add("--spec-draft-p-min", flags.spec_draft_p_min,
+           "mtp and dflash propose tokens of at least this probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  group.flag("--spec-always", flags.spec_always,
+             "speculate even where it was measured to cost time");
+}
+
+// `*bytes` keeps its value if nothing was written.
+template <typename Bytes>
+Status read_size(const char* option, const std::string& text, Bytes* bytes) {
+  if (text.empty()) return {};
+  const auto size = parse_size(text);
+  if (!size.ok())
+    return Error{size.error().kind, fmt::format("{}: {}", option, size.error().message)};
+  *bytes = static_cast<Bytes>(std::min<uint64_t>(*size, INT64_MAX));
+  return {};
+}
+
+}  // namespace
+
+void add_model_options(CLI::App& command, ModelFlags& flags, uint32_t parts) {
+  if (parts & kModelPart) add_model_part(command, flags);
+  if (parts & kTemplatePart) {
+    OptionGroup(command, "Model")
+        .add("--chat-template", flags.chat_template,
+             "Jinja file in place of the model's chat template, or the name of another one in its "
+             "file")
+        ->type_name("FILE");
+  }
+  if (parts & kParallelPart) {
+    OptionGroup(command, "Memory")
+        .add("--parallel", flags.parallel, "requests that run at the same time")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+  }
+  if (parts & kMemoryPart) add_memory_part(command, flags);
+  if (parts & kCachePart) add_cache_part(command, flags);
+  if (parts & kDiskPart) add_disk_part(command, flags);
+  if (parts & kSchedulePart) add_schedule_part(command, flags);
+  if (parts & kDrafterPart) add_drafter_part(command, flags);
+  if (parts & kSpeculationPart) add_speculation_part(command, flags);
+}
+
+// Rows stay as they are written if both sides can be written so; else full blocks are sealed.
+Status read_cache_types(const ModelFlags& flags, EngineOptions& options) {
+  options.kv_tail = {flags.kv_tail, flags.kv_sink};
+  const std::string k = CLI::detail::to_lower(flags.cache_k),
+                    v = CLI::detail::to_lower(flags.cache_v);
+  if (parse_kv_format(k, &options.k_format) && parse_kv_format(v, &options.v_format)) return {};
+  options.k_format = options.v_format = KvFormat::f16;
+  if ((k == "auto") != (v == "auto"))
+    return Error{ErrorKind::invalid_argument, "-ctk auto and -ctv auto go together"};
+  options.kv_auto = k == "auto";
+  if (options.kv_auto) return {};
+  const auto codec = [](const char* flag, const std::string& name, const KvCodec** out) -> Status {
+    const auto found = find_kv_codec(name);
+    if (!found.ok())
+      return Error{found.error().kind, fmt::format("{}: {}", flag, found.error().message)};
+    *out = *found;
+    return {};
+  };
+  BRAID_TRY(codec("-ctk", flags.cache_k, &options.k_codec));
+  BRAID_TRY(codec("-ctv", flags.cache_v, &options.v_codec));
+  return {};
+}
+
+Result<EngineOptions> engine_options(const ModelFlags& flags) {
+  EngineOptions options;
+  options.context_tokens = flags.context;
+  options.threads = flags.threads;
+  options.attention_window = flags.attention_window;
+  options.ubatch_tokens = flags.ubatch;
+  if (flags.batch > 0)
+    options.ubatch_tokens = flags.ubatch > 0 ? std::min(flags.batch, flags.ubatch) : flags.batch;
+  options.device = flags.device;
+  options.deterministic = flags.deterministic;
+  options.max_sequences = flags.parallel;
+  options.max_batch_tokens = flags.max_batch_tokens;
+  options.gap_limit = flags.gap_limit;
+  options.checkpoint_interval = flags.checkpoint_interval;
+  if (const auto types = spec_types(flags.spec_type)) options.spec_type = *types;
+  options.spec_always = flags.spec_always;
+  options.draft_p_min = static_cast<float>(flags.spec_draft_p_min);
+  options.draft_vocabulary = flags.spec_draft_vocab;
+  options.draft_model = flags.draft_model;
+  if (!options.spec_type.none()) {
+    options.draft_depth = flags.spec_draft_n_max;
+    options.max_drafts = flags.ddtree_budget;
+    options.draft_trees = flags.ddtree_budget > 0;
+  }
+  BRAID_TRY(read_size("--kv-memory", flags.kv_memory, &options.kv_memory_bytes));
+  BRAID_TRY(read_size("--state-memory", flags.state_memory, &options.state_memory_bytes));
+  options.cache_dir = flags.cache_dir;
+  BRAID_TRY(read_size("--cache-dir-size", flags.cache_dir_size, &options.cache_dir_bytes));
+  options.activations = flags.activations == "f32"   ? Activations::f32
+                        : flags.activations == "i16" ? Activations::i16
+                                                     : Activations::i8;
+  BRAID_TRY(read_cache_types(flags, options));
+  return options;
+}
+
+void add_sampling_options(CLI::App& command, SamplingFlags& flags) {
+  OptionGroup group(command, "Sampling");
+  group.add("--temp", flags.temperature,
+            "temperature; 0: always the most probable token (default: the file's, else 1)");
+  group.add("--top-k", flags.top_k,
+            "only the k most probable; 0: all (default: the file's, else 20)");
+  group.add("--top-p", flags.top_p,
+            "only the most probable that sum to p (default: the file's, else 0.95)");
+  group.add("--min-p", flags.min_p,
+            "only those at least p times as probable as the first (default: 0)");
+  group.add("--repeat-penalty", flags.repeat_penalty,
+            "above 1: tokens seen before become less probable");
+  group.add("--repeat-last-n", flags.repeat_last_n,
+            "tokens that --repeat-penalty looks back; -1: all");
+  group.add("--presence-penalty", flags.presence_penalty,
+            "subtracted once from tokens generated before");
+  group.add("--frequency-penalty", flags.frequency_penalty,
+            "subtracted for each time a token was generated");
+  group.add("-s,--seed", flags.seed,
+            "the same seed and prompt give the same text; -1: a random one");
+}
+
+Result<SamplingParams> sampling_params(const SamplingFlags& flags, const GgufFile& file) {
+  SamplingParams params;
+  auto real = [&](const char* key, const std::optional<float>& given, float& value) -> Status {
+    BRAID_ASSIGN(const auto stored, file.find_f32(std::string("general.sampling.") + key));
+    value = given.value_or(stored.value_or(value));
+    return {};
+  };
+  auto integer = [&](const char* key, const std::optional<int32_t>& given,
+                     int32_t& value) -> Status {
+    BRAID_ASSIGN(const auto stored, file.find_i32(std::string("general.sampling.") + key));
+    value = given.value_or(stored.value_or(value));
+    return {};
+  };
+  BRAID_TRY(real("temp", flags.temperature, params.temperature));
+  BRAID_TRY(real("top_p", flags.top_p, params.top_p));
+  BRAID_TRY(real("min_p", flags.min_p, params.min_p));
+  BRAID_TRY(integer("top_k", flags.top_k, params.top_k));
+  BRAID_TRY(real("penalty_repeat", flags.repeat_penalty, params.repetition_penalty));
+  BRAID_TRY(integer("penalty_last_n", flags.repeat_last_n, params.penalty_last_n));
+  params.presence_penalty = flags.presence_penalty.value_or(params.presence_penalty);
+  params.frequency_penalty = flags.frequency_penalty.value_or(params.frequency_penalty);
+  // Half of the random device's range is plenty and keeps the number short enough to type.
+  params.seed = flags.seed >= 0 ? static_cast<uint64_t>(flags.seed) : std::random_device{}() >> 1;
+  return params;
+}
+
+}  // namespace braid::cli

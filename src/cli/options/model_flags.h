@@ -1,0 +1,81 @@
+// model_flags.h -- the options that commands with a model share.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+#include "engine/engine_options.h"
+#include "engine/request.h"
+#include "gguf/gguf.h"
+
+namespace CLI {
+class App;
+}
+
+namespace braid::cli {
+
+struct ModelFlags {
+  std::string model;          // empty: the model inside the binary
+  std::string chat_template;  // a file; empty: the model's own
+  int context = 0;
+  int threads = 0;
+  int batch = 0;  // -b of llama.cpp: an upper limit of -ub, which is the step size
+  int ubatch = 0;
+  std::string activations = "i8";
+  int kv_tail = KvTail().tail_blocks;
+  int kv_sink = KvTail().sink_blocks;
+  int attention_window = 0;
+  std::string cache_k = "f16";
+  std::string cache_v = "f16";
+  std::string device = "auto";
+  bool deterministic = false;
+  int parallel = 1;
+  int max_batch_tokens = 0;
+  double gap_limit = EngineOptions().gap_limit;
+  int checkpoint_interval = -1;
+  std::string spec_type = "auto";
+  std::string draft_model;
+  int spec_draft_n_max = 0;  // 0: the drafter's own default
+  int ddtree_budget = 0;
+  double spec_draft_p_min = 0;
+  int spec_draft_vocab = -1;
+  bool spec_always = false;
+  // Sizes as written (sizes.h); empty: chosen.
+  std::string kv_memory;
+  std::string state_memory;
+  std::string cache_dir;  // empty: prefixes are not kept on disk
+  std::string cache_dir_size = "8G";
+};
+
+// Which options a command has: those that change what it does.
+enum ModelParts : uint32_t {
+  kModelPart = 1,         // -m, -c, -t, -b, -ub, --act, --device, --deterministic
+  kCachePart = 2,         // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
+  kMemoryPart = 4,        // --kv-memory, --state-memory, --checkpoint-interval
+  kSchedulePart = 8,      // --max-batch-tokens, --gap-limit
+  kDiskPart = 16,         // --cache-dir, --cache-dir-size
+  kDrafterPart = 32,      // --spec-type, -md and what drafters need memory for
+  kSpeculationPart = 64,  // when they are used: --spec-always, --spec-draft-p-min
+  kTemplatePart = 128,    // --chat-template
+  kParallelPart = 256,    // -np
+};
+void add_model_options(CLI::App& command, ModelFlags& flags, uint32_t parts);
+
+// Errors: invalid_argument.
+Result<EngineOptions> engine_options(const ModelFlags& flags);
+
+// Sampling as the user gave it. What is empty comes from the file or the engine's defaults.
+struct SamplingFlags {
+  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty,
+      frequency_penalty;
+  std::optional<int32_t> top_k, repeat_last_n;
+  int64_t seed = -1;  // negative: a random one
+};
+void add_sampling_options(CLI::App& command, SamplingFlags& flags);
+
+// The file's recommendations (general.sampling.*) under the user's options; a seed is always chosen.
+Result<SamplingParams> sampling_params(const SamplingFlags& flags, const GgufFile& file);
+
+}  // namespace braid::cli

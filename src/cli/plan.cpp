@@ -1,0 +1,180 @@
+// plan.cpp -- `braid plan`: what a model needs, on this machine or on a card that is not here, before anything is
+// downloaded.
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/load_model.h"
+#include "cli/options/option_group.h"
+#include "cli/options/sizes.h"
+#include "cli/terminal.h"
+#include "engine/engine.h"
+#include "model/random_model.h"
+#include "ops/kv/kv_codec.h"
+
+namespace braid::cli {
+
+namespace {
+
+struct PlanFlags {
+  ModelFlags model;
+  std::string shape;
+  std::string mix = "Q4_K_M";
+  std::string memory;
+};
+
+std::string shape_names() {
+  std::string names;
+  for (const RandomShape& shape : random_shapes())
+    names += (names.empty() ? "" : ", ") + std::string(shape.name);
+  return names;
+}
+
+// A model file of a published shape whose tensors are pages that nobody touches: metadata and sizes are real.
+class HollowFile {
+ public:
+  static Result<HollowFile> make(const RandomShape& shape, const RandomOptions& options) {
+    BRAID_ASSIGN(const GgufWriter writer, random_model(shape, options));
+    const std::vector<std::byte> header = writer.header();
+    HollowFile out;
+    out.bytes_ = writer.file_bytes();
+    out.data_ = ::mmap(nullptr, out.bytes_, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (out.data_ == MAP_FAILED) {
+      out.data_ = nullptr;
+      return Error{
+          ErrorKind::exhausted,
+          fmt::format("there are no {} of address space for the plan", format_bytes(out.bytes_))};
+    }
+    std::memcpy(out.data_, header.data(), header.size());
+    return out;
+  }
+  HollowFile(HollowFile&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+  }
+  HollowFile(const HollowFile&) = delete;
+  HollowFile& operator=(const HollowFile&) = delete;
+  HollowFile& operator=(HollowFile&&) = delete;
+  ~HollowFile() {
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+  }
+  std::span<const std::byte> bytes() const {
+    return {static_cast<const std::byte*>(data_), bytes_};
+  }
+
+ private:
+  HollowFile() = default;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+constexpr int32_t kLeastContext = 1024;  // less is of no use
+
+// What of the context fits in formats that are worth choosing, everything else as asked for.
+std::string context_table(const GgufFile& file, const EngineOptions& options) {
+  std::string out =
+      fmt::format("{:<12} {:>18} {:>12}\n", "-ctk, -ctv", "tokens of context", "KV cache");
+  for (const char* name : {"f16", "q8_0", "c5", "c4"}) {
+    const auto codec = find_kv_codec(name);
+    EngineOptions tried = options;
+    tried.k_format = tried.v_format = KvFormat::f16;
+    tried.k_codec = tried.v_codec =
+        std::string_view(name) == "f16" || !codec.ok() ? nullptr : *codec;
+    tried.kv_auto = false;
+    tried.context_tokens = 0;
+    const auto plan = Engine::plan_memory(file, tried);
+    if (!plan.ok() && plan.error().kind == ErrorKind::unsupported) continue;
+    if (!plan.ok() || !plan->check_fits().ok() || plan->context_tokens < kLeastContext) {
+      out += fmt::format("{:<12} {:>18}\n", name, "does not fit");
+      continue;
+    }
+    uint64_t cache_bytes = 0;
+    for (const MemoryRow& row : plan->rows)
+      if (row.use == MemoryUse::kv_blocks) cache_bytes = row.predicted_bytes;
+    out += fmt::format("{:<12} {:>18} {:>12}\n", name, plan->context_tokens,
+                       format_bytes(cache_bytes));
+  }
+  return out;
+}
+
+Status print_plan(const GgufFile& file, const std::string& title, const PlanFlags& flags) {
+  BRAID_ASSIGN(EngineOptions options, engine_options(flags.model));
+  if (!flags.memory.empty()) {
+    const auto size = parse_size(flags.memory);
+    if (!size.ok()) return Error{size.error().kind, "--memory: " + size.error().message};
+    options.memory_limit_bytes = *size;
+    options.plan_own_memory = flags.model.device != "cpu";
+    if (options.plan_own_memory) options.device = "cpu";  // whose sizes stand for a GPU's
+  }
+  BRAID_ASSIGN(const MemoryPlan plan, Engine::plan_memory(file, options));
+  const Status fits = plan.check_fits();
+  print_result("{}, {} request{} at a time, {} tokens of context each{}\n\n{}\n", title,
+               options.max_sequences, options.max_sequences == 1 ? "" : "s", plan.context_tokens,
+               fits.ok() ? "" : ": does not fit", plan.table());
+  print_result("What fits at most:\n{}", context_table(file, options));
+  if (options.plan_own_memory)
+    print_result(
+        "\nAn estimate: sizes of activations and workspaces are those of the CPU's kernels, and a "
+        "desktop "
+        "takes\n"
+        "some of the card's memory. `braid inspect FILE` on the machine itself is exact.\n");
+  return fits;
+}
+
+int run_plan(const PlanFlags& flags) {
+  if (flags.shape.empty()) {
+    const auto file = open_model_file(flags.model.model);
+    if (!file.ok()) return fail(file.error());
+    const Status status = print_plan(*file, file->name(), flags);
+    return status.ok() ? 0 : fail(status.error());
+  }
+  const RandomShape* shape = find_random_shape(flags.shape);
+  if (shape == nullptr)
+    return fail({ErrorKind::invalid_argument,
+                 fmt::format("--shape {} is not one of {}", flags.shape, shape_names())});
+  RandomOptions random;
+  random.mix = flags.mix;
+  random.with_mtp = flags.model.spec_type.find("auto") != std::string::npos ||
+                    flags.model.spec_type.find("mtp") != std::string::npos;
+  const auto hollow = HollowFile::make(*shape, random);
+  if (!hollow.ok()) return fail(hollow.error());
+  const auto file = GgufFile::parse(hollow->bytes(), flags.shape);
+  if (!file.ok()) return fail(file.error());
+  const Status status = print_plan(*file, fmt::format("{} in {}", flags.shape, flags.mix), flags);
+  return status.ok() ? 0 : fail(status.error());
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<PlanFlags>();
+  auto* command = app.add_subcommand(
+      "plan", "What a model needs in memory, before it is downloaded or on another card");
+  command->footer(
+      "  braid plan --shape 27b --memory 24G              a 27B in Q4_K_M on a card of 24 GB\n"
+      "  braid plan --shape 35b-a3b --memory 32G -np 4 -ctk q8_0 -ctv q8_0");
+  add_model_options(*command, flags->model,
+                    kModelPart | kMemoryPart | kParallelPart | kCachePart | kDrafterPart);
+  OptionGroup group(*command, "Plan");
+  group.add("--shape", flags->shape, "a published model instead of a file: " + shape_names())
+      ->type_name("NAME");
+  group.add("--mix", flags->mix, "with --shape: the quantization, a name of `braid quantize`")
+      ->type_name("NAME")
+      ->capture_default_str();
+  group
+      .add("--memory", flags->memory,
+           "memory of the card, e.g. 24G (default: what this machine has free); with --device cpu "
+           "of a host")
+      ->type_name("SIZE");
+  command->callback([flags, exit_code] { *exit_code = run_plan(*flags); });
+}
+
+}  // namespace braid::cli

@@ -1,0 +1,68 @@
+// serve_options.h -- the options of `braid serve`, and what they mean for the server.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "base/result.h"
+#include "cli/options/model_flags.h"
+#include "server/app.h"
+#include "server/endpoints/access.h"
+#include "server/http/http.h"
+
+namespace braid::cli {
+
+struct ServeFlags {
+  ModelFlags model;
+  SamplingFlags sampling;
+  server::HttpOptions http;
+  server::AppOptions app;
+  int port = 8080;
+  std::string config;
+  std::set<std::string> given;  // options
+  std::vector<std::string> aliases;
+  std::vector<std::string> models_dirs;
+  std::vector<std::string> preset_files;
+  bool discover = false;
+  bool list_models = false;
+  double model_wait_s = 120;
+  std::vector<std::string> key_files;
+  std::vector<std::string> given_keys;  // in no file
+  int32_t client_max_requests = -1, client_max_queue = -1;
+  std::string client_priority, client_models;
+  std::string think = "auto";
+  std::string priority_order = "higher";
+  std::string late_system = "attach";
+  std::string preserve_thinking = "auto";
+  std::string media = "placeholder";
+  std::string tool_grammar = "full";
+  std::string loop_guard = "think";
+  std::string loop_finish = "stop";
+  std::vector<std::string> efforts;
+  bool no_page = false;
+  double max_body_mb = 32;
+  double max_request_memory_mb = 256;
+  double read_timeout_s = 300;
+  std::string access_log = "work";
+  double late_head_s = 0;
+  double drain_delay_s = 0;
+  double drain_timeout_s = 30;
+  double request_timeout_s = 0;
+  double send_timeout_s = 30;
+  double watchdog_s = 60;
+  LogOptions log;
+  std::string log_format = "text";
+};
+
+void add_serve_options(CLI::App& command, ServeFlags& flags);
+
+// Fills in what is not simply copied: keys, limits, policies. Errors: invalid_argument, those of files.
+Status complete(ServeFlags& flags);
+
+// The keys of files, after those that `keys` has already. Errors: a key that is given twice.
+Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiKey>& keys);
+
+}  // namespace braid::cli

@@ -1,0 +1,149 @@
+// step.cpp -- see step.h.
+#include "engine/schedule/step.h"
+
+#include <algorithm>
+
+namespace braid {
+namespace {
+
+double ms_since(Clock::time_point from) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - from).count();
+}
+
+int32_t power_of_two_from(int32_t count) {
+  int32_t power = 1;
+  while (power < count) power *= 2;
+  return power;
+}
+
+// Larger steps gain nothing: the device works longer than the host takes to queue them.
+constexpr int32_t kMostRecordedRows = 256;
+
+}  // namespace
+
+Status StepRunner::allocate(const Sizes& sizes) {
+  sizes_ = sizes;
+  // With room for a part of the sequence (StepBatch::part).
+  if (sizes.interleaved_tokens > 0)
+    BRAID_TRY(interleaved_.allocate(device_, sizes.interleaved_tokens, 2, sizes.block_table,
+                                    sizes.kv_groups));
+  return whole_.allocate(device_, sizes.rows, sizes.sequences, sizes.block_table, sizes.kv_groups);
+}
+
+void StepRunner::enqueue(const Batch& batch) {
+  whole_.upload();
+  model_.forward(batch, cache_.memory());
+  if (outputs_.finds_best()) outputs_.queue_best();
+}
+
+// None: do not record the step.
+std::optional<StepBatch::Padding> StepRunner::padding_of(const StepPlan& plan) const {
+  const int32_t rows = plan.rows();
+  if (!outputs_.finds_best() || rows > kMostRecordedRows || model_.observed()) return std::nullopt;
+  int32_t most_rows = 1;
+  for (const StepItem& item : plan.items) most_rows = std::max(most_rows, item.rows());
+  StepBatch::Padding padding;
+  padding.sequences =
+      std::min(row_bucket(static_cast<int32_t>(plan.items.size())), sizes_.sequences);
+  padding.rows = padding.sequences;
+  padding.most_rows = 1;
+  if (most_rows > 1) {
+    padding.rows = std::min(row_bucket(rows), sizes_.rows);
+    if (rows <= outputs_.most_rows()) padding.rows = std::min(padding.rows, outputs_.most_rows());
+    padding.most_rows = std::min(power_of_two_from(most_rows), sizes_.decoding_rows);
+  }
+  return padding;
+}
+
+Status StepRunner::queue(Step& step) {
+  const bool decodes = StepBatch::decodes(step.plan);
+  if (decodes) outputs_.begin(step.plan, step.plan.rows());
+  const auto padding = decodes ? padding_of(step.plan) : std::nullopt;
+  Batch& batch = step.batch;
+  batch = whole_.fill(step.plan, padding);
+  if (!decodes) outputs_.begin(step.plan, batch.outputs);
+  outputs_.lay_out(batch.outputs);
+  whole_.send_tables();
+  if (!padding) {
+    enqueue(batch);
+    return {};
+  }
+  const bool few_cells = batch.most_uncertain > 0 && batch.most_cells > 0;
+  const uint64_t shape =
+      static_cast<uint64_t>(padding->sequences) | static_cast<uint64_t>(padding->rows) << 20 |
+      static_cast<uint64_t>(padding->most_rows) << 40 | static_cast<uint64_t>(few_cells) << 60;
+  return records_.queue(Records::Work::step, shape, [&] { enqueue(batch); });
+}
+
+// Allows parts while they are expected to fit the slice, and measures them.
+class StepRunner::SlicePacing final : public StepPacing {
+ public:
+  SlicePacing(StepRunner& runner, Step& step, const Slice& slice, Pacer& pacer)
+      : runner_(runner), step_(step), slice_(slice), pacer_(pacer) {}
+
+  bool splits_attention() const override { return true; }
+
+  bool may_run(StepPart part) override { return allow(part, step_.batch.tokens); }
+
+  Batch attention_rows(int32_t first_row) override {
+    const int32_t left = step_.batch.tokens - first_row;
+    const int32_t rows =
+        slice_.others_decode
+            ? pacer_.attention_rows(position(), slice_.ms - ms_since(slice_.begin), left)
+            : left;
+    if (!allow(StepPart::attention_rows, rows)) return {};
+    return runner_.interleaved_.part(step_.batch, first_row, rows);
+  }
+
+  void queued() override {
+    slice_.while_working();
+    runner_.device_.synchronize();
+    works_ = runner_.device_.health().ok();
+    if (!works_) return;
+    pacer_.observe_part(part_, rows_, part_position_, ms_since(slice_.begin) - spent_ms_);
+    *slice_.disturbed = true;
+  }
+
+ private:
+  int32_t position() const { return step_.plan.items[0].sequence->computed_tokens + step_.at.row; }
+
+  bool allow(StepPart part, int32_t rows) {
+    if (!works_) return false;
+    spent_ms_ = ms_since(slice_.begin);
+    if (*slice_.disturbed && spent_ms_ + pacer_.part_ms(part, rows, position()) > slice_.ms)
+      return false;
+    part_ = part;
+    rows_ = rows;
+    part_position_ = position();
+    return true;
+  }
+
+  StepRunner& runner_;
+  Step& step_;
+  const Slice& slice_;
+  Pacer& pacer_;
+  bool works_ = true;
+  StepPart part_ = StepPart::embedding;
+  int32_t rows_ = 0;
+  int32_t part_position_ = 0;
+  double spent_ms_ = 0;  // before it
+};
+
+void StepRunner::begin_interleaved(Step& step) {
+  step.batch = interleaved_.fill(step.plan);
+  step.at = {};
+  interleaved_.send_tables();
+  interleaved_.upload();
+}
+
+bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
+  SlicePacing pacing(*this, step, slice, pacer);
+  if (!model_.forward_interleaved(step.at, step.batch, cache_.memory(), pacing)) return false;
+  outputs_.begin(step.plan, step.batch.outputs);
+  outputs_.lay_out(step.batch.outputs);
+  if (outputs_.finds_best()) outputs_.queue_best();
+  device_.synchronize();
+  return device_.health().ok();
+}
+
+}  // namespace braid

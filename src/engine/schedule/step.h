@@ -1,0 +1,76 @@
+// step.h -- one step: from a plan to outputs that can be judged.
+//
+// queue() runs a step to its end; advance() runs a prompt's chunk in parts, between decoding steps.
+// On a device with its own memory, decoding steps are padded to a bucket of sequences, rows and
+// rows per sequence, and recorded (records.h).
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+
+#include "engine/prefix/sequence_cache.h"
+#include "engine/schedule/pacer.h"
+#include "engine/schedule/records.h"
+#include "engine/schedule/step_batch.h"
+#include "engine/schedule/step_outputs.h"
+#include "engine/schedule/step_plan.h"
+#include "model/model.h"
+#include "ops/device.h"
+
+namespace braid {
+
+struct Step {
+  StepPlan plan;
+  Batch batch;    // its arrays belong to the runner, one step of each kind
+  StepCursor at;  // progress of an interleaved step
+};
+
+// Engine thread only.
+class StepRunner {
+ public:
+  struct Sizes {
+    int32_t rows = 0;                // of a step
+    int32_t sequences = 0;           // of a step
+    int32_t decoding_rows = 1;       // of a decoding sequence: its token and its drafts
+    int32_t block_table = 0;         // blocks of one sequence
+    int32_t kv_groups = 1;           // each has a block table
+    int32_t interleaved_tokens = 0;  // of an interleaved step; 0: none
+  };
+  StepRunner(Device& device, Model& model, SequenceCache& cache, StepOutputs& outputs,
+             Records& records)
+      : device_(device), model_(model), cache_(cache), outputs_(outputs), records_(records) {}
+  Status allocate(const Sizes& sizes);
+
+  // Errors: those of Device::end_record().
+  Status queue(Step& step);
+
+  void begin_interleaved(Step& step);
+  struct Slice {
+    Clock::time_point begin;
+    double ms = 0;
+    bool others_decode = true;            // else it runs to its end
+    bool* disturbed = nullptr;            // set if parts ran since the last decoding step
+    std::function<void()> while_working;  // called after each queued part
+  };
+  // Runs until the slice is over, but at least one part, so that it ends beside very short steps.
+  // True: outputs are complete. False: paused, or the device has failed.
+  bool advance(Step& step, const Slice& slice, Pacer& pacer);
+
+ private:
+  class SlicePacing;
+  // Recorded for decoding steps.
+  void enqueue(const Batch& batch);
+  std::optional<StepBatch::Padding> padding_of(const StepPlan& plan) const;
+
+  Device& device_;
+  Model& model_;
+  SequenceCache& cache_;
+  StepOutputs& outputs_;
+  Records& records_;
+  Sizes sizes_;
+  StepBatch whole_;
+  StepBatch interleaved_;
+};
+
+}  // namespace braid

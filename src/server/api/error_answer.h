@@ -1,0 +1,18 @@
+// error_answer.h -- an error as an HTTP answer, and errors of request memory.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "server/api/api_error.h"
+#include "server/http/http.h"
+
+namespace braid::server {
+
+// Pure. Adds Retry-After, WWW-Authenticate or x-should-retry as the status requires.
+HttpAnswer error_answer(const ApiError& error, Family family, const HttpRequest& request);
+
+// Reserves `bytes` in all. Errors: 503, 429, 413 (never possible). One thread at a time.
+std::optional<ApiError> memory_fault(Exchange& exchange, size_t bytes);
+
+}  // namespace braid::server
