@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The loads of bench/server_load.cpp against a server with the built-in model and its default limits: docs/design/server.md.
+# The loads of bench/server_load.cpp against a server with the built-in model and its default limits;
+# docs/design/server.md says what must hold.
 # Usage: bench/server_load.sh PATH_OF_BRAID [PATH_OF_SERVER_LOAD] [streams|churn|crowd|leave|flood|schemas|hostile|cost]...
 # (all but churn by default)
 # churn runs without guesses, with the head's and with the drafter's, and their texts must be the same. SPEC="none auto" chooses,

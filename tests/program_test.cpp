@@ -214,7 +214,7 @@ TEST_F(InspectCommand, RendersAConversation) {
             "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n");
 }
 
-// docs/benchmarks.md has the sources of the perplexity figures.
+// Perplexity figures: docs/design/numerics.md.
 double perplexity(const std::vector<std::string>& more) {
   std::vector<std::string> all = {"ppl", "-f", kRoot + "/tests/goldens/corpus-heldout.txt", "-c",
                                   "2048"};

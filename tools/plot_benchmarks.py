@@ -3,33 +3,35 @@
 
 Usage: tools/plot_benchmarks.py [--check]     --check: change nothing, fail if page, plots and data disagree
 
-Each JSON file is one machine: what it is, the day, and tables. A table is of one of two kinds:
-  peers   rows {group, test, braid, peers: {name: figure}, goal: {name: ratio} | goal_value, mark}; `braid` may be a list of rounds
-  grid    columns, and rows of texts
+Each JSON file is one machine: what it is, its peers, and tables. A table is of one of three kinds:
+  peers    rows {group, test, braid, peers: {name: figure}, mark}; `braid` may be a list of rounds, whose mean is shown
+  grid     columns, and rows of texts
+  summary  rows {what, table, group, test}: rows of peers tables, whose figures stand in those alone
 The page has a pair of comments for each table, `<!-- table NAME -->` and `<!-- end NAME -->`; what stands between them is written here:
-the table, the commands under it, and the plot if the table has one (docs/benchmarks/NAME.svg). Ratios are computed from the figures
-that are shown. Plots have a light background of their own, so that they read on dark pages, too. Standard library only.
+the caption, which every table has and which says whose weights were run, the table, the commands under it, and the plot if the table
+has one (docs/benchmarks/NAME.svg). Ratios are computed from the figures that are shown. Plots have a light background of their own,
+so that they read on dark pages, too. Standard library only.
 """
 import json
 import math
 import pathlib
 import re
 import sys
+import textwrap
 from html import escape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 DATA = ROOT / "docs" / "benchmarks"
+WIDTH = 100
 
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 BRAID, BRAID2, PEER, PEER2 = "#0969da", "#8250df", "#8c959f", "#bf8700"
 
 
 def shown(figure):
-    """A figure as the page writes it: 41.9, 1,930, and two rounds as 173 / 174."""
-    if isinstance(figure, list):
-        return " / ".join(shown(one) for one in figure)
-    return f"{figure:,}"
+    """A figure as the page writes it: 41.9, 1,930; of several rounds their mean."""
+    return f"{round(mean(figure)):,}" if isinstance(figure, list) else f"{figure:,}"
 
 
 def mean(figure):
@@ -41,46 +43,58 @@ def mean(figure):
 
 def peers_table(table, machine):
     used = [name for name in machine["peers"] if any(name in row.get("peers", {}) for row in table["rows"])]
-    goals = [name for name in used if any(name in row.get("goal", {}) for row in table["rows"])]
-    goal_values = any("goal_value" in row for row in table["rows"])
     head = ["", "test", "braid, " + table["unit"]] + [machine["peers"][name] for name in used]
-    for name in used:
-        head.append(f"of {name} (goal)" if name in goals else f"of {name}")
-    if goal_values:
-        head.append("goal")
+    head += [f"times {machine['peers'][name]}" for name in used]
     rows, last = [], None
     for row in table["rows"]:
         cells = [row["group"] if row["group"] != last else "", row["test"] + row.get("mark", ""), shown(row["braid"])]
         last = row["group"]
         cells += [shown(row["peers"][name]) if name in row.get("peers", {}) else "" for name in used]
         for name in used:
-            cell = ""
-            if name in row.get("peers", {}):
-                ratio = mean(row["braid"]) / row["peers"][name]
-                cell = f"{ratio:.2f}"
-                goal = row.get("goal", {}).get(name)
-                if goal:
-                    cell += f" ({goal:g})" if ratio >= goal else f" (**{goal:g}: missed**)"
-            cells.append(cell)
-        if goal_values:
-            cells.append(shown(row["goal_value"]) if "goal_value" in row else "")
+            cells.append(f"{mean(row['braid']) / row['peers'][name]:.2f}" if name in row.get("peers", {}) else "")
         rows.append(cells)
     numbers = len(head) - 2
     return table_lines(head, ["---", "---"] + ["---:"] * numbers, rows)
+
+
+def summary_table(table, machine, machines):
+    """A row of each machine's tables that this one names, against the first peer."""
+    peer = next(iter(machine["peers"]))
+    head = ["machine", "model", "test", "braid", machine["peers"][peer], "times"]
+    rows = []
+    for wanted_row in table["rows"]:
+        for other in machines:
+            for of in other["tables"]:
+                for row in of["rows"] if of["name"] == wanted_row["table"] else []:
+                    if row["group"] == wanted_row["group"] and row["test"] == wanted_row["test"]:
+                        ratio = f"{mean(row['braid']) / row['peers'][peer]:.1f}"
+                        figures = [shown(row["braid"]), shown(row["peers"][peer]), ratio]
+                        rows.append([other["machine"], wanted_row["what"], row["test"], *figures])
+    if len(rows) != len(table["rows"]):
+        sys.exit(f"{table['name']}: a row names no row of another table, or several")
+    return table_lines(head, ["---"] * 3 + ["---:"] * 3, rows)
 
 
 def table_lines(head, rules, rows):
     return ["| " + " | ".join(cells) + " |" for cells in [head, rules] + rows]
 
 
-def section(table, machine):
-    lines = []
+def command_lines(command):
+    """In lines of a page's width, as a shell reads them."""
+    lines = textwrap.wrap(command, WIDTH - 2, initial_indent="    ", subsequent_indent="        ", break_on_hyphens=False)
+    return [line + " \\" for line in lines[:-1]] + lines[-1:]
+
+
+def section(table, machine, machines):
+    lines = [table["caption"], ""]
     if table["kind"] == "peers":
         lines += peers_table(table, machine)
+    elif table["kind"] == "summary":
+        lines += summary_table(table, machine, machines)
     else:
         lines += table_lines(table["columns"], ["---"] * len(table["columns"]), table["rows"])
     if "command" in table:
-        lines += [""] + ["    " + command for command in table["command"]]
+        lines += [""] + [line for command in table["command"] for line in command_lines(command)]
     if "plot" in table:
         lines += ["", f"![{table['plot']['title']}](benchmarks/{table['name']}.svg)"]
     return "\n".join(lines)
@@ -123,8 +137,8 @@ def ratios_plot(table, machine):
     scale = (width - left - right) / most
     body = [text(16, 46, f"bar: braid, times {machine['peers'][first]}", MUTED)]
     if others:
-        body.append(f'<rect x="245" y="36" width="3" height="13" fill="{PEER2}"/>')
-        body.append(text(254, 46, machine["peers"][others[0]], MUTED))
+        body.append(f'<rect x="262" y="36" width="3" height="13" fill="{PEER2}"/>')
+        body.append(text(271, 46, machine["peers"][others[0]], MUTED))
     bottom = top + step * len(rows)
     for times in range(most + 1):
         x = left + times * scale
@@ -158,7 +172,7 @@ def lines_plot(table, machine):
             points = [(row["x"], row["peers"][name], shown(row["peers"][name])) for row in of if name in row.get("peers", {})]
             if points:
                 series.append((f"{group}, {name}", colour, ' stroke-dasharray="5 4"', points))
-    left, right, top, bottom, width, height = 76, 130, 56, 44, 760, 400
+    left, right, top, bottom, width, height = 76, 150, 56, 44, 760, 400
     xs = sorted({x for *_, points in series for x, _, _ in points})
     values = [value for *_, points in series for _, value, _ in points]
     steps = [step * 10**power for power in range(9) for step in (1, 2, 5)]
@@ -214,15 +228,16 @@ def wanted():
     """What page and plots must hold: path -> text."""
     files, page = {}, PAGE.read_text(encoding="utf-8")
     names = set()
-    for path in sorted(DATA.glob("*.json")):
-        machine = json.loads(path.read_text(encoding="utf-8"))
+    paths = sorted(DATA.glob("*.json"))
+    machines = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    for path, machine in zip(paths, machines):
         for table in machine["tables"]:
             name = table["name"]
             names.add(name)
             marked = re.compile(rf"(<!-- table {re.escape(name)} -->\n)(?:.*?\n)??(<!-- end {re.escape(name)} -->)", re.S)
             if not marked.search(page):
                 sys.exit(f"{path.name}: {PAGE.name} has no place for the table {name}")
-            page = marked.sub(lambda found: found[1] + section(table, machine) + "\n" + found[2], page)
+            page = marked.sub(lambda found: found[1] + section(table, machine, machines) + "\n" + found[2], page)
             if "plot" in table:
                 files[DATA / f"{name}.svg"] = PLOTS[table["plot"]["kind"]](table, machine)
     for name in re.findall(r"<!-- table (.*?) -->", page):

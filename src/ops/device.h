@@ -52,7 +52,7 @@ class Buffer {
 };
 
 // Activations for quantized weights on a CPU. i8 and i16 are rounded per 32 values
-// (docs/numerics.md). Float weights always use f32.
+// (docs/design/numerics.md). Float weights always use f32.
 enum class Activations : uint8_t { i8, i16, f32 };
 
 struct DeviceOptions {
@@ -61,7 +61,7 @@ struct DeviceOptions {
   int32_t max_tokens = 512;  // largest batch the workspaces are sized for
   int gpu = 0;               // index in the driver's order
   // A row's bytes depend on its sequence alone, not on the rows of a step or the cuts of a prompt.
-  // Always true on the CPU and the reference; slower on a GPU (docs/numerics.md).
+  // Always true on the CPU and the reference; slower on a GPU (docs/design/numerics.md).
   bool deterministic = false;
 };
 

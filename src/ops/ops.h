@@ -8,7 +8,7 @@
 // - The order of a reduction over K or positions depends only on the op and its shape.
 // - A wrong shape is a bug and aborts. Ops do not allocate. New ops need a reason in
 //   ARCHITECTURE.md.
-// The scalar reference in ref/ is the specification. Formulas: docs/model-math.md.
+// The scalar reference in ref/ is the specification. Formulas: docs/design/model-math.md.
 #pragma once
 
 #include <cstdint>

@@ -182,7 +182,7 @@ TEST(DraftBudget, GainsNearlyWhatCanBeGainedAndNeverLoses) {
   }
 }
 
-// Measured step times of the 27B on an H200 (docs/history/gpu-speed.md).
+// Measured step times of the 27B on an H200 (docs/design/cuda-kernels.md).
 double large_gpu_ms(int32_t sequences, int32_t rows) {
   constexpr struct {
     double rows, ms;

@@ -2,7 +2,7 @@
 //
 // The head's output matrix is most of the cost of a guess, and a text uses few of 250,000 tokens. A
 // new token takes the row of the least recently seen one. With 40,960 rows under 1 % of the tokens
-// of code and English are missing (docs/history/speculation.md). The contents affect only speed.
+// of code and English are missing (docs/design/speculation.md). The contents affect only speed.
 #pragma once
 
 #include <cstdint>

@@ -122,7 +122,7 @@ void prepare_rows(const cpu::DeltaPrepare& args) {
 
 // old + k d. On Zen 2 and 3 a 256-bit store takes a register port that the third operand of an FMA
 // needs: a row of the tile takes 8.6 cycles with FMAs, 6.2 with a product and a sum.
-// BRAID_FUSED_DELTA gives the bytes of the other targets (docs/numerics.md).
+// BRAID_FUSED_DELTA gives the bytes of the other targets (docs/design/numerics.md).
 HWY_INLINE Floats update(Floats k, Floats d, Floats old) {
 #if HWY_TARGET == HWY_AVX2 && !defined(BRAID_FUSED_DELTA)
   return hn::Add(hn::Mul(k, d), old);

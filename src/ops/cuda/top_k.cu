@@ -7,7 +7,7 @@
 // repeated over all numbers, then over ids. A second kernel merges the shares.
 //
 // Tried and slower: always searching all numbers; sorting shares in shared memory; 8 numbers a
-// thread. More: docs/history/cuda-kernels.md.
+// thread. More: docs/design/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/cuda_ops.h"

@@ -18,7 +18,7 @@
 // split after those of attention_sealed.cu.
 //
 // Tried and slower: items of 32 queries; a dry run of the code before the wait, for the instruction
-// cache; short splits for many long sequences (docs/history/cuda-kernels.md).
+// cache; short splits for many long sequences (docs/design/cuda-kernels.md).
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_decode_reader.cuh"

@@ -9,7 +9,7 @@
 //
 // Tried and slower: one kernel for all formats (the worst format's registers); splits by sequence
 // length (uneven rounds); levels of tbq4_0 by byte permutations. More:
-// docs/history/cuda-kernels.md.
+// docs/design/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/attention/attention_common.h"

@@ -7,7 +7,7 @@
 //   warps drift apart by up to a tile: one warp's softmax overlaps another's products.
 //
 // Tried and slower: queries in shared memory with a block barrier per tile; one stage with three
-// barriers; outputs stored from fragments. More: docs/history/cuda-kernels.md.
+// barriers; outputs stored from fragments. More: docs/design/cuda-kernels.md.
 #include <algorithm>
 #include <type_traits>
 

@@ -12,7 +12,7 @@
 // cells add exact zeros, so a result does not depend on the other queries of the tile.
 //
 // Keys and queries take all shared memory bandwidth (4 KB per 32 clocks). Preparing row views
-// earlier or prefetching gates gains nothing (docs/history/cuda-kernels.md).
+// earlier or prefetching gates gains nothing (docs/design/cuda-kernels.md).
 #include <cuda.h>
 
 #include "ops/cuda/attention/attention_wgmma.cuh"

@@ -17,7 +17,7 @@
 //   wgmma: delta_chunk_wgmma.cuh, the same arithmetic.
 //
 // Tried and slower: W and U inside the scan; norm and gate inside the scan's chain; shared tiles by
-// multicast in the wgmma scan. More: docs/history/cuda-kernels.md.
+// multicast in the wgmma scan. More: docs/design/cuda-kernels.md.
 #include <algorithm>
 
 #include "ops/cuda/delta/delta_chunk_intra.cuh"

@@ -14,7 +14,7 @@
 // - decode: a block per (sequence, value head) loads state and entries before it waits for prepare.
 //
 // Tried and slower: two blocks a head as a cluster; persistent blocks with states through shared
-// memory; prefetching states into L2 from prepare. More: docs/history/cuda-kernels.md.
+// memory; prefetching states into L2 from prepare. More: docs/design/cuda-kernels.md.
 #include "ops/cuda/delta/delta_common.h"
 #include "ops/cuda/delta/delta_forms.h"
 #include "ops/cuda/delta/delta_ring.h"

@@ -21,7 +21,7 @@
 // (delta_decode.cu).
 //
 // Tried and slower: one launch; clusters of 16-warp blocks below 16 nodes; skipping absent nodes of
-// a tile. More: docs/history/cuda-kernels.md.
+// a tile. More: docs/design/cuda-kernels.md.
 #include <cooperative_groups.h>
 
 #include <algorithm>

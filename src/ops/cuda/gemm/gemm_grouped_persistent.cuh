@@ -13,7 +13,7 @@
 // rows of y of one token, in the order of k: results do not depend on the distribution of work.
 //
 // Tried and slower: a barrier of all warps each round; half or all of the work dynamic (x is read
-// again each round). More: docs/history/cuda-kernels.md.
+// again each round). More: docs/design/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>

@@ -14,7 +14,7 @@
 // swizzled 16-byte pieces against bank conflicts.
 //
 // Tried and slower: CTA barriers per step; one warp that copies all weights; f16 sums of 32 k. Runs
-// of consecutive tiles read memory ten times as much as waves. More: docs/history/cuda-kernels.md.
+// of consecutive tiles read memory ten times as much as waves. More: docs/design/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 // residual whole for the norms, with the bytes of norm.cu.
 //
 // Tried and slower: clusters that cut k with weights in shared memory; no router kernel, with
-// logits computed in the experts' first kernel. More: docs/history/cuda-kernels.md.
+// logits computed in the experts' first kernel. More: docs/design/cuda-kernels.md.
 #include "ops/cuda/gemm/gemm_router.h"
 
 #include "ops/cuda/gemm/gemm_common.cuh"

@@ -20,7 +20,7 @@
 // - Code that a warp runs once costs about 10 clocks an instruction. So scales and places of rows
 //   are looked up before x comes, and the path from sums to y is short.
 //
-// A dry run of the code before the wait is slower. More: docs/history/cuda-kernels.md.
+// A dry run of the code before the wait is slower. More: docs/design/cuda-kernels.md.
 #pragma once
 
 #include <algorithm>

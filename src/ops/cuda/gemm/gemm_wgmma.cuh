@@ -20,7 +20,7 @@
 //
 // Tried and slower: a single loader warp; sums through shared memory to y; four warpgroups; warps
 // that only make scales; warpgroups in turn; separate kernels for gated products up to 64 columns.
-// More: docs/history/cuda-kernels.md.
+// More: docs/design/cuda-kernels.md.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_wgmma_streamk.cuh"

@@ -10,7 +10,7 @@
 // them. Parts are polled (gemm_store.cuh), which works because all CTAs are resident.
 //
 // Tried and slower: every warp's sums through L2; more slices; 16 warps with rings of 2 units; four
-// tiles of x (17 to 32 rows). More: docs/history/cuda-kernels.md.
+// tiles of x (17 to 32 rows). More: docs/design/cuda-kernels.md.
 #pragma once
 
 #include "ops/cuda/gemm/gemm_skinny.cuh"

@@ -17,7 +17,7 @@
 // the other tokens.
 //
 // Tried and slower: two blocks of moe_few_in on a multiprocessor; the two kernels in sequence.
-// More: docs/history/cuda-kernels.md.
+// More: docs/design/cuda-kernels.md.
 #include <algorithm>
 
 // Before 9.0 the kernels are empty and their functions unused.

@@ -15,7 +15,7 @@
 //
 // Latency counts (a warp issues an instruction in about 8 clocks). Tried and slower: 16 warps in
 // moe_in; two items in some blocks. A dry run before the wait gains nothing. More:
-// docs/history/cuda-kernels.md.
+// docs/design/cuda-kernels.md.
 #include <algorithm>
 
 // Before 9.0 the kernels are empty and their functions unused.
