@@ -21,9 +21,9 @@
 
 #include "gguf/gguf.h"
 #include "server/api/read_request.h"
-#include "server/structured/form_mask.h"
-#include "server/structured/grammar_cache.h"
-#include "server/structured/schema_grammar.h"
+#include "server/api/structured/form_mask.h"
+#include "server/api/structured/grammar_cache.h"
+#include "server/api/structured/schema_grammar.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace {

@@ -17,8 +17,6 @@
 #include "cli/default_model.h"
 #include "cli/options/sizes.h"
 #include "cli/terminal.h"
-#include "ops/cpu/unit_side.h"
-#include "ops/kv/kv_codec.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::cli {
@@ -37,52 +35,38 @@ Result<Tokenizer> make_tokenizer(const GgufFile& file) {
   return Tokenizer::create(std::move(data));
 }
 
-namespace {
-
-// Formats of the cache that the engine's device reads by plain code; empty: there are none.
-std::string slow_formats(Engine& engine) {
-  if (!engine.device().computes_in_host_memory()) return {};
-  int32_t head_dim = 0;
-  for (const LayerConfig& layer : engine.config().layers)
-    if (layer.kind == LayerKind::attention) head_dim = std::max(head_dim, layer.attention.head_dim);
-  std::string names;
-  for (const std::string_view name : {engine.memory().k_type, engine.memory().v_type}) {
-    const auto codec = find_kv_codec(name);
-    if (name == names || !codec.ok() || !cpu::is_expanded(**codec, head_dim)) continue;
-    names += (names.empty() ? "" : " and ") + std::string(name);
-  }
-  return names;
+LoadProgress::LoadProgress(const std::string& name, EngineOptions& options)
+    : line_("loading " + name) {
+  options.progress = [this](uint64_t done, uint64_t total) { line_.update(done, total); };
+  options.host_progress = [this](uint64_t done, uint64_t total) {
+    line_.update(done, total, "host memory for checkpoints");
+  };
 }
 
-}  // namespace
+void note_threads(const ModelFlags& flags) {
+  if (flags.threads > usable_cores())
+    print_note(fmt::format("-t {}: there are {} cores; more threads than cores are slower",
+                           flags.threads, usable_cores()));
+}
 
 Result<LoadedModel> load_model(const ModelFlags& flags,
                                const std::function<void(EngineOptions&)>& adjust) {
   LoadedModel loaded;
   BRAID_ASSIGN(auto options, engine_options(flags));
   if (adjust) adjust(options);
-  if (flags.threads > usable_cores())
-    print_note(fmt::format("-t {}: there are {} cores; more threads than cores are slower",
-                           flags.threads, usable_cores()));
+  note_threads(flags);
   BRAID_ASSIGN(auto file, open_model_file(flags.model));
   loaded.file = std::make_unique<GgufFile>(std::move(file));
   loaded.name = flags.model.empty() ? kDefaultModelName
                                     : std::filesystem::path(flags.model).filename().string();
-  ProgressLine progress("loading " + loaded.name);
-  options.progress = [&](uint64_t done, uint64_t total) { progress.update(done, total); };
-  options.host_progress = [&](uint64_t done, uint64_t total) {
-    progress.update(done, total, "host memory for checkpoints");
-  };
-  BRAID_ASSIGN(loaded.engine, Engine::create(*loaded.file, options));
-  BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
-  if (const std::string slow = slow_formats(*loaded.engine); !slow.empty()) {
-    progress.clear();
-    print_note(
-        fmt::format("a CPU has no kernels for {}: decoding spends 15 to 110 times as long in "
-                    "attention as with q8_0, "
-                    "q4_0 or c4",
-                    slow));
+  {
+    LoadProgress progress(loaded.name, options);
+    BRAID_ASSIGN(loaded.engine, Engine::create(*loaded.file, options));
+    BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
   }
+  if (const std::string slow = loaded.engine->slow_kv_formats(); !slow.empty())
+    print_note(fmt::format(
+        "a CPU has no kernels for {}: attention is 15 to 110 times slower than with q8_0", slow));
   return loaded;
 }
 

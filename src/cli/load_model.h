@@ -8,6 +8,7 @@
 
 #include "base/result.h"
 #include "cli/options/model_flags.h"
+#include "cli/terminal.h"
 #include "engine/engine.h"
 #include "gguf/gguf.h"
 #include "text/chat.h"
@@ -19,6 +20,18 @@ namespace braid::cli {
 Result<GgufFile> open_model_file(const std::string& path);
 
 Result<Tokenizer> make_tokenizer(const GgufFile& file);
+
+// A progress line while an engine with these options loads; it must live as long.
+class LoadProgress {
+ public:
+  LoadProgress(const std::string& name, EngineOptions& options);
+
+ private:
+  ProgressLine line_;
+};
+
+// A note if there are more threads than cores.
+void note_threads(const ModelFlags& flags);
 
 // File, tokenizer and engine, ready to run; a progress line while weights load.
 struct LoadedModel {

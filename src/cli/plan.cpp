@@ -159,7 +159,7 @@ void add_plan(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand(
       "plan", "What a model needs in memory, before it is downloaded or on another card");
   command->footer(
-      "  braid plan --shape 27b --memory 24G              a 27B in Q4_K_M on a card of 24 GB\n"
+      "  braid plan --shape 27b --memory 24G       a 27B in Q4_K_M on a card of 24 GB\n"
       "  braid plan --shape 35b-a3b --memory 32G -np 4 -ctk q8_0 -ctv q8_0");
   add_model_options(*command, flags->model,
                     kModelPart | kMemoryPart | kParallelPart | kCachePart | kDrafterPart);

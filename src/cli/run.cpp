@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 struct RunFlags {
   ModelFlags model;
-  SamplingFlags sampling;
+  SamplingChoice sampling;
   std::string prompt;
   bool has_prompt = false;
   std::string file;
@@ -106,7 +106,7 @@ int run(const RunFlags& flags) {
   });
   if (!model.ok()) return fail(model.error());
   if (flags.plan) print_status("{}\n", model->engine->memory().table());
-  const auto sampling = sampling_params(flags.sampling, *model->file);
+  const auto sampling = sampling_defaults(*model->file, flags.sampling);
   if (!sampling.ok()) return fail(sampling.error());
   if (flags.raw) {
     const auto answer = generate(*model, {*text, {}}, *sampling, flags.max_tokens, TextKind::raw);

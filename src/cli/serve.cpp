@@ -20,12 +20,10 @@
 #include "cli/serve_options.h"
 #include "cli/serve_signals.h"
 #include "cli/terminal.h"
-#include "engine/service.h"
 #include "server/app.h"
-#include "server/engine_backend.h"
 #include "server/http/http.h"
+#include "server/load_model.h"
 #include "server/model_host.h"
-#include "server/structured/grammar_cache.h"
 
 namespace braid::cli {
 
@@ -121,46 +119,29 @@ int list_models(const server::Catalog& catalog) {
   return 0;
 }
 
-Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flags,
-                                                          LoadedModel& loaded) {
-  auto model = std::make_shared<server::ServedModel>();
-  model->names = {loaded.name};
-  BRAID_ASSIGN(model->defaults, sampling_params(flags.sampling, *loaded.file));
-  model->file_name = loaded.name;
-  BRAID_TRY(server::describe_file(*loaded.file, *model));
-  model->trained_context_tokens = loaded.engine->config().context_length;
-  model->tokenizer = std::make_shared<const Tokenizer>(std::move(*loaded.tokenizer));
-  auto chat = read_chat_template(*loaded.file, *model->tokenizer, flags.model.chat_template);
-  if (!chat.ok() && !flags.model.chat_template.empty()) return chat.error();
-  if (chat.ok()) {
-    model->chat.emplace(std::move(*chat));
-    model->abilities = server::probe_template(*model->chat);
-  } else {
-    spdlog::warn("{}; conversations are refused, completions work", chat.error().message);
-  }
-  model->grammars = std::make_shared<server::GrammarCache>(*model->tokenizer);
-  ServiceOptions service;
-  service.max_queued = flags.app.max_queue + flags.app.limits.max_n;
-  model->source = std::shared_ptr<const GgufFile>(std::move(loaded.file));
-  model->backend = server::make_engine_backend(
-      EngineService::start(std::move(loaded.engine), service), flags.model.parallel);
-  return model;
-}
+// Conversations return for many more prefixes than run at a time, so many checkpoints are worth
+// their memory.
+constexpr int32_t kCheckpointsPerSlot = 64;
 
-// Conversations come back for many more prefixes than run at a time, and those who have gone keep theirs.
-void serve_many(EngineOptions& options) {
-  constexpr int32_t kCheckpointsPerSlot = 64;
-  options.max_checkpoints = std::max(16, kCheckpointsPerSlot * options.max_sequences);
+Result<std::shared_ptr<server::ServedModel>> load_served(const ServeFlags& flags,
+                                                         const std::string& path) {
+  server::LoadModelOptions options;
+  options.name = path.empty() ? kDefaultModelName : std::filesystem::path(path).filename().string();
+  options.chat_template = flags.model.chat_template;
+  options.sampling = flags.sampling;
+  options.service.max_queued = flags.app.max_queue + flags.app.limits.max_n;
+  BRAID_ASSIGN(options.engine, engine_options(flags.model));
+  options.engine.max_checkpoints = std::max(16, kCheckpointsPerSlot * options.engine.max_sequences);
+  BRAID_ASSIGN(auto file, open_model_file(path));
+  LoadProgress progress(options.name, options.engine);
+  return server::load_model(std::move(file), options);
 }
 
 // What the host calls on its own thread.
 server::ModelHost::Load loader(const ServeFlags& flags) {
   return [flags](const server::ModelFile& file) -> Result<std::shared_ptr<server::ServedModel>> {
-    ModelFlags wanted = flags.model;
-    wanted.model = file.path;
     try {
-      BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, serve_many));
-      return served_model(flags, loaded);
+      return load_served(flags, file.path);
     } catch (const std::exception& exception) {
       return Error{ErrorKind::exhausted, fmt::format("{}: {}", file.shown, exception.what())};
     }
@@ -169,8 +150,7 @@ server::ModelHost::Load loader(const ServeFlags& flags) {
 
 Status check_model_file(const server::ModelFile& file) {
   BRAID_ASSIGN(const GgufFile opened, open_model_file(file.path));
-  const auto tokenizer = make_tokenizer(opened);
-  return tokenizer.ok() ? Status() : Status(tokenizer.error());
+  return server::check_model(opened);
 }
 
 // The log's file, and the files of keys and the certificate, these all or none.
@@ -234,9 +214,8 @@ int serve(ServeFlags flags) {
   auto catalog = make_catalog(flags);
   if (!catalog.ok()) return fail(catalog.error());
   if (flags.list_models) return list_models(*catalog);
-  auto loaded = load_model(flags.model, serve_many);
-  if (!loaded.ok()) return fail(loaded.error());
-  auto model = served_model(flags, *loaded);
+  note_threads(flags.model);
+  auto model = load_served(flags, flags.model.model);
   if (!model.ok()) return fail(model.error());
   const std::string name = catalog->entries().front().names.front();
   const int32_t context = (*model)->backend->context_tokens();
@@ -290,7 +269,7 @@ void add_serve(CLI::App& app, int* exit_code) {
   auto* command =
       app.add_subcommand("serve", "Serve the model to OpenAI and Anthropic clients over HTTP");
   command->footer(
-      "  braid serve -m model.gguf             http://127.0.0.1:8080, and a chat page there\n"
+      "  braid serve -m model.gguf       http://127.0.0.1:8080, and a chat page there\n"
       "  braid serve --host 0.0.0.0 --api-key-file keys.txt\n"
       "SIGTERM lets running answers end; a second one does not. SIGHUP reads keys and certificates "
       "and opens "

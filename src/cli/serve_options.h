@@ -17,7 +17,7 @@ namespace braid::cli {
 
 struct ServeFlags {
   ModelFlags model;
-  SamplingFlags sampling;
+  SamplingChoice sampling;
   server::HttpOptions http;
   server::AppOptions app;
   int port = 8080;

@@ -10,6 +10,7 @@
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
 #include "engine/prefix/model_hash.h"
+#include "ops/kv/kv_codec.h"
 
 namespace braid {
 namespace {
@@ -335,6 +336,19 @@ Result<MemoryPlan> Engine::plan_memory(const GgufFile& file, const EngineOptions
   Engine engine;
   BRAID_TRY(engine.open(file, options));
   return engine.memory_.plan;
+}
+
+std::string Engine::slow_kv_formats() const {
+  int32_t head_dim = 0;
+  for (const LayerConfig& layer : config().layers)
+    if (layer.kind == LayerKind::attention) head_dim = std::max(head_dim, layer.attention.head_dim);
+  std::string names;
+  for (const std::string_view name : {memory().k_type, memory().v_type}) {
+    const auto codec = find_kv_codec(name);
+    if (name == names || !codec.ok() || !device_->expands(**codec, head_dim)) continue;
+    names += (names.empty() ? "" : " and ") + std::string(name);
+  }
+  return names;
 }
 
 Engine::~Engine() {

@@ -189,6 +189,8 @@ class Device {
   virtual DType activation_type() const { return DType::f32; }
   // The host may read and write allocate()d memory directly.
   virtual bool computes_in_host_memory() const { return true; }
+  // There is no kernel for such KV blocks, so attention expands them: 15 to 110 times slower.
+  virtual bool expands(const KvCodec&, int32_t /*head_dim*/) const { return false; }
 
   virtual void synchronize() = 0;
   virtual Ops& ops() = 0;

@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "server/endpoints/metrics.h"
+#include "server/metrics.h"
 
 namespace braid::server {
 namespace {

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "gguf/gguf.h"
+#include "server/api/structured/grammar_cache.h"
 #include "server/app.h"
-#include "server/structured/grammar_cache.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {

@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 #include "gguf/gguf.h"
-#include "server/structured/grammar_cache.h"
-#include "server/structured/grammar_matcher.h"
+#include "server/api/structured/grammar_cache.h"
+#include "server/api/structured/grammar_matcher.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "grammar_walk.h"
-#include "server/structured/schema_grammar.h"
+#include "server/api/structured/schema_grammar.h"
 #include "text/unicode.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -10,7 +10,7 @@
 #include "gguf/gguf.h"
 #include "server/api/answer_stream.h"
 #include "server/api/read_request.h"
-#include "server/structured/grammar_cache.h"
+#include "server/api/structured/grammar_cache.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::fuzz {

@@ -7,7 +7,7 @@
 
 #include "grammar_walk.h"
 #include "server/api/fields.h"
-#include "server/structured/schema_grammar.h"
+#include "server/api/structured/schema_grammar.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace braid::server;

@@ -14,7 +14,8 @@ namespace braid::cli {
 
 namespace {
 
-constexpr int kWidth = 840, kPanelWidth = 330, kPanelHeight = 220, kTop = 74, kLegendLine = 20;
+constexpr int kCurveWidth = 840, kCurvePanelWidth = 330, kCurvePanelHeight = 220, kCurveTop = 74,
+              kLegendLine = 20;
 
 struct Mean {
   double sum = 0;
@@ -29,13 +30,13 @@ struct Mean {
 // Points of one line, by their place on the x axis.
 using Line = std::map<int, double>;
 
-struct Panel {
+struct CurvePanel {
   std::string title, axis;
   std::vector<int> places;            // values of x, ascending, evenly spaced in the picture
   std::map<std::string, Line> lines;  // by name; "none" is plain decoding
 };
 
-void add_place(Panel& panel, int x) {
+void add_place(CurvePanel& panel, int x) {
   const auto at = std::lower_bound(panel.places.begin(), panel.places.end(), x);
   if (at == panel.places.end() || *at != x) panel.places.insert(at, x);
 }
@@ -52,11 +53,11 @@ Means means_of(std::span<const SpeculationRow> rows) {
   return means;
 }
 
-Panel against_drafts(const Means& means, int batch) {
-  Panel panel{batch == 1 ? "one sequence" : fmt::format("{} sequences", batch),
-              "drafts of a step at most",
-              {},
-              {}};
+CurvePanel against_drafts(const Means& means, int batch) {
+  CurvePanel panel{batch == 1 ? "one sequence" : fmt::format("{} sequences", batch),
+                   "drafts of a step at most",
+                   {},
+                   {}};
   for (const auto& [name, points] : means)
     for (const auto& [where, mean] : points)
       if (where.second == batch && name != "none") {
@@ -67,8 +68,8 @@ Panel against_drafts(const Means& means, int batch) {
   return panel;
 }
 
-Panel against_batch(const Means& means) {
-  Panel panel{"at the best number of drafts", "sequences", {}, {}};
+CurvePanel against_batch(const Means& means) {
+  CurvePanel panel{"at the best number of drafts", "sequences", {}, {}};
   for (const auto& [name, points] : means)
     for (const auto& [where, mean] : points) {
       add_place(panel, where.second);
@@ -87,25 +88,25 @@ double tick_of(double most) {
   return 10 * power;
 }
 
-std::string draw(const Panel& panel, int left, const std::vector<std::string>& names) {
+std::string draw(const CurvePanel& panel, int left, const std::vector<std::string>& names) {
   double most = 0;
   for (const auto& [name, line] : panel.lines)
     for (const auto& [x, y] : line) most = std::max(most, y);
   const double tick = tick_of(most);
   const double top = tick * std::max(1.0, std::ceil(most / tick));
-  const double bottom = kTop + kPanelHeight;
-  const auto y_of = [&](double value) { return bottom - kPanelHeight * value / top; };
+  const double bottom = kCurveTop + kCurvePanelHeight;
+  const auto y_of = [&](double value) { return bottom - kCurvePanelHeight * value / top; };
   const auto x_of = [&](int x) {
     const auto at =
         std::lower_bound(panel.places.begin(), panel.places.end(), x) - panel.places.begin();
     const auto steps = static_cast<double>(std::max<size_t>(panel.places.size(), 2) - 1);
-    return left + 20 + (kPanelWidth - 40) * static_cast<double>(at) / steps;
+    return left + 20 + (kCurvePanelWidth - 40) * static_cast<double>(at) / steps;
   };
   std::string out =
-      fmt::format("<text x=\"{}\" y=\"{}\">tok/s, {}</text>\n", left, kTop - 12, panel.title);
+      fmt::format("<text x=\"{}\" y=\"{}\">tok/s, {}</text>\n", left, kCurveTop - 12, panel.title);
   for (double value = 0; value <= top * 1.001; value += tick) {
     out += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
-                       left, left + kPanelWidth, y_of(value), y_of(value));
+                       left, left + kCurvePanelWidth, y_of(value), y_of(value));
     out += fmt::format(
         "<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.6g}</text>\n", left - 6,
         y_of(value) + 4, value);
@@ -116,7 +117,7 @@ std::string draw(const Panel& panel, int left, const std::vector<std::string>& n
         x_of(x), bottom + 18, x == 0 ? "default" : std::to_string(x));
   out +=
       fmt::format("<text class=\"soft\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
-                  left + kPanelWidth / 2, bottom + 38, panel.axis);
+                  left + kCurvePanelWidth / 2, bottom + 38, panel.axis);
   for (size_t i = 0; i < names.size(); ++i) {
     const auto line = panel.lines.find(names[i]);
     if (line == panel.lines.end()) continue;
@@ -145,9 +146,9 @@ std::string speculation_plot(const std::string& title, std::span<const Speculati
   int smallest = rows[0].batch;
   for (const SpeculationRow& row : rows) smallest = std::min(smallest, row.batch);
 
-  const int legend = kTop + kPanelHeight + 66;
+  const int legend = kCurveTop + kCurvePanelHeight + 66;
   const int height = legend + kLegendLine * static_cast<int>(names.size());
-  std::string out = svg_begin(kWidth, height, "Speculation: " + title);
+  std::string out = svg_begin(kCurveWidth, height, "Speculation: " + title);
   out += draw(against_drafts(means, smallest), 70, names);
   out += draw(against_batch(means), 490, names);
   for (size_t i = 0; i < names.size(); ++i) {

@@ -14,8 +14,8 @@
 #include "cli/terminal.h"
 #include "server/api/error_codes.h"
 #include "server/api/request_fields.h"
-#include "server/endpoints/metrics.h"
 #include "server/endpoints/routes.h"
+#include "server/metrics.h"
 
 namespace braid::cli {
 namespace {

@@ -9,7 +9,10 @@
 namespace braid::cli {
 
 struct ListedOption {
-  std::vector<std::string> names;    // "-m", "-ctk", "--model": short ones first; empty: an operand
+  // "-m", "-ctk", "--model": short ones first; empty: an operand only.
+  std::vector<std::string> names;
+  std::string operand;  // its name if it can stand without an option's name; else empty
+  bool required = false;
   std::string value;                 // "FILE", "N", "{auto,on,off}"; empty: a flag
   std::vector<std::string> choices;  // if the value is one of a few words
   std::string help;                  // without default, range and environment name

@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iterator>
-#include <random>
 #include <sstream>
 
 #include "cli/options/option_group.h"
@@ -290,7 +289,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   return options;
 }
 
-void add_sampling_options(CLI::App& command, SamplingFlags& flags) {
+void add_sampling_options(CLI::App& command, SamplingChoice& flags) {
   OptionGroup group(command, "Sampling");
   group.add("--temp", flags.temperature,
             "temperature; 0: always the most probable token (default: the file's, else 1)");
@@ -310,32 +309,6 @@ void add_sampling_options(CLI::App& command, SamplingFlags& flags) {
             "subtracted for each time a token was generated");
   group.add("-s,--seed", flags.seed,
             "the same seed and prompt give the same text; -1: a random one");
-}
-
-Result<SamplingParams> sampling_params(const SamplingFlags& flags, const GgufFile& file) {
-  SamplingParams params;
-  auto real = [&](const char* key, const std::optional<float>& given, float& value) -> Status {
-    BRAID_ASSIGN(const auto stored, file.find_f32(std::string("general.sampling.") + key));
-    value = given.value_or(stored.value_or(value));
-    return {};
-  };
-  auto integer = [&](const char* key, const std::optional<int32_t>& given,
-                     int32_t& value) -> Status {
-    BRAID_ASSIGN(const auto stored, file.find_i32(std::string("general.sampling.") + key));
-    value = given.value_or(stored.value_or(value));
-    return {};
-  };
-  BRAID_TRY(real("temp", flags.temperature, params.temperature));
-  BRAID_TRY(real("top_p", flags.top_p, params.top_p));
-  BRAID_TRY(real("min_p", flags.min_p, params.min_p));
-  BRAID_TRY(integer("top_k", flags.top_k, params.top_k));
-  BRAID_TRY(real("penalty_repeat", flags.repeat_penalty, params.repetition_penalty));
-  BRAID_TRY(integer("penalty_last_n", flags.repeat_last_n, params.penalty_last_n));
-  params.presence_penalty = flags.presence_penalty.value_or(params.presence_penalty);
-  params.frequency_penalty = flags.frequency_penalty.value_or(params.frequency_penalty);
-  // Half of the random device's range is plenty and keeps the number short enough to type.
-  params.seed = flags.seed >= 0 ? static_cast<uint64_t>(flags.seed) : std::random_device{}() >> 1;
-  return params;
 }
 
 }  // namespace braid::cli

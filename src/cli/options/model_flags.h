@@ -2,13 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "base/result.h"
 #include "engine/engine_options.h"
-#include "engine/request.h"
-#include "gguf/gguf.h"
+#include "engine/sampling_defaults.h"
 
 namespace CLI {
 class App;
@@ -66,16 +64,6 @@ void add_model_options(CLI::App& command, ModelFlags& flags, uint32_t parts);
 // Errors: invalid_argument.
 Result<EngineOptions> engine_options(const ModelFlags& flags);
 
-// Sampling as the user gave it. What is empty comes from the file or the engine's defaults.
-struct SamplingFlags {
-  std::optional<float> temperature, top_p, min_p, repeat_penalty, presence_penalty,
-      frequency_penalty;
-  std::optional<int32_t> top_k, repeat_last_n;
-  int64_t seed = -1;  // negative: a random one
-};
-void add_sampling_options(CLI::App& command, SamplingFlags& flags);
-
-// The file's recommendations (general.sampling.*) under the user's options; a seed is always chosen.
-Result<SamplingParams> sampling_params(const SamplingFlags& flags, const GgufFile& file);
+void add_sampling_options(CLI::App& command, SamplingChoice& choice);
 
 }  // namespace braid::cli

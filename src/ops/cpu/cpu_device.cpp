@@ -15,6 +15,7 @@
 #include "ops/cpu/delta.h"
 #include "ops/cpu/kv_unit.h"
 #include "ops/cpu/moe.h"
+#include "ops/cpu/unit_side.h"
 
 namespace braid {
 namespace {
@@ -55,6 +56,10 @@ Result<std::unique_ptr<CpuDevice>> CpuDevice::make(const DeviceOptions& options)
 std::string CpuDevice::description() const {
   return fmt::format("cpu ({}, {} thread{})", products_->path(), pool_->size(),
                      pool_->size() == 1 ? "" : "s");
+}
+
+bool CpuDevice::expands(const KvCodec& codec, int32_t head_dim) const {
+  return cpu::is_expanded(codec, head_dim);
 }
 
 std::string CpuDevice::numerics() const { return fmt::format("cpu {}", products_->path()); }

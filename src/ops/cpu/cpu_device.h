@@ -33,6 +33,7 @@ class CpuDevice final : public Device {
   void to_host(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
+  bool expands(const KvCodec& codec, int32_t head_dim) const override;
   void synchronize() override {}
   Ops& ops() override { return ops_; }
 

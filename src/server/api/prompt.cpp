@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "server/api/json_memory.h"
-#include "server/structured/answer_mask.h"
+#include "server/api/structured/answer_mask.h"
 
 namespace braid::server {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "server/api/answer_stream.h"
-#include "server/endpoints/metrics.h"
 #include "server/http/http.h"
+#include "server/metrics.h"
 #include "server/served_model.h"
 
 namespace braid::server {

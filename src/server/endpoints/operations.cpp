@@ -5,9 +5,9 @@
 #include <cmath>
 #include <string_view>
 
+#include "server/api/structured/grammar_cache.h"
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/routes.h"
-#include "server/structured/grammar_cache.h"
 
 namespace braid::server::endpoint {
 

@@ -16,9 +16,9 @@
 #include "server/endpoints/access.h"
 #include "server/endpoints/admission.h"
 #include "server/endpoints/app_options.h"
-#include "server/endpoints/metrics.h"
 #include "server/endpoints/workers.h"
 #include "server/http/http.h"
+#include "server/metrics.h"
 #include "server/model_host.h"
 
 namespace braid::server {

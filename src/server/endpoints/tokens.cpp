@@ -3,9 +3,9 @@
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
 #include "server/api/read_request.h"
+#include "server/api/structured/token_text.h"
 #include "server/endpoints/handlers.h"
 #include "server/endpoints/request_work.h"
-#include "server/structured/token_text.h"
 #include "text/json_text.h"
 
 namespace braid::server::endpoint {

@@ -1,0 +1,57 @@
+// load_model.cpp -- see load_model.h.
+#include "server/load_model.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "engine/engine.h"
+#include "server/engine_backend.h"
+#include "server/api/structured/grammar_cache.h"
+#include "text/tokenizer/vocabulary.h"
+
+namespace braid::server {
+namespace {
+
+Result<Tokenizer> tokenizer_of(const GgufFile& file) {
+  BRAID_ASSIGN(auto vocabulary, read_vocabulary(file));
+  return Tokenizer::create(std::move(vocabulary));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options) {
+  const auto source = std::make_shared<const GgufFile>(std::move(file));
+  auto model = std::make_shared<ServedModel>();
+  model->names = {options.name};
+  model->file_name = options.name;
+  BRAID_ASSIGN(model->defaults, sampling_defaults(*source, options.sampling));
+  BRAID_TRY(describe_file(*source, *model));
+  BRAID_ASSIGN(auto tokenizer, tokenizer_of(*source));
+  model->tokenizer = std::make_shared<const Tokenizer>(std::move(tokenizer));
+  auto chat = read_chat_template(*source, *model->tokenizer, options.chat_template);
+  if (chat.ok()) {
+    model->chat.emplace(std::move(*chat));
+    model->abilities = probe_template(*model->chat);
+  } else if (!options.chat_template.empty()) {
+    return chat.error();
+  } else {
+    spdlog::warn("{}; conversations are refused, completions work", chat.error().message);
+  }
+  model->grammars = std::make_shared<GrammarCache>(*model->tokenizer);
+  BRAID_ASSIGN(auto engine, Engine::create(*source, options.engine));
+  model->trained_context_tokens = engine->config().context_length;
+  if (const std::string slow = engine->slow_kv_formats(); !slow.empty())
+    spdlog::warn("a CPU has no kernels for {}: attention is 15 to 110 times slower than with q8_0",
+                 slow);
+  model->source = source;
+  model->backend = make_engine_backend(EngineService::start(std::move(engine), options.service),
+                                       options.engine.max_sequences);
+  return model;
+}
+
+Status check_model(const GgufFile& file) {
+  const auto tokenizer = tokenizer_of(file);
+  return tokenizer.ok() ? Status() : Status(tokenizer.error());
+}
+
+}  // namespace braid::server

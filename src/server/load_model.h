@@ -1,0 +1,32 @@
+// load_model.h -- from a model's file to one that the server can offer.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "engine/engine_options.h"
+#include "engine/sampling_defaults.h"
+#include "engine/service.h"
+#include "gguf/gguf.h"
+#include "server/served_model.h"
+
+namespace braid::server {
+
+struct LoadModelOptions {
+  std::string name;  // shown until the catalog gives it others
+  EngineOptions engine;
+  std::string chat_template;  // read_chat_template()'s choice; empty: the file's own
+  SamplingChoice sampling;
+  ServiceOptions service;
+};
+
+// Loads weights, which may take minutes; any thread. A file whose own template cannot be used is
+// offered for completions alone, with a warning. Errors: those of the engine, of the tokenizer, of
+// a chosen chat template.
+Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options);
+
+// Whether load_model() would get as far as the weights. Errors: those of the tokenizer.
+Status check_model(const GgufFile& file);
+
+}  // namespace braid::server
