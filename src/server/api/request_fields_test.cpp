@@ -47,7 +47,7 @@ std::set<std::string> fields_in(FieldState state, Endpoint endpoint) {
 }
 
 std::string documentation() {
-  std::ifstream file(BRAID_SOURCE_DIR "/docs/serving.md");
+  std::ifstream file(BRAID_SOURCE_DIR "/docs/reference/api.md");
   std::stringstream text;
   text << file.rdbuf();
   return text.str();
@@ -74,7 +74,7 @@ TEST(RequestFields, TheDocumentationNamesWhatIsNotObeyed) {
     const std::string name = "`" + std::string(field.name);
     const bool named =
         text.find(name + "`") != std::string::npos || text.find(name + ":") != std::string::npos;
-    EXPECT_TRUE(named) << "docs/serving.md does not name " << field.name;
+    EXPECT_TRUE(named) << "docs/reference/api.md does not name " << field.name;
   }
 }
 

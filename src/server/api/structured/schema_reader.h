@@ -1,7 +1,7 @@
 // schema_reader.h -- converts a JSON schema to the shape of a value. Schemas that apply together
 // are a set of literals (schema_nodes.h), and each set becomes one shape. A set with alternatives
-// is a choice of sets without. docs/serving.md lists the supported keywords. Others are refused by
-// name in strict mode, else ignored.
+// is a choice of sets without. docs/reference/schemas.md lists the supported keywords. Others are
+// refused by name in strict mode, else ignored.
 #pragma once
 
 #include <map>

@@ -114,7 +114,7 @@ Counts counts_of(const Json& row) {
           row["wrongly refused"].get<int>(), row["not compiled"].get<int>()};
 }
 
-// docs/serving.md lists unsupported keywords. Counts may only improve.
+// docs/reference/schemas.md lists unsupported keywords. Counts may only improve.
 TEST(SchemaSuite, FormsTakeWhatIsValid) {
   const fs::path suite = "/usr/share/json-schema-test-suite/tests";
   if (!fs::exists(suite)) GTEST_SKIP() << "the package json-schema-test-suite is not installed";
