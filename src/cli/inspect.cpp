@@ -1,4 +1,4 @@
-// inspect.cpp -- `braid inspect FILE`: what is in a model file, without loading it.
+// inspect.cpp -- `braid inspect FILE`: the contents of a model file, without loading it.
 
 #include <fmt/format.h>
 
@@ -32,7 +32,6 @@ struct InspectFlags {
   bool tensors = false;
 };
 
-// Scalars and short arrays as JSON; long arrays as their first values and a count.
 template <typename T>
 Json array_json(const Result<std::vector<T>>& values, size_t limit) {
   if (!values.ok()) return values.error().message;

@@ -26,7 +26,7 @@ namespace braid::cli {
 Result<GgufFile> open_model_file(const std::string& path) {
   if (path.empty()) return GgufFile::parse(default_model(), kDefaultModelName);
   auto file = GgufFile::open(path);
-  // A message that lost its -p is taken for the name of a file.
+  // Probably a message without -p.
   if (!file.ok() && file.error().kind == ErrorKind::not_found && !path.ends_with(".gguf"))
     return Error{ErrorKind::not_found, file.error().message + " (a message is given with -p)"};
   return file;
@@ -39,7 +39,7 @@ Result<Tokenizer> make_tokenizer(const GgufFile& file) {
 
 namespace {
 
-// Formats of the cache that the engine's device reads by plain code; empty: there are none.
+// Cache formats that the CPU reads without a fast kernel; empty on a GPU.
 std::string slow_formats(Engine& engine) {
   if (!engine.device().computes_in_host_memory()) return {};
   int32_t head_dim = 0;

@@ -1,8 +1,7 @@
 // ppl.cpp -- `braid ppl`: perplexity of a text.
-//
-// The text is cut into windows of -c tokens; each is run on its own, and the predictions made at the
-// positions of its second half count: those from position c/2 on, except the last, which has no successor in
-// the window. A model that starts texts with a begin token gets it in place of each window's first token.
+// Windows of -c tokens run independently. Predictions at positions from c/2 on count, except the
+// last, whose successor is outside the window. A model's begin token, if any, replaces the first
+// token of each window.
 
 #include <fmt/format.h>
 
@@ -26,7 +25,6 @@ struct PplFlags {
   std::string file;
 };
 
-// Remembers why a request ended.
 struct QuietSink : Sink {
   void token(RequestId, const TokenEvent&) override {}
   void finished(RequestId, const Finished& event) override { end = event; }

@@ -1,4 +1,4 @@
-// serve.cpp -- `braid serve`: the model behind the HTTP APIs of OpenAI and Anthropic.
+// serve.cpp -- `braid serve`: models over the HTTP APIs of OpenAI and Anthropic.
 
 #include <fmt/format.h>
 
@@ -47,7 +47,7 @@ std::string kebab_case(std::string_view name) {
   return out;
 }
 
-// Of the model that is loaded first: the plain --alias names, or what its file calls itself.
+// Names of the model that is loaded first: plain --alias names, else the name in its file.
 Result<std::vector<std::string>> model_names(const ServeFlags& flags) {
   std::vector<std::string> names;
   for (const std::string& alias : flags.aliases) {
@@ -61,7 +61,7 @@ Result<std::vector<std::string>> model_names(const ServeFlags& flags) {
   return std::vector<std::string>{name.empty() ? "braid" : name};
 }
 
-// All models by name, the one that is loaded first in front. -m may be a name of the list.
+// All models by name, with the first loaded one in front. -m may name a model of the list.
 Result<server::Catalog> make_catalog(ServeFlags& flags) {
   server::Catalog found;
   for (const std::string& folder : flags.models_dirs) BRAID_TRY(found.add_folder(folder));
@@ -147,13 +147,12 @@ Result<std::shared_ptr<server::ServedModel>> served_model(const ServeFlags& flag
   return model;
 }
 
-// Conversations come back for many more prefixes than run at a time, and those who have gone keep theirs.
+// Clients return to more prefixes than run at once, so each slot gets many checkpoints.
 void serve_many(EngineOptions& options) {
   constexpr int32_t kCheckpointsPerSlot = 64;
   options.max_checkpoints = std::max(16, kCheckpointsPerSlot * options.max_sequences);
 }
 
-// What the host calls on its own thread.
 server::ModelHost::Load loader(const ServeFlags& flags) {
   return [flags](const server::ModelFile& file) -> Result<std::shared_ptr<server::ServedModel>> {
     ModelFlags wanted = flags.model;
@@ -173,7 +172,7 @@ Status check_model_file(const server::ModelFile& file) {
   return tokenizer.ok() ? Status() : Status(tokenizer.error());
 }
 
-// The log's file, and the files of keys and the certificate, these all or none.
+// Reopens the log, then reloads key files and the certificate. Either all of these change or none.
 Status reload(const ServeFlags& flags, server::HttpServer& http, server::App& app) {
   if (const Status status = reopen_log(); !status.ok())
     spdlog::error("SIGHUP: {}", status.error().message);
@@ -194,7 +193,6 @@ Status reload(const ServeFlags& flags, server::HttpServer& http, server::App& ap
   return {};
 }
 
-// Waits until all answers have left, or until `seconds` are over.
 bool wait_for_answers(server::HttpServer& http, server::App& app, double seconds) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (app.active() > 0 || http.busy() > 0) {
@@ -204,7 +202,7 @@ bool wait_for_answers(server::HttpServer& http, server::App& app, double seconds
   return true;
 }
 
-// Lets running answers end after the first signal. The port stays open: whoever asks for /health is told.
+// After the first signal running answers may end. The port stays open, so /health reports the end.
 void serve_until_signal(ServeSignals& signals, server::HttpServer& http, server::App& app,
                         const ServeFlags& flags) {
   while (signals.wait() == ServeSignals::Asked::reload) {
@@ -224,7 +222,7 @@ void serve_until_signal(ServeSignals& signals, server::HttpServer& http, server:
                 .type = "unavailable_error",
                 .code = "shutting_down",
                 .message = "the server is shutting down"});
-  wait_for_answers(http, app, 1);  // for the last events to leave
+  wait_for_answers(http, app, 1);  // sends the last events
 }
 
 int serve(ServeFlags flags) {

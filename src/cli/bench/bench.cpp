@@ -1,14 +1,6 @@
-// bench.cpp -- `braid bench`: how fast this model is on this machine, and how far that is from what the
-// machine can do.
-//
-// Rows are those of llama-bench: ppN is the speed of a prompt of N random tokens, tgN that of N generated
-// tokens (with -d, after a prompt of that length and a few tokens that are not timed). GB/s counts the
-// weights that a generating step reads; GFLOP/s counts 2 x parameters per token; the share is the larger of
-// both against the peaks measured first.
-// --profile: bench_profile.h. --spec: bench_speculation.h.
-// --fill N: decoding behind long contexts, which are copied in seconds instead of computed in minutes
-// (Engine::fill_prompts_from).
-// --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
+// bench.cpp -- `braid bench`: the speed of a model on this machine, against the machine's peaks.
+// Rows have names of llama-bench: ppN for N random prompt tokens, tgN for N generated tokens. GB/s
+// counts the weights that a decode step reads, GFLOP/s 2 x parameters per token.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -58,16 +50,15 @@ struct BenchFlags {
   std::string shape;
   std::string mix = "Q4_K_M";
   std::string save;
-  std::vector<std::string> drafters;  // of random weights
-  std::string made_folder;            // of files that nobody wants to keep
+  std::vector<std::string> drafters;  // kinds to write with random weights
+  std::string made_folder;            // temporary, of --shape without --save
   ServingBenchFlags serving;
   SpeculationFlags speculation;
 };
 
-constexpr int kWarmDepth = 2048;  // a warm-up's prompt has no more tokens
+constexpr int kWarmDepth = 2048;  // longest prompt of a warm-up
 
-// Behind a prompt of -d tokens: the first, which its last chunk gives, and some for clocks and caches, and in
-// which steps are recorded whose shapes only long contexts have.
+// The token of the last prompt chunk, and eight to warm up and capture graphs of long contexts.
 int32_t untimed_tokens(const BenchFlags& flags) { return flags.depth > 0 ? 9 : 0; }
 
 std::string shape_names() {
@@ -96,7 +87,6 @@ struct Row {
   }
 };
 
-// Notes when each part of the prompt was done, and when the last token came that is not timed.
 struct BenchSink : Sink {
   void token(RequestId, const TokenEvent&) override {
     if (tokens++ < untimed_tokens) timed_from_ms = now_ms();
@@ -113,7 +103,7 @@ struct BenchSink : Sink {
   double start_ms = 0;
   double timed_from_ms = 0;
   double end_ms = 0;
-  std::vector<std::pair<int32_t, double>> prompt_marks;  // (prompt tokens done, when)
+  std::vector<std::pair<int32_t, double>> prompt_marks;  // (prompt tokens done, now_ms())
   Finished end;
 };
 
@@ -121,7 +111,6 @@ class Bench {
  public:
   Bench(LoadedModel& loaded, const BenchFlags& flags) : loaded_(loaded), flags_(flags) {}
 
-  // One request of random tokens. Errors: invalid_argument (longer than the context), cancelled.
   Result<BenchSink> request(int32_t prompt_tokens, int32_t generated_tokens,
                             int32_t untimed_tokens = 0) {
     Engine& engine = *loaded_.engine;
@@ -138,7 +127,7 @@ class Bench {
       request.prompt.push_back(static_cast<int32_t>(random() % vocabulary));
     request.max_tokens = generated_tokens;
     request.sampling.temperature = 0;
-    request.use_cache = false;  // every run computes everything
+    request.use_cache = false;  // every run computes the whole prompt
     BenchSink sink;
     sink.untimed_tokens = untimed_tokens;
     sink.start_ms = sink.timed_from_ms = now_ms();
@@ -158,8 +147,7 @@ class Bench {
     row.test = fmt::format("{}{}", generation ? "tg" : "pp", tokens);
     if (generation && flags_.depth > 0) row.test += fmt::format("@d{}", flags_.depth);
     row.test += filled_from(flags_.fill, generation ? flags_.depth : tokens);
-    BRAID_TRY(
-        once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, what is recorded
+    BRAID_TRY(once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, CUDA graphs
     for (int r = 0; r < flags_.repetitions; ++r) {
       progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions),
                        row.test);
@@ -169,8 +157,7 @@ class Bench {
     return row;
   }
 
-  // Fits cost per token = c0 + c1 * position to the steps of one long prompt (per step the fastest of all
-  // runs).
+  // Fits cost per token = c0 + c1 * position to the steps of a long prompt, each at its fastest.
   Result<std::string> fit(int32_t tokens) {
     std::vector<std::pair<int32_t, double>> best;  // (end position, ms of the step)
     for (int r = 0; r < flags_.repetitions; ++r) {
@@ -195,8 +182,7 @@ class Bench {
       if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - sink.start_ms));
       return {};
     }
-    // A warm-up needs no long context. Without a depth the one-token prompt is the first of the generating
-    // steps.
+    // Without -d, the step of the one-token prompt is timed as the first decode step.
     const int32_t depth = row == nullptr ? std::min(flags_.depth, kWarmDepth) : flags_.depth;
     const int32_t untimed = untimed_tokens(flags_);
     BRAID_ASSIGN(const BenchSink sink, request(std::max(1, depth), untimed + tokens, untimed));
@@ -250,7 +236,7 @@ Speeds speeds_of(const Row& row, LoadedModel& loaded, const cpu::Peaks& peaks) {
   const double bytes = static_cast<double>(loaded.engine->step_read_bytes());
   speeds.gflop_s = static_cast<double>(loaded.engine->model().flops_per_token()) * row.mean() / 1e9;
   if (row.generation) speeds.gb_s = bytes * row.mean() / 1e9;
-  if (peaks.dot_gops.all_threads == 0) return speeds;  // not measured
+  if (peaks.dot_gops.all_threads == 0) return speeds;  // not measured on a GPU
   const double memory =
       row.generation ? speeds.gb_s / peaks.read_rate(static_cast<size_t>(bytes)).all_threads : 0;
   speeds.share = std::max(memory, speeds.gflop_s / peaks.dot_gops.all_threads);
@@ -272,7 +258,6 @@ nlohmann::ordered_json to_json(const Row& row, LoadedModel& loaded, const cpu::P
           {"barrier_us", peaks.barrier_us}};
 }
 
-// Whether --drafter names a drafter for which `is_it` holds, or --spec runs it.
 template <typename IsIt>
 bool wants_drafter(const BenchFlags& flags, IsIt is_it) {
   if (std::any_of(flags.drafters.begin(), flags.drafters.end(), is_it)) return true;
@@ -288,7 +273,6 @@ Status write_random(const Result<GgufWriter>& writer, const std::string& path) {
   return writer.ok() ? writer->write_file(path) : writer.error();
 }
 
-// --shape: files of random weights to run, the model and perhaps a drafter; kept if --save names them.
 Status make_shape(BenchFlags& flags) {
   const RandomShape* shape = find_random_shape(flags.shape);
   if (shape == nullptr) {
@@ -333,7 +317,6 @@ void remove_shape(const BenchFlags& flags) {
   if (!flags.made_folder.empty()) std::filesystem::remove_all(flags.made_folder, ignored);
 }
 
-// Two lines for people.
 std::string describe(const cpu::Peaks& peaks, int threads) {
   std::string text = fmt::format(
       "this machine, {} threads: clock {:.2f} GHz, f32 {:.0f} GFLOP/s, int8 {:.0f} GOP/s ({}), "
@@ -349,7 +332,6 @@ std::string describe(const cpu::Peaks& peaks, int threads) {
   return text;
 }
 
-// Benches with tables of their own. None: none of them is asked for.
 std::optional<int> run_special(BenchFlags& flags) {
   const bool json = flags.output == "json";
   if (flags.speculation.any()) {
@@ -402,7 +384,7 @@ int run_bench(BenchFlags flags) {
       return fail(made.error());
     }
   }
-  // A drafter that is named is used.
+  // -md alone turns speculation on.
   if (!flags.model.draft_model.empty() && flags.model.spec_type == "none")
     flags.model.spec_type = "dflash";
   if (const auto code = run_special(flags)) {
@@ -417,11 +399,11 @@ int run_bench(BenchFlags flags) {
     flags.model.context = longest + 32;
   }
   auto loaded = load_model(flags.model);
-  // The mapping keeps the bytes; nobody else needs the name.
+  // The mapping outlives the file's name.
   remove_shape(flags);
   if (!loaded.ok()) return fail(loaded.error());
 
-  // Peaks are those of the processor; a GPU's are measured by its own bench (bench/gpu_bench.cpp).
+  // A GPU's peaks are measured by bench/gpu_bench.cpp.
   cpu::Peaks peaks;
   const bool json = flags.output == "json";
   if (loaded->engine->device().computes_in_host_memory()) {
@@ -471,7 +453,7 @@ int run_bench(BenchFlags flags) {
 void add_bench(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   auto* command = app.add_subcommand("bench", "Measure prompt and generation speed");
-  flags->model.spec_type = "none";  // the model's own speed
+  flags->model.spec_type = "none";  // plain decoding by default
   add_model_options(*command, flags->model,
                     kModelPart | kCachePart | kMemoryPart | kParallelPart | kSchedulePart |
                         kDrafterPart | kSpeculationPart);
@@ -564,7 +546,6 @@ void add_bench(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"mtp", "dflash", "dflash2", "dspark"}))
       ->needs(shape);
   auto* spec = add_speculation_bench_options(*command, flags->speculation);
-  // Each of these is a bench of its own.
   CLI::Option* const kinds[] = {profile, spec, shared_prefix, interference, conversation};
   for (CLI::Option* a : kinds)
     for (CLI::Option* b : kinds)

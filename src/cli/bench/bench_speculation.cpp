@@ -1,9 +1,7 @@
 // bench_speculation.cpp -- see bench_speculation.h.
-//
-// Plain decoding has an engine of its own, and each way to speculate another one beside it. Runs alternate
-// between the two, and medians are compared, so what else the machine does meets both. A run asks all prompts
-// of a set, --batch at a time; time counts from when all of these have their first token until all are done.
-// Answers are greedy, and compared.
+// Plain decoding has one engine, each way to speculate another. Runs alternate between the two and
+// medians are compared, so other load affects both. A run sends all prompts of a set, --batch at a
+// time. Its time begins when all of these have their first token.
 #include "cli/bench/bench_speculation.h"
 
 #include <fmt/format.h>
@@ -33,12 +31,11 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kSources = {"none", "ngram", "mtp", "dflash", "auto"};
 
-// A way to speculate: its sources, and the drafts of its trees.
 struct Way {
   std::string sources, name;
   int tree = 0;  // 0: chains
 };
-// "ngram+mtp", "dflash/22".
+// Parses "ngram+mtp" or "dflash/22".
 Way parse_way(const std::string& text) {
   const auto slash = text.find('/');
   Way way{text.substr(0, slash), text.substr(0, slash), 0};
@@ -63,18 +60,16 @@ struct Answers : Sink {
 struct Run {
   double ms = 0;
   int64_t tokens = 0;
-  DraftStats drafts;                          // of this time
-  std::vector<std::vector<int32_t>> answers;  // of the prompts, each once
+  DraftStats drafts;                          // within `ms`
+  std::vector<std::vector<int32_t>> answers;  // one per prompt
 
   double tok_s() const { return ms > 0 ? 1e3 * static_cast<double>(tokens) / ms : 0; }
 };
 
-// An engine, and how it is asked.
 class Machine {
  public:
   static Result<Machine> load(const ModelFlags& flags, bool has_texts, int generate) {
     Machine machine;
-    // Prompts as fast as they go: nobody reads.
     BRAID_ASSIGN(LoadedModel loaded,
                  load_model(flags, [](EngineOptions& options) { options.gap_limit = 0; }));
     machine.loaded_ = std::make_unique<LoadedModel>(std::move(loaded));
@@ -86,7 +81,7 @@ class Machine {
   Engine& engine() { return *loaded_->engine; }
   const std::string& name() const { return loaded_->name; }
 
-  // All prompts of the set, `batch` at a time; the first ones again where they do not fill the last batch.
+  // Runs all prompts, `batch` at a time. The first ones repeat to fill the last batch.
   Result<Run> ask(const PromptSet& set, int batch) {
     Run run;
     run.answers.resize(set.prompts.size());
@@ -95,7 +90,7 @@ class Machine {
     return run;
   }
 
-  // How far the best token is ahead of the second where `answer` has `token`.
+  // Log probability of the best token minus that of the second, at index `token` of the answer.
   Result<float> margin(const std::vector<int32_t>& prompt, size_t token) {
     Answers answers;
     Request request = request_of(prompt);
@@ -116,7 +111,7 @@ class Machine {
     request.max_tokens = generate_;
     request.sampling.temperature = 0;
     if (ends_) request.stop_ids = loaded_->tokenizer->end_ids();
-    request.use_cache = ends_;  // texts come again and again
+    request.use_cache = ends_;  // texts are asked repeatedly
     return request;
   }
 
@@ -140,7 +135,7 @@ class Machine {
     const DraftStats before = engine().stats().drafts;
     const double begin = now_ms();
     const auto all_ended = [&] { return answers.ends.size() == asked.size(); };
-    // Random prompts stand for a load that goes on: as long as all run. With drafts they end one by one.
+    // Random prompts stand for steady load, so time counts only while all sequences run.
     BRAID_TRY(run_until([&] { return ends_ ? all_ended() : !answers.ends.empty(); }));
     run.ms += now_ms() - begin;
     run.tokens += answers.tokens() - before_tokens;
@@ -168,7 +163,7 @@ class Machine {
   }
 
   std::unique_ptr<LoadedModel> loaded_;
-  bool ends_ = false;  // prompts are texts, and answers end where the model says so
+  bool ends_ = false;  // prompts are texts, and end tokens end answers
   int generate_ = 0;
 };
 
@@ -256,7 +251,7 @@ class SpeculationBench {
 
   Status compare(Machine& machine, const PromptSet& whole, const std::string& spec, int budget,
                  int batch, const std::string& accept) {
-    // Of random prompts there are as many as the largest batch has.
+    // Random prompts exist for the largest batch.
     PromptSet set = whole;
     if (flags_.prompts.empty()) set.prompts.resize(static_cast<size_t>(batch));
     std::vector<Run> plain, drafted;
@@ -318,7 +313,7 @@ class SpeculationBench {
   }
 
   static void print_row(const SpeculationRow& row) {
-    constexpr size_t kMostName = 40;  // acceptances by rank are long
+    constexpr size_t kMostName = 40;  // --accept by rank is long
     std::string name = row.name();
     if (name.size() > kMostName) name = name.substr(0, kMostName) + "...";
     std::string survival;

@@ -12,10 +12,9 @@ namespace braid::cli {
 
 namespace {
 
-// What a drafter says of drafts that are never accepted: it is sure of them, which is the worst it can do.
+// Confidence of drafts that are never accepted: wrong and sure is the worst case.
 constexpr double kSureAndWrong = 0.9;
 
-// In [0, 1), from well mixed bits.
 double uniform(uint64_t sequence, uint64_t position) {
   uint64_t x =
       sequence * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + 0x94d049bb133111ebu;
@@ -75,7 +74,7 @@ void ForcedAcceptance::rate(const Sequence&, int32_t depth, std::span<float> log
   }
 }
 
-// Siblings stand in the order of their rank.
+// Siblings are in order of rank.
 int32_t ForcedAcceptance::next(const StepItem& item, int32_t node, int32_t drawn) {
   const size_t depth = depth_of(item, node);
   const Sequence& s = *item.sequence;

@@ -1,4 +1,4 @@
-// kv_report.cpp -- `braid kv-report`: what each KV cache format would lose on a model and a text.
+// kv_report.cpp -- `braid kv-report`: the loss of each KV cache format on a model and a text.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -41,14 +41,14 @@ struct KvReportFlags {
   std::string device = "cpu";
   std::string activations = "f32";
   std::vector<std::string> formats, parts;
-  std::vector<int32_t> needles;  // lengths
+  std::vector<int32_t> needles;  // prompt lengths
   int32_t depths = 8;
   std::string prompts;
   int32_t answer_tokens = 64;
   std::string output = "text";
   std::string svg;
 
-  // Without --parts, what costs little: attention, text, and what the other options ask for.
+  // Without --parts: attention, text, and the parts that other options ask for.
   bool part(const std::string& name) const {
     if (name == "answers" && prompts.empty()) return false;
     if (parts.empty()) return name != "needles" || !needles.empty();
@@ -68,13 +68,12 @@ Result<std::vector<KvPair>> chosen_formats(const std::vector<std::string>& names
     formats.push_back({k, v});
   }
   if (!formats.empty()) return formats;
-  // Units are made of f16 rows: f32 would be another row of f16.
+  // Blocks are encoded from f16 rows, so f32 would repeat the figures of f16.
   for (const KvCodec* codec : kv_codecs())
     if (codec->name != "f32") formats.push_back({codec, codec});
   return formats;
 }
 
-// Lengths of needles' prompts: as asked for, else doubling from 1,024 tokens to the text's.
 std::vector<int32_t> needle_lengths(const KvReportFlags& flags) {
   if (!flags.needles.empty()) return flags.needles;
   std::vector<int32_t> lengths;
@@ -85,12 +84,11 @@ std::vector<int32_t> needle_lengths(const KvReportFlags& flags) {
 
 struct Subject {
   std::string name;
-  int32_t head_dim = 0;  // of the model's attention; 0: it has none
+  int32_t head_dim = 0;  // of attention; 0: no attention layers
   std::vector<int32_t> text;
   ReportWork work;
 };
 
-// The model's own numbers, the text's tokens, and what is to be run.
 Result<Subject> prepare(const KvReportFlags& flags) {
   Subject out;
   BRAID_ASSIGN(const std::string text, read_text(flags.file));
@@ -137,7 +135,7 @@ ModelFlags run_flags(const KvReportFlags& flags, const ReportWork& work) {
   return out;
 }
 
-// Text, needles and answers of f16, of f16 in other pieces ("floor"), and of each format. False: Ctrl-C.
+// Runs f16, f16 in other chunk sizes ("floor"), and each format. False: interrupted.
 Result<bool> run_all(const KvReportFlags& flags, const ReportWork& work,
                      const std::vector<KvPair>& formats, std::vector<FormatFigures>& figures) {
   if (work.text.empty() && work.prompts.empty()) return true;
@@ -175,7 +173,6 @@ void print_attention(const std::vector<FormatFigures>& figures) {
   }
 }
 
-// `what` picks a part's summary; perplexities stand beside those of the text.
 void print_logits(const std::vector<FormatFigures>& figures, const char* title,
                   std::optional<LogitSummary> FormatFigures::*what, bool perplexity) {
   print_result("\n{}: divergence in 1e-6 nats, likeliest tokens that changed in %\n", title);

@@ -26,7 +26,6 @@ struct Mean {
   double value() const { return count > 0 ? sum / count : 0; }
 };
 
-// Points of one line, by their place on the x axis.
 using Line = std::map<int, double>;
 
 struct Panel {
@@ -40,7 +39,7 @@ void add_place(Panel& panel, int x) {
   if (at == panel.places.end() || *at != x) panel.places.insert(at, x);
 }
 
-// tok/s of each line, budget and batch, over the sets.
+// tok/s by name and (budget, batch), averaged over the sets.
 using Means = std::map<std::string, std::map<std::pair<int, int>, Mean>>;
 
 Means means_of(std::span<const SpeculationRow> rows) {
@@ -78,7 +77,7 @@ Panel against_batch(const Means& means) {
   return panel;
 }
 
-// 1, 2 or 5 times a power of ten, so that about four of them reach `most`.
+// 1, 2 or 5 times a power of ten, so that about four ticks reach `most`.
 double tick_of(double most) {
   const double rough = std::max(most, 1e-9) / 4;
   const double power = std::pow(10, std::floor(std::log10(rough)));
