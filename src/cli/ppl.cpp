@@ -35,7 +35,7 @@ int run_ppl(PplFlags flags) {
   if (flags.model.context == 0) flags.model.context = 2048;
   const int32_t window = flags.model.context;
   if (window < 4)
-    return fail({ErrorKind::invalid_argument, "-c must be at least 4 for a perplexity"});
+    return fail({ErrorKind::invalid_argument, "-c must be at least 4 to measure perplexity"});
   auto text = read_text(flags.file);
   if (!text.ok()) return fail(text.error());
   auto loaded = load_model(flags.model);
@@ -91,10 +91,11 @@ int run_ppl(PplFlags flags) {
 
 void add_ppl(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<PplFlags>();
-  auto* command = app.add_subcommand("ppl", "Perplexity of a text");
+  auto* command = app.add_subcommand("ppl", "Measure the perplexity of a text");
   flags->model.spec_type = "none";  // nothing is generated
   add_model_options(*command, flags->model, kModelPart | kCachePart);
-  command->add_option("-f,--file", flags->file, "text to score, - for stdin")
+  command->add_option("-f,--file", flags->file, "text to score; - for stdin")
+      ->group("Input")
       ->required()
       ->type_name("FILE");
   command->callback([flags, exit_code] { *exit_code = run_ppl(*flags); });

@@ -75,10 +75,10 @@ class ProfileBench {
     for (int i = 0; i < kRecordingSteps; ++i) BRAID_TRY(step());
     StepProfile profile;
     profile.name =
-        fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
+        fmt::format("decode step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
     if (with_drafts)
-      profile.name +=
-          fmt::format(", {} drafts each, {}", flags_.drafts, flags_.tree ? "a tree" : "a chain");
+      profile.name += fmt::format(", {} speculative tokens each in a {}", flags_.drafts,
+                                  flags_.tree ? "tree" : "chain");
     profile.name += filled_from(flags_.fill, flags_.prompt);
     if (!with_drafts) profile.unit = "token";
     const double begin = now_ms();
@@ -190,7 +190,7 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
   OpTime all;
   double least_ms = 0;
   print_result(
-      "\n{}\n\n| op | | calls | kernels | us a call | us | % | GB/s | TFLOP/s | of peak |\n"
+      "\n{}\n\n| op | | calls | kernels | us per call | us | % | GB/s | TFLOP/s | of peak |\n"
       "|---|---|---|---|---|---|---|---|---|---|\n",
       profile.name);
   for (const OpTime& op : profile.ops) {
@@ -218,12 +218,11 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
                all.launches, 1e3 * all.ms, all.bytes / all.ms * 1e-6, all.flops / all.ms * 1e-9,
                100 * least_ms / all.ms);
   print_result(
-      "as the engine runs it: {:.0f} us a step, {:.2f} of the sum; at the peaks {:.0f} us; host "
-      "work around "
-      "it {:.0f} us\n",
+      "in normal operation: {:.0f} us per step, {:.2f} of the sum; at the peaks {:.0f} us; host "
+      "work {:.0f} us\n",
       1e3 * profile.step_ms, profile.step_ms / all.ms, 1e3 * least_ms, 1e3 * profile.host_ms);
   if (all.state_bytes > 0)
-    print_result("state: read {:.2f}, written {:.3f} of the states a {}\n",
+    print_result("recurrent states: {:.2f} read and {:.3f} written per {}\n",
                  all.state_read / all.state_bytes, all.state_written / all.state_bytes,
                  profile.unit);
 }
@@ -285,7 +284,7 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
     BRAID_ASSIGN(const StepProfile verify, bench.decode(true));
     BRAID_TRY(show(verify));
     if (!flags.json)
-      print_result("verifying takes {:.3f} decoding steps\n", verify.step_ms / decode.step_ms);
+      print_result("the verify step takes {:.3f} decode steps\n", verify.step_ms / decode.step_ms);
   }
   BRAID_ASSIGN(const StepProfile prompt, bench.prompt());
   BRAID_TRY(show(prompt));
@@ -295,8 +294,8 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   const auto predicted = static_cast<double>(plan.predicted_bytes());
   if (!flags.json) {
     print_result(
-        "\n{}\ntaken from the driver: {:.2f} GiB ({:+.2f} %); loaded in {:.2f} s, {:.2f} GB/s of "
-        "the file\n",
+        "\n{}\nGPU memory in use: {:.2f} GiB by the driver ({:+.2f} % against the plan); loaded in "
+        "{:.2f} s, {:.2f} GB/s of the file\n",
         plan.table(), taken / 0x1p30, 100 * (taken / predicted - 1), load_s,
         1e-9 * file_bytes / load_s);
     return {};

@@ -131,15 +131,13 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags,
   if (!flags.json) {
     print_result("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
     if (const std::string filled = filled_from(flags.fill, prompt); !filled.empty())
-      print_result("Prompts are{}: only the speed of decoding (S_TG) means anything.\n\n", filled);
+      print_result("Prompts are{}, so only the speed of decoding (S_TG) counts.\n\n", filled);
     print_result(
         "|   PP |   TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    "
-        "S t/s "
-        "|\n");
+        "S t/s |\n");
     print_result(
         "|-----:|-----:|-----:|-------:|---------:|---------:|---------:|---------:|---------:|----"
-        "-----:|"
-        "\n");
+        "-----:|\n");
   }
   for (const int batch : flags.batches) {
     BRAID_TRY(batch_once(bench, batch, std::min(prompt, 32), 4));  // warm-up
@@ -204,9 +202,7 @@ Status bench_shared_prefix(ServingBench& bench, const ServingBenchFlags& flags,
   if (flags.json) return {};
   print_result(
       "\n{}: {} requests of {} shared + {} own tokens: {} of {} prompt tokens computed, {} cached "
-      "({:.1f}x "
-      "fewer), "
-      "{:.0f} ms in all\n",
+      "({:.1f}x fewer), {:.0f} ms in total\n",
       bench.name(), flags.requests, flags.shared_prefix, flags.tail, computed, all, cached,
       static_cast<double>(all) / static_cast<double>(computed), ms);
   return {};
@@ -274,12 +270,12 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags,
                           nlohmann::ordered_json& json) {
   if (!flags.json) {
     print_result(
-        "\n{} users decode, a prompt of {} tokens arrives; gaps between a user's tokens in ms\n\n",
+        "\n{} users decode when a prompt of {} tokens arrives; gaps between a user's tokens in "
+        "ms\n\n",
         flags.users, flags.interference);
     print_result(
-        "| prompt in | before p50 / p99 / max | during p50 / p99 / max | worst / undisturbed | "
-        "prompt tok/s "
-        "| of alone |\n|---|---|---|---|---|---|\n");
+        "| prompt | before p50 / p99 / max | during p50 / p99 / max | during max / before p50 | "
+        "prompt tok/s | of its speed alone |\n|---|---|---|---|---|---|\n");
   }
   for (const bool chunks : {true, false}) {
     BRAID_ASSIGN(const Interference run, interfere(bench, flags, chunks));
@@ -355,9 +351,8 @@ Error early_end(const Finished& end, const Engine& engine) {
   if (end.reason == FinishReason::error) return {ErrorKind::io, end.error};
   if (engine.scheduler().stats().preempted > 0)
     return {ErrorKind::exhausted,
-            "the KV blocks of all sequences do not fit into memory; take fewer sequences (--batch) "
-            "or shorter "
-            "prompts (-p)"};
+            "the KV blocks of all sequences do not fit into memory; use fewer sequences (--batch) "
+            "or shorter prompts (-p)"};
   return {ErrorKind::io, "an answer ended before it was measured"};
 }
 

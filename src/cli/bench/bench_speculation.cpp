@@ -100,7 +100,7 @@ class Machine {
     engine().run_until_idle();
     const auto& events = answers.events[id];
     if (events.size() <= token || events[token].top.size() < 2)
-      return Error{ErrorKind::io, "the answer ended before the place where answers differ"};
+      return Error{ErrorKind::io, "the answer ended before the first differing token"};
     return events[token].top[0].second - events[token].top[1].second;
   }
 
@@ -295,20 +295,19 @@ class SpeculationBench {
           std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
       BRAID_ASSIGN(const float margin, plain_->margin(set.prompts[i], token));
       differences_.push_back(
-          fmt::format("{}, batch {}, {}: answer {} differs from token {} on, where the two best "
-                      "are {:.4f} nats apart",
+          fmt::format("{}, batch {}, {}: answer {} differs from token {} on; the two best "
+                      "tokens there are {:.4f} nats apart",
                       row.name(), row.batch, set.name, i + 1, token + 1, margin));
     }
     return {};
   }
 
   void print_head() {
-    print_result("{} on {}: greedy, up to {} tokens, medians of {}\n\n", plain_->name(),
+    print_result("{} on {}: greedy, up to {} tokens, medians of {} runs\n\n", plain_->name(),
                  plain_->engine().device().description(), flags_.generate, flags_.repetitions);
     print_result(
-        "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a round | drafts "
-        "a round | "
-        "accepted by depth | draft | verify | plain | host | lost ms | differing |\n"
+        "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a step | drafts "
+        "a step | accepted by depth | draft | verify | plain | host | lost ms | differing |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   }
 
@@ -321,9 +320,7 @@ class SpeculationBench {
       survival += fmt::format("{}{:.2f}", survival.empty() ? "" : " ", s);
     print_result(
         "| {} | {} | {} | {} | {:.1f} | {:.1f} | {:.2f}x | {:.2f} | {:.1f} | {} | {:.0f} % | "
-        "{:.0f} % | "
-        "{:.0f} % "
-        "| {:.0f} % | {:.1f} | {} |\n",
+        "{:.0f} % | {:.0f} % | {:.0f} % | {:.1f} | {} |\n",
         row.set, row.batch, name, row.budget > 0 ? std::to_string(row.budget) : "", row.plain_tok_s,
         row.tok_s, row.speed_up(), row.tokens_per_round, row.drafts_per_round, survival,
         100 * row.draft_share, 100 * row.verify_share, 100 * row.plain_share, 100 * row.host_share,
@@ -343,7 +340,8 @@ class SpeculationBench {
         answers += row.answers;
       }
       if (answers > 0)
-        print_result("\n{} of {} answers differ from plain decoding's\n", differing, answers);
+        print_result("\n{} of {} answers differ from those of plain decoding\n", differing,
+                     answers);
       for (const std::string& line : differences_) print_result("{}\n", line);
     }
     if (flags_.svg.empty()) return {};
@@ -387,46 +385,54 @@ class SpeculationBench {
 }  // namespace
 
 CLI::Option* add_speculation_bench_options(CLI::App& command, SpeculationFlags& flags) {
+  constexpr const char* kGroup = "Speculation benchmark";
   auto* spec = command.add_option(
       "--spec", flags.specs,
-      "compare ways to speculate with none, comma-separated, as --spec-type names them (ngram+mtp: "
-      "together; dflash/22: trees of 22 drafts): --batch sequences write -n tokens");
-  spec->delimiter(',')->check([](const std::string& ways) -> std::string {
-    std::istringstream list(ways);
-    for (std::string text; std::getline(list, text, ',');) {
-      const Way way = parse_way(text);
-      if (text.find('/') != text.npos && (way.tree < 1 || way.tree > 64))
-        return text + ": a tree has 1 to 64 drafts";
-      std::istringstream sources(way.sources);
-      for (std::string source; std::getline(sources, source, '+');)
-        if (std::find(kSources.begin(), kSources.end(), source) == kSources.end())
-          return fmt::format("{} is not one of {}", source, fmt::join(kSources, ", "));
-    }
-    return {};
-  });
+      "compare these values of --spec-type, comma-separated, with plain decoding. ngram+mtp: both "
+      "together; dflash/22: trees of 22 tokens. --batch sequences generate -n tokens each");
+  spec->group(kGroup)->type_name("TYPES")->delimiter(',')->check(
+      [](const std::string& ways) -> std::string {
+        std::istringstream list(ways);
+        for (std::string text; std::getline(list, text, ',');) {
+          const Way way = parse_way(text);
+          if (text.find('/') != text.npos && (way.tree < 1 || way.tree > 64))
+            return text + ": a tree has 1 to 64 speculative tokens";
+          std::istringstream sources(way.sources);
+          for (std::string source; std::getline(sources, source, '+');)
+            if (std::find(kSources.begin(), kSources.end(), source) == kSources.end())
+              return fmt::format("{} is not one of {}", source, fmt::join(kSources, ", "));
+        }
+        return {};
+      });
   command
-      .add_option(
-          "--prompts", flags.prompts,
-          "with --spec: prompts, one JSON object a line (bench/prompts.jsonl; default: random "
-          "tokens, where time counts until the first of a batch ends)")
+      .add_option("--prompts", flags.prompts,
+                  "with --spec: prompts, one JSON object a line, such as bench/prompts.jsonl "
+                  "(default: random tokens, timed until the first sequence of a batch ends)")
+      ->group(kGroup)
+      ->type_name("FILE")
       ->needs(spec);
   command
-      .add_option(
-          "--draft-max", flags.budgets,
-          "with --spec: values of --spec-draft-n-max, comma-separated (default: the drafter's)")
+      .add_option("--draft-max", flags.budgets,
+                  "with --spec: values of --spec-draft-n-max, comma-separated (default: the "
+                  "drafter's)")
+      ->group(kGroup)
       ->delimiter(',')
       ->check(CLI::Range(1, 64))
       ->needs(spec);
   command
-      .add_option(
-          "--accept", flags.accept,
-          "with --spec: accept drafts with these probabilities, whatever the model says: by depth "
-          "0.85,0.7,0.55; with those of second and third choices 0.8:0.1:0.05,...; may be repeated")
+      .add_option("--accept", flags.accept,
+                  "with --spec: acceptance rates in place of the model's decisions. By depth: "
+                  "0.85,0.7,0.55; with second and third choices: 0.8:0.1:0.05,... May be repeated")
+      ->group(kGroup)
+      ->type_name("RATES")
       ->allow_extra_args(false)
       ->needs(spec);
   command
       .add_option("--svg", flags.svg,
-                  "with --spec: plot tok/s against drafts and batch into this file")
+                  "with --spec: plot tok/s over speculative tokens and over the batch into this "
+                  "file")
+      ->group(kGroup)
+      ->type_name("FILE")
       ->needs(spec);
   return spec;
 }

@@ -38,7 +38,7 @@ Result<ForcedAcceptance> ForcedAcceptance::parse(const std::string& text) {
   out.text_ = text;
   if (text.ends_with(',') || text.ends_with(':'))
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("--accept {}: something is missing behind it", text)};
+                 fmt::format("--accept {}: a rate is missing at the end", text)};
   std::istringstream depths(text);
   for (std::string depth; std::getline(depths, depth, ',');) {
     std::vector<double>& row = out.rows_.emplace_back();
@@ -51,13 +51,14 @@ Result<ForcedAcceptance> ForcedAcceptance::parse(const std::string& text) {
       sum += p;
       if (!is_number || !(p >= 0) || !(sum <= 1 + 1e-9))
         return Error{ErrorKind::invalid_argument,
-                     fmt::format("--accept {}: {} are no probabilities", text, depth)};
+                     fmt::format("--accept {}: {} does not consist of probabilities", text, depth)};
       row.push_back(p);
     }
     if (row.empty())
-      return Error{ErrorKind::invalid_argument, fmt::format("--accept {}: a depth is empty", text)};
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("--accept {}: a depth has no rate", text)};
   }
-  if (out.rows_.empty()) return Error{ErrorKind::invalid_argument, "--accept needs a probability"};
+  if (out.rows_.empty()) return Error{ErrorKind::invalid_argument, "--accept needs a rate"};
   return out;
 }
 

@@ -56,7 +56,7 @@ std::string draw(const Panel& panel, int left) {
         fmt::format("<text class=\"soft\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                     x_of(bits), bottom + 18, bits);
   out += fmt::format(
-      "<text class=\"soft\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">bits of a value</text>\n",
+      "<text class=\"soft\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">bits per value</text>\n",
       left + kPanelWidth / 2, bottom + 38);
   for (const Point& p : panel.points)
     out += fmt::format(

@@ -53,7 +53,7 @@ Means means_of(std::span<const SpeculationRow> rows) {
 
 Panel against_drafts(const Means& means, int batch) {
   Panel panel{batch == 1 ? "one sequence" : fmt::format("{} sequences", batch),
-              "drafts of a step at most",
+              "speculative tokens a step, at most",
               {},
               {}};
   for (const auto& [name, points] : means)
@@ -67,7 +67,7 @@ Panel against_drafts(const Means& means, int batch) {
 }
 
 Panel against_batch(const Means& means) {
-  Panel panel{"at the best number of drafts", "sequences", {}, {}};
+  Panel panel{"at the best number of speculative tokens", "sequences", {}, {}};
   for (const auto& [name, points] : means)
     for (const auto& [where, mean] : points) {
       add_place(panel, where.second);
