@@ -49,9 +49,9 @@ class HollowFile {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (out.data_ == MAP_FAILED) {
       out.data_ = nullptr;
-      return Error{
-          ErrorKind::exhausted,
-          fmt::format("there are no {} of address space for the plan", format_bytes(out.bytes_))};
+      return Error{ErrorKind::exhausted,
+                   fmt::format("no address space of {} is available for the plan",
+                               format_bytes(out.bytes_))};
     }
     std::memcpy(out.data_, header.data(), header.size());
     return out;

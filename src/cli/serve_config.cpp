@@ -90,13 +90,13 @@ std::string check_origin(const std::string& text) {
       text.find_first_of("/?#@ *", at + 3) == std::string::npos &&
       std::none_of(text.begin(), text.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
   return fine ? ""
-              : text + " is no origin: scheme://host or scheme://host:port in small letters, or *";
+              : text + " is not an origin: scheme://host or scheme://host:port in lowercase, or *";
 }
 
 std::string check_host_name(const std::string& text) {
   if (text == "*") return "";
   if (text.empty() || text.find_first_of(":/ *") != std::string::npos)
-    return text + " is no host name: a name without scheme and port, or *";
+    return text + " is not a host name: a name without scheme and port, or *";
   if (server::is_address(text) || text == "localhost")
     return text + " has no effect: localhost and IP addresses are always allowed";
   return "";
