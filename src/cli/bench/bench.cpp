@@ -444,10 +444,6 @@ int run_bench(BenchFlags flags) {
   return 0;
 }
 
-}  // namespace
-
-namespace {
-
 void add_row_options(CLI::App& command, BenchFlags& flags) {
   constexpr const char* kGroup = "Measurement";
   command.add_option("-p,--n-prompt", flags.prompts, "prompt lengths, comma-separated; 0: none")

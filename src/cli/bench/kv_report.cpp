@@ -299,10 +299,6 @@ int run_kv_report(const KvReportFlags& flags) {
   return drawn.ok() ? 0 : fail(drawn.error());
 }
 
-}  // namespace
-
-namespace {
-
 void add_run_options(CLI::App& command, KvReportFlags& flags) {
   command.add_option("-m,--model", flags.model, "GGUF file; without it the toy model inside braid")
       ->group("Model")
