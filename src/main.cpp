@@ -17,13 +17,12 @@ namespace {
 
 using namespace braid;
 
-// The command's exit code, or that of a result that could not be written.
 int with_results_written(int exit_code) {
   const Status written = cli::result_status();
   return exit_code != 0 || written.ok() ? exit_code : cli::fail(written.error());
 }
 
-// The message repeats what was typed, and a prompt that lost its -p may be a book.
+// Messages repeat the input, which may be a long prompt without -p.
 std::string shortened(std::string message) {
   if (size_t most = 300; message.size() > most) {
     while (most > 0 && (static_cast<unsigned char>(message[most]) & 0xC0) == 0x80) --most;
@@ -33,7 +32,6 @@ std::string shortened(std::string message) {
 }
 
 int run(CLI::App& app, std::vector<std::string> typed, const int* exit_code) {
-  // `braid`, `braid help`, `braid help run`.
   if (typed.empty()) typed = {"--help"};
   if (typed.front() == "help") {
     typed.erase(typed.begin());
@@ -45,7 +43,7 @@ int run(CLI::App& app, std::vector<std::string> typed, const int* exit_code) {
     return 2;
   }
   for (const std::string& note : arguments->notes) cli::print_note(note);
-  std::reverse(arguments->words.begin(), arguments->words.end());  // CLI11 takes the last one first
+  std::reverse(arguments->words.begin(), arguments->words.end());  // as CLI11 expects them
   try {
     app.parse(std::move(arguments->words));
   } catch (const CLI::ExtrasError& error) {

@@ -229,7 +229,7 @@ TEST_F(ServeTest, OptionsWithoutEffectAreRefused) {
        "--allowed-host has no effect with API keys"},
       {{"--public-metrics"}, "--public-metrics has no effect without API keys"},
       {{"--config", file("c.conf", "share-cache = true\n")}, "--share-cache has no effect without"},
-      {{"--cors-origin", "https://good.example/"}, "is no origin"},
+      {{"--cors-origin", "https://good.example/"}, "is not an origin"},
       {{"--config", file("h.conf", "allowed-host = [\"localhost\"]\n")}, "has no effect"},
   };
   for (const auto& [options, what] : kCases) {
@@ -338,9 +338,10 @@ TEST_F(ServeTest, WhileAnswersEndNewOnesAreRefusedOverNewConnections) {
 
 TEST_F(ServeTest, LimitsOfKeysAreReadFromTheirFile) {
   const std::string keys = file("keys", "ops admin\nteam name=team-a max-requests=0\n");
-  for (const auto& [line, what] : {std::pair{"k max-request=1\n", "keys:1: behind a key stand"},
-                                   std::pair{"k models=absent\n", "may load the model absent"},
-                                   std::pair{"k\nk\n", "given twice"}}) {
+  for (const auto& [line, what] :
+       {std::pair{"k max-request=1\n", "keys:1: a key can be followed by"},
+        std::pair{"k models=absent\n", "may load the model absent"},
+        std::pair{"k\nk\n", "given twice"}}) {
     const std::string wrong = file("wrong/keys", line);
     const Outcome outcome =
         run_braid({"serve", "--port", "0", "-c", "512", "--api-key-file", wrong});
@@ -411,7 +412,7 @@ TEST_F(ServeTest, AHangupReadsKeysAgain) {
   EXPECT_TRUE(stream.read_until("data: [DONE]")) << "what runs is not disturbed";
   file("keys", "# none\n");
   server.signal(SIGHUP);
-  ASSERT_TRUE(server.wait_log("holds no key; keys and certificate stay as they were"))
+  ASSERT_TRUE(server.wait_log("contains no key; keys and certificate stay as they were"))
       << server.log();
   fs::remove(keys);
   server.signal(SIGHUP);

@@ -76,7 +76,7 @@ OutputFile::~OutputFile() {
 Status OutputFile::open_in_place() {
   fd_ = ::open(path_.c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
   if (fd_ < 0 && errno == EINTR)
-    return Error{ErrorKind::cancelled, path_ + ": nobody has read from it"};
+    return Error{ErrorKind::cancelled, path_ + ": no process opened it for reading"};
   if (fd_ < 0) return failed("cannot open");
   return {};
 }

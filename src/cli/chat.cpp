@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The answer as templates expect it in a history: thought and text apart.
+// The message as templates expect it in a history: thought and text apart.
 Json assistant_message(const std::string& text, bool in_thought) {
   const std::string_view end_tag = Dialect().think.close;
   const auto end = in_thought ? text.find(end_tag) : std::string::npos;
@@ -58,7 +58,7 @@ class Terminal {
     while (const auto line = editor_.read("> ")) {
       if (line->find_first_not_of(" \t\n") == std::string::npos) continue;
       if (*line == "/quit" || *line == "/exit" || *line == "/bye") return 0;
-      // A path or a comment of code may begin with a slash, too.
+      // Paths and code comments may also begin with a slash.
       const bool command = line->front() == '/' && line->find('\n') == std::string::npos;
       if (command && obey(*line)) continue;
       if (const int code = answer(*line); code != 0) return code;
@@ -68,7 +68,6 @@ class Terminal {
   }
 
  private:
-  // False: not a command.
   bool obey(const std::string& line) {
     const size_t cut = line.find(' ');
     const std::string name = line.substr(0, cut);
@@ -119,7 +118,7 @@ class Terminal {
     print_status("thinking: {}\n", !thinking ? "auto" : *thinking ? "on" : "off");
   }
 
-  // 0, or the exit code of a conversation that cannot go on.
+  // 0, or the exit code if the conversation cannot go on.
   int answer(const std::string& text) {
     if (const auto bad = first_invalid_utf8(text)) {
       print_error(fmt::format("the message is not valid UTF-8 (byte {})", *bad));

@@ -1,4 +1,4 @@
-// chat.h -- a conversation with a model, and the terminal that it is held on.
+// chat.h -- a conversation with a model, and its terminal loop.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@
 
 namespace braid::cli {
 
-// Messages so far, and what is the same for every turn. The model must live as long.
+// The messages and settings of a conversation. The model must outlive it.
 class Conversation {
  public:
   struct Settings {
@@ -26,15 +26,14 @@ class Conversation {
   };
   Conversation(LoadedModel& model, ChatTemplate chat, Settings settings);
 
-  // Adds the user's message, streams the answer and keeps both. An interrupted answer is kept as far as it came. After
-  // an error the message is not kept.
+  // Adds both messages. An interrupted answer is kept in part; an error drops the user's message.
   Result<Answer> answer(const std::string& text);
 
-  void clear();  // but for the system message
+  void clear();  // keeps the system message
   void set_system(const std::string& text);
   void set_thinking(std::optional<bool> thinking) { settings_.thinking = thinking; }
 
-  // As a JSON array of messages, which `braid inspect --template` and the APIs read, too.
+  // Writes a JSON array of messages, as `braid inspect --template` and the APIs read it.
   Status save(const std::string& path) const;
   Status load(const std::string& path);
 
@@ -50,7 +49,7 @@ class Conversation {
   nlohmann::ordered_json messages_;
 };
 
-// Reads messages and commands from the terminal until it ends. The exit code.
+// Reads messages and commands until the input ends. Returns the exit code.
 int chat_on_terminal(LoadedModel& model, Conversation& conversation);
 
 }  // namespace braid::cli

@@ -1,7 +1,6 @@
 // commands.h -- the subcommands of the braid program.
-//
-// Each add_* registers its subcommand with its options and, when chosen, runs it and sets *exit_code:
-// 0 success, 2 something that the user can correct (bad input, bad option), 130 interrupted.
+// Each add_* registers a subcommand with its options. If chosen, it runs and sets *exit_code: 0
+// success, 2 an error that the user can correct, 130 interrupted.
 #pragma once
 
 #include <memory>
@@ -20,11 +19,11 @@ void add_ppl(CLI::App& app, int* exit_code);
 void add_kv_report(CLI::App& app, int* exit_code);
 void add_quantize(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
-// Last: they describe all the others.
+// These describe all other commands, so they are added last.
 void add_completion(CLI::App& app, int* exit_code);
 void add_docs(CLI::App& app, int* exit_code);
 
-// The program with all its commands. `*exit_code` must live as long as the app.
+// `*exit_code` must live as long as the app.
 std::unique_ptr<CLI::App> make_program(int* exit_code);
 
 }  // namespace braid::cli

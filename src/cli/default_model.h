@@ -1,4 +1,4 @@
-// default_model.h -- the model inside the binary: braid answers before anything was downloaded.
+// default_model.h -- the model inside the binary, for use without a download.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace braid::cli {
 
 inline constexpr const char* kDefaultModelName = "braid-demo-q8_0 (built in)";
 
-// A GGUF file; mapped from the executable, so it costs nothing until it is read.
+// A GGUF file, mapped with the executable; pages load when read.
 std::span<const std::byte> default_model();
 
 }  // namespace braid::cli

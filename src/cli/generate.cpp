@@ -19,7 +19,7 @@ namespace braid::cli {
 
 namespace {
 
-// Writes text as it comes: the answer to stdout, a thought dim beside it or, if stdout is no terminal, to stderr.
+// Streams the answer to stdout. Thoughts go dimmed to stdout if it is a terminal, else to stderr.
 class AnswerPrinter {
  public:
   explicit AnswerPrinter(TextKind kind)
@@ -112,7 +112,7 @@ Result<Answer> generate(LoadedModel& model, const RenderedText& prompt,
   const DraftStats before = model.engine->stats().drafts;
   const InterruptScope interrupt;
   BRAID_ASSIGN(const RequestId id, model.engine->submit(std::move(request), sink));
-  bool readable = true;  // stdout takes what is written
+  bool readable = true;  // stdout accepts writes
   while (!sink.done) {
     if (readable && !result_status().ok()) {
       readable = false;
@@ -164,7 +164,7 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed, boo
   const char* why = answer.end.reason == FinishReason::length ? ", cut at the limit"
                     : answer.interrupted                      ? ", stopped"
                                                               : "";
-  std::string prompt_speed;  // of a prompt that was read to its end
+  std::string prompt_speed;  // empty if the prompt was interrupted
   if (usage.generated_tokens > 0 || !answer.interrupted)
     prompt_speed = fmt::format(" at {:.0f} tok/s", answer.end.timings.prompt_tok_s(usage));
   std::string speed;

@@ -1,4 +1,4 @@
-// generate.h -- one answer: a prompt goes in, text streams to stdout, a summary follows on stderr.
+// generate.h -- one answer: text streams to stdout, a summary follows on stderr.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,22 @@
 namespace braid::cli {
 
 struct Answer {
-  std::string text;  // with its thought
+  std::string text;  // thoughts included
   Finished end;
   bool interrupted = false;
   DraftStats drafts;  // of this answer
 };
 
-// What the generated text begins with.
 enum class TextKind { raw, thought, answer };
 
-// Streams the answer to `prompt` to stdout; Ctrl-C ends it early. A thought is shown dim on a terminal; if stdout
-// is not one, the thought goes to stderr. Errors: invalid_argument.
+// Streams the answer to `prompt`; Ctrl-C ends it early. Thoughts are dim on a terminal, and go to
+// stderr if stdout is not one. Errors: invalid_argument, io.
 Result<Answer> generate(LoadedModel& model, const RenderedText& prompt,
                         const SamplingParams& sampling, int32_t max_tokens, TextKind kind);
 
-// What became of speculative tokens, a part of the verbose summary; empty if there were none.
+// Acceptance of speculative tokens for the verbose summary; empty without drafts.
 std::string describe_drafts(const DraftStats& drafts);
-// Prompt, speed and memory of an answer in one line for stderr; `verbose`: all that was measured.
+// One line: prompt, speed and memory of an answer. `verbose` adds all other measurements.
 std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed, bool verbose);
 
 }  // namespace braid::cli

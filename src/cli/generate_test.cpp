@@ -27,7 +27,7 @@ TEST(Summary, TellsOfDraftsBySourceAndDepth) {
             ", 1 of 3 ngram drafts and 8 of 13 mtp drafts accepted (1.9 tokens a step, by depth 70 "
             "40 0 %, "
             "drafting 12 ms, verifying 90, other steps 20, host 3, 42 ms saved)");
-  drafts.lost_ms = 0.2;  // or there is no budget
+  drafts.lost_ms = 0.2;  // too small to show
   EXPECT_TRUE(describe_drafts(drafts).ends_with("host 3)")) << describe_drafts(drafts);
   const DraftStats later = drafts.since(drafts);
   EXPECT_EQ(later.rounds + later.drafted() + later.accepted(), 0u);

@@ -1,4 +1,4 @@
-// inspect.cpp -- `braid inspect FILE`: what is in a model file, without loading it.
+// inspect.cpp -- `braid inspect FILE`: the contents of a model file, without loading it.
 
 #include <fmt/format.h>
 
@@ -32,7 +32,6 @@ struct InspectFlags {
   bool tensors = false;
 };
 
-// Scalars and short arrays as JSON; long arrays as their first values and a count.
 template <typename T>
 Json array_json(const Result<std::vector<T>>& values, size_t limit) {
   if (!values.ok()) return values.error().message;
@@ -143,7 +142,7 @@ void print_text(const Json& info, const Result<MemoryPlan>& plan, bool tensors) 
     print_result("{} tokens of context\n{}\n{}\n", plan->context_tokens, plan->table(),
                  plan->format_table());
   } else {
-    print_result("not runnable here: {}\n\n", plan.error().message);
+    print_result("cannot run here: {}\n\n", plan.error().message);
   }
   for (const auto& [key, value] : info["metadata"].items()) {
     std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -228,15 +227,16 @@ void add_inspect(CLI::App& app, int* exit_code) {
       *command, flags->model,
       kModelPart | kMemoryPart | kParallelPart | kCachePart | kDrafterPart | kTemplatePart);
   OptionGroup group(*command, "Inspect");
-  group.flag("--tensors", flags->tensors, "list all tensors, too");
-  group.flag("--json", flags->json, "everything as JSON");
+  group.flag("--tensors", flags->tensors, "also list all tensors");
+  group.flag("--json", flags->json, "print everything as JSON");
   auto* tokens =
-      group.add("--tokens", flags->tokens, "print the token ids of this text as a JSON array");
+      group.add("--tokens", flags->tokens, "print the token IDs of this text as a JSON array");
   group
       .add("--template", flags->messages,
            "render this JSON file of messages with the chat template, and print the prompt")
       ->type_name("FILE");
-  group.add("--tools", flags->tools, "with --template: JSON file of tools")->type_name("FILE");
+  group.add("--tools", flags->tools, "with --template: JSON file of tool definitions")
+      ->type_name("FILE");
   command->callback([flags, tokens, exit_code] {
     flags->has_tokens = tokens->count() > 0;
     *exit_code = run_inspect(*flags);

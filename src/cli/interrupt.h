@@ -1,7 +1,6 @@
-// interrupt.h -- Ctrl-C as a request to stop, not as the end of the program.
-//
-// While an InterruptScope lives, the first SIGINT sets a flag that interrupted() reads; a second one ends the
-// program at once. Scopes do not nest.
+// interrupt.h -- Ctrl-C as a request to stop.
+// While an InterruptScope lives, the first SIGINT sets the flag of interrupted(); a second one ends
+// the program at once. Scopes do not nest.
 #pragma once
 
 #include <csignal>

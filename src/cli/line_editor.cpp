@@ -38,7 +38,6 @@ struct LineEditor::Implementation {
     return self->prompt.data();
   }
 
-  // With its line break, as far as there is one.
   std::optional<std::string> line(const std::string& text) {
     prompt = text;
     int length = 0;
@@ -50,7 +49,7 @@ struct LineEditor::Implementation {
 
 LineEditor::LineEditor(std::string history_file)
     : implementation_(std::make_unique<Implementation>()) {
-  // Letters beyond ASCII are several bytes; numbers keep the form of the C locale.
+  // Input is UTF-8; numbers keep the format of the C locale.
   if (std::setlocale(LC_CTYPE, "C.UTF-8") == nullptr) std::setlocale(LC_CTYPE, "");
   Implementation& self = *implementation_;
   self.history_file = std::move(history_file);
@@ -64,8 +63,7 @@ LineEditor::LineEditor(std::string history_file)
   el_set(self.editor, EL_PROMPT, &Implementation::prompt_of);
   el_set(self.editor, EL_EDITOR, "emacs");
   el_set(self.editor, EL_HIST, history, self.history);
-  el_set(self.editor, EL_SIGNAL,
-         1);  // Ctrl-C at the prompt ends the program with the terminal as it was
+  el_set(self.editor, EL_SIGNAL, 1);  // Ctrl-C restores the terminal and ends the program
   el_set(self.editor, EL_BIND, "^R", "em-inc-search-prev", nullptr);
   el_source(self.editor, nullptr);  // ~/.editrc
 }
@@ -74,7 +72,7 @@ LineEditor::~LineEditor() {
   Implementation& self = *implementation_;
   if (!self.history_file.empty()) {
     HistEvent event;
-    // The file exists with its mode before anything is written into it.
+    // Created first, so that its mode holds before anything is written.
     const int file =
         ::open(self.history_file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (file >= 0) {

@@ -1,4 +1,4 @@
-// line_editor.h -- one message of several lines from a person at a terminal, with arrow keys and a history.
+// line_editor.h -- reads multi-line messages from a terminal, with arrow keys and a history.
 #pragma once
 
 #include <memory>
@@ -10,15 +10,14 @@ namespace braid::cli {
 // Not movable; one at a time, on the thread that reads the terminal. Prompts go to stderr.
 class LineEditor {
  public:
-  // `history_file`: kept from run to run, readable by its owner alone; empty: none.
+  // `history_file` is kept between runs, readable by its owner only; empty: no file.
   explicit LineEditor(std::string history_file);
   ~LineEditor();
   LineEditor(const LineEditor&) = delete;
   LineEditor& operator=(const LineEditor&) = delete;
 
-  // The next message, without its last line break; nothing at the end of the input (Ctrl-D).
-  // A message goes on in the next line after a \ at the end of a line, between """ and """, and where the next
-  // line is there already because several were pasted.
+  // The next message without its last line break; empty at the end of input (Ctrl-D). It continues
+  // on the next line after a final \, between """ and """, and within a paste.
   std::optional<std::string> read(const std::string& prompt);
 
   struct Implementation;

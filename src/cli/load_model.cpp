@@ -24,7 +24,7 @@ namespace braid::cli {
 Result<GgufFile> open_model_file(const std::string& path) {
   if (path.empty()) return GgufFile::parse(default_model(), kDefaultModelName);
   auto file = GgufFile::open(path);
-  // A message that lost its -p is taken for the name of a file.
+  // Probably a message without -p.
   if (!file.ok() && file.error().kind == ErrorKind::not_found && !path.ends_with(".gguf"))
     return Error{ErrorKind::not_found, file.error().message + " (a message is given with -p)"};
   return file;

@@ -1,4 +1,4 @@
-// load_model.h -- from the options of a command to a model that can run.
+// load_model.h -- loads the model that the options of a command describe.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@
 
 namespace braid::cli {
 
-// The file of -m, or the one inside the binary.
+// The file of -m, or the model inside the binary.
 Result<GgufFile> open_model_file(const std::string& path);
 
 Result<Tokenizer> make_tokenizer(const GgufFile& file);
@@ -35,20 +35,18 @@ void note_threads(const ModelFlags& flags);
 
 // File, tokenizer and engine, ready to run; a progress line while weights load.
 struct LoadedModel {
-  std::unique_ptr<GgufFile> file;  // first: the engine reads from it until its end
+  std::unique_ptr<GgufFile> file;  // first: the engine reads from it until destroyed
   std::optional<Tokenizer> tokenizer;
   std::unique_ptr<Engine> engine;
   std::string name;
 };
-// `adjust`, if given, has the last word on the options.
+// Shows a progress line. `adjust`, if given, changes the options last.
 Result<LoadedModel> load_model(const ModelFlags& flags,
                                const std::function<void(EngineOptions&)>& adjust = nullptr);
 
-// All of a file, or of stdin for "-", without the byte order mark that some editors put before UTF-8. Errors:
-// not_found, io, exhausted (above 1 GiB).
+// A file, or stdin for "-", without a byte order mark. Errors: not_found, io, exhausted (> 1 GiB).
 Result<std::string> read_text(const std::string& path);
 
-// Highest resident set of this process so far.
 uint64_t peak_memory_bytes();
 
 }  // namespace braid::cli

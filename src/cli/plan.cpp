@@ -1,5 +1,4 @@
-// plan.cpp -- `braid plan`: what a model needs, on this machine or on a card that is not here, before anything is
-// downloaded.
+// plan.cpp -- `braid plan`: the memory that a model needs, here or on another GPU.
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -38,7 +37,7 @@ std::string shape_names() {
   return names;
 }
 
-// A model file of a published shape whose tensors are pages that nobody touches: metadata and sizes are real.
+// A model file of a published shape. Metadata and sizes are real; tensor pages are never touched.
 class HollowFile {
  public:
   static Result<HollowFile> make(const RandomShape& shape, const RandomOptions& options) {
@@ -50,9 +49,9 @@ class HollowFile {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (out.data_ == MAP_FAILED) {
       out.data_ = nullptr;
-      return Error{
-          ErrorKind::exhausted,
-          fmt::format("there are no {} of address space for the plan", format_bytes(out.bytes_))};
+      return Error{ErrorKind::exhausted,
+                   fmt::format("no address space of {} is available for the plan",
+                               format_bytes(out.bytes_))};
     }
     std::memcpy(out.data_, header.data(), header.size());
     return out;
@@ -76,9 +75,9 @@ class HollowFile {
   size_t bytes_ = 0;
 };
 
-constexpr int32_t kLeastContext = 1024;  // less is of no use
+constexpr int32_t kLeastContext = 1024;  // a smaller one counts as not fitting
 
-// What of the context fits in formats that are worth choosing, everything else as asked for.
+// The largest context in each recommended format, with all other options as given.
 std::string context_table(const GgufFile& file, const EngineOptions& options) {
   std::string out =
       fmt::format("{:<12} {:>18} {:>12}\n", "-ctk, -ctv", "tokens of context", "KV cache");
@@ -112,7 +111,7 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
     if (!size.ok()) return Error{size.error().kind, "--memory: " + size.error().message};
     options.memory_limit_bytes = *size;
     options.plan_own_memory = flags.model.device != "cpu";
-    if (options.plan_own_memory) options.device = "cpu";  // whose sizes stand for a GPU's
+    if (options.plan_own_memory) options.device = "cpu";  // CPU sizes stand in for those of a GPU
   }
   BRAID_ASSIGN(const MemoryPlan plan, Engine::plan_memory(file, options));
   const Status fits = plan.check_fits();

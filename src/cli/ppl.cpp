@@ -1,8 +1,7 @@
 // ppl.cpp -- `braid ppl`: perplexity of a text.
-//
-// The text is cut into windows of -c tokens; each is run on its own, and the predictions made at the
-// positions of its second half count: those from position c/2 on, except the last, which has no successor in
-// the window. A model that starts texts with a begin token gets it in place of each window's first token.
+// Windows of -c tokens run independently. Predictions at positions from c/2 on count, except the
+// last, whose successor is outside the window. A model's begin token, if any, replaces the first
+// token of each window.
 
 #include <fmt/format.h>
 
@@ -26,7 +25,6 @@ struct PplFlags {
   std::string file;
 };
 
-// Remembers why a request ended.
 struct QuietSink : Sink {
   void token(RequestId, const TokenEvent&) override {}
   void finished(RequestId, const Finished& event) override { end = event; }
@@ -37,7 +35,7 @@ int run_ppl(PplFlags flags) {
   if (flags.model.context == 0) flags.model.context = 2048;
   const int32_t window = flags.model.context;
   if (window < 4)
-    return fail({ErrorKind::invalid_argument, "-c must be at least 4 for a perplexity"});
+    return fail({ErrorKind::invalid_argument, "-c must be at least 4 to measure perplexity"});
   auto text = read_text(flags.file);
   if (!text.ok()) return fail(text.error());
   auto loaded = load_model(flags.model);
@@ -93,10 +91,11 @@ int run_ppl(PplFlags flags) {
 
 void add_ppl(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<PplFlags>();
-  auto* command = app.add_subcommand("ppl", "Perplexity of a text");
+  auto* command = app.add_subcommand("ppl", "Measure the perplexity of a text");
   flags->model.spec_type = "none";  // nothing is generated
   add_model_options(*command, flags->model, kModelPart | kCachePart);
-  command->add_option("-f,--file", flags->file, "text to score, - for stdin")
+  command->add_option("-f,--file", flags->file, "text to score; - for stdin")
+      ->group("Input")
       ->required()
       ->type_name("FILE");
   command->callback([flags, exit_code] { *exit_code = run_ppl(*flags); });

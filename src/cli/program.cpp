@@ -1,4 +1,4 @@
-// program.cpp -- the command line as a whole.
+// program.cpp -- builds the command line of all commands.
 
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -11,7 +11,7 @@
 namespace braid::cli {
 namespace {
 
-// The last one of an option with one value counts. A list takes one value each time, so that an operand may follow.
+// A repeated option keeps its last value. Lists take one value each, so an operand may follow.
 void let_last_win(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     for (CLI::Option* option : command->get_options()) {

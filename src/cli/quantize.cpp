@@ -30,7 +30,7 @@ struct QuantizeFlags {
 int run_quantize(const QuantizeFlags& flags) {
   const QuantizeMix* mix = find_quantize_mix(flags.type);
   if (mix == nullptr) {
-    print_error(fmt::format("\"{}\" is not a type braid writes: choose one of {}", flags.type,
+    print_error(fmt::format("\"{}\" is not a type that braid writes; choose one of {}", flags.type,
                             quantize_mix_names()));
     return 2;
   }
@@ -65,15 +65,23 @@ int run_quantize(const QuantizeFlags& flags) {
 void add_quantize(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<QuantizeFlags>();
   auto* command = app.add_subcommand("quantize", "Write a model file with smaller weights");
-  command->add_option("in", flags->in, "GGUF file, of any readable type")->required();
+  command->add_option("in", flags->in, "GGUF file of any type that braid reads")
+      ->type_name("FILE")
+      ->required();
   command
       ->add_option("out", flags->out,
-                   "file to write; replaced when complete (a FIFO or a device is written into)")
+                   "file to write, replaced when complete; a FIFO or a device is written directly")
+      ->type_name("FILE")
       ->required();
-  command->add_option("type", flags->type, "one of " + quantize_mix_names())->required();
-  command->add_flag("--drop-mtp", flags->drop_mtp,
-                    "leave the multi-token-prediction layer out, for engines that do not know it");
-  command->add_option("-t,--threads", flags->threads, "threads (default: all physical cores)")
+  command->add_option("type", flags->type, "one of " + quantize_mix_names())
+      ->type_name("TYPE")
+      ->required();
+  command
+      ->add_flag("--drop-mtp", flags->drop_mtp,
+                 "leave out the multi-token-prediction head, for engines that do not support it")
+      ->group("Quantize");
+  command->add_option("-t,--threads", flags->threads, "CPU threads (default: physical cores)")
+      ->group("Quantize")
       ->envname("BRAID_THREADS");
   command->callback([flags, exit_code] { *exit_code = run_quantize(*flags); });
 }

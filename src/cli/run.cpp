@@ -50,14 +50,14 @@ Result<Json> read_tools(const std::string& path) {
   return tools;
 }
 
-// What is piped in or redirected from a file; a terminal, /dev/null or a service's socket says nothing.
+// Stdin is a pipe or a file. A terminal, /dev/null or a service's socket has no text.
 bool stdin_has_text() {
   struct stat status;
   return ::fstat(STDIN_FILENO, &status) == 0 &&
          (S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode));
 }
 
-// Stdin behind -p. A pipe that nobody closes would be waited for in silence.
+// A pipe that stays open without data would block silently, hence the note.
 Result<std::string> read_piped_text() {
   pollfd in{STDIN_FILENO, POLLIN, 0};
   if (::poll(&in, 1, 1000) == 0)
@@ -65,7 +65,6 @@ Result<std::string> read_piped_text() {
   return read_text("-");
 }
 
-// The message: -p, the file of -f or stdin; of two of them, both, one after the other.
 Result<std::string> message_of(const RunFlags& flags) {
   std::string text;
   if (!flags.file.empty() || !flags.has_prompt) {
@@ -100,7 +99,7 @@ int run(const RunFlags& flags) {
   auto tools = read_tools(flags.tools);
   if (!tools.ok()) return fail(tools.error());
 
-  // One message leaves nothing to find again, unless a directory keeps it for the next time.
+  // A single message has no later use for its prefix, except in a cache directory.
   auto model = load_model(flags.model, [&](EngineOptions& options) {
     options.prefix_cache = chat || !flags.model.cache_dir.empty();
   });

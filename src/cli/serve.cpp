@@ -1,4 +1,4 @@
-// serve.cpp -- `braid serve`: the model behind the HTTP APIs of OpenAI and Anthropic.
+// serve.cpp -- `braid serve`: models over the HTTP APIs of OpenAI and Anthropic.
 
 #include <fmt/format.h>
 
@@ -45,7 +45,7 @@ std::string kebab_case(std::string_view name) {
   return out;
 }
 
-// Of the model that is loaded first: the plain --alias names, or what its file calls itself.
+// Names of the model that is loaded first: plain --alias names, else the name in its file.
 Result<std::vector<std::string>> model_names(const ServeFlags& flags) {
   std::vector<std::string> names;
   for (const std::string& alias : flags.aliases) {
@@ -59,7 +59,7 @@ Result<std::vector<std::string>> model_names(const ServeFlags& flags) {
   return std::vector<std::string>{name.empty() ? "braid" : name};
 }
 
-// All models by name, the one that is loaded first in front. -m may be a name of the list.
+// All models by name, with the first loaded one in front. -m may name a model of the list.
 Result<server::Catalog> make_catalog(ServeFlags& flags) {
   server::Catalog found;
   for (const std::string& folder : flags.models_dirs) BRAID_TRY(found.add_folder(folder));
@@ -137,7 +137,6 @@ Result<std::shared_ptr<server::ServedModel>> load_served(const ServeFlags& flags
   return server::load_model(std::move(file), options);
 }
 
-// What the host calls on its own thread.
 server::ModelHost::Load loader(const ServeFlags& flags) {
   return [flags](const server::ModelFile& file) -> Result<std::shared_ptr<server::ServedModel>> {
     try {
@@ -153,7 +152,7 @@ Status check_model_file(const server::ModelFile& file) {
   return server::check_model(opened);
 }
 
-// The log's file, and the files of keys and the certificate, these all or none.
+// Reopens the log, then reloads key files and the certificate. Either all of these change or none.
 Status reload(const ServeFlags& flags, server::HttpServer& http, server::App& app) {
   if (const Status status = reopen_log(); !status.ok())
     spdlog::error("SIGHUP: {}", status.error().message);
@@ -174,7 +173,6 @@ Status reload(const ServeFlags& flags, server::HttpServer& http, server::App& ap
   return {};
 }
 
-// Waits until all answers have left, or until `seconds` are over.
 bool wait_for_answers(server::HttpServer& http, server::App& app, double seconds) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (app.active() > 0 || http.busy() > 0) {
@@ -184,7 +182,7 @@ bool wait_for_answers(server::HttpServer& http, server::App& app, double seconds
   return true;
 }
 
-// Lets running answers end after the first signal. The port stays open: whoever asks for /health is told.
+// After the first signal running answers may end. The port stays open, so /health reports the end.
 void serve_until_signal(ServeSignals& signals, server::HttpServer& http, server::App& app,
                         const ServeFlags& flags) {
   while (signals.wait() == ServeSignals::Asked::reload) {
@@ -204,7 +202,7 @@ void serve_until_signal(ServeSignals& signals, server::HttpServer& http, server:
                 .type = "unavailable_error",
                 .code = "shutting_down",
                 .message = "the server is shutting down"});
-  wait_for_answers(http, app, 1);  // for the last events to leave
+  wait_for_answers(http, app, 1);  // sends the last events
 }
 
 int serve(ServeFlags flags) {

@@ -22,7 +22,7 @@ Status read_config(CLI::App& command, const std::string& path) {
     return Error{ErrorKind::invalid_argument, path + ": " + what};
   };
   std::set<const CLI::Option*> typed, seen;
-  const auto& order = command.parse_order();  // values of the environment are not in it
+  const auto& order = command.parse_order();  // without values of the environment
   typed.insert(order.begin(), order.end());
   try {
     std::istringstream lines(text);
@@ -81,7 +81,7 @@ Status check_effects(const std::set<std::string>& given, bool has_keys) {
   return {};
 }
 
-// As browsers write it: no path, not even a slash, and no capitals.
+// As browsers send origins: no path, no trailing slash, no capitals.
 std::string check_origin(const std::string& text) {
   if (text == "*" || text == "null") return "";
   const size_t at = text.find("://");
@@ -90,13 +90,13 @@ std::string check_origin(const std::string& text) {
       text.find_first_of("/?#@ *", at + 3) == std::string::npos &&
       std::none_of(text.begin(), text.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
   return fine ? ""
-              : text + " is no origin: scheme://host or scheme://host:port in small letters, or *";
+              : text + " is not an origin: scheme://host or scheme://host:port in lowercase, or *";
 }
 
 std::string check_host_name(const std::string& text) {
   if (text == "*") return "";
   if (text.empty() || text.find_first_of(":/ *") != std::string::npos)
-    return text + " is no host name: a name without scheme and port, or *";
+    return text + " is not a host name: a name without scheme and port, or *";
   if (server::is_address(text) || text == "localhost")
     return text + " has no effect: localhost and IP addresses are always allowed";
   return "";

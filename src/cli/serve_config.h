@@ -1,4 +1,4 @@
-// serve_config.h -- options of `braid serve` from a file, and options that would do nothing.
+// serve_config.h -- options of `braid serve` from a file, and checks of options without effect.
 #pragma once
 
 #include <set>
@@ -12,18 +12,17 @@ class App;
 
 namespace braid::cli {
 
-// The options of a file go before those of the environment and behind those of the command line. (CLI11
-// reads such files for a whole program, not for one of its commands.) Errors: the file's, an unknown name, a
-// wrong value.
+// Options of a file override the environment; the command line overrides both. CLI11 reads such
+// files only for a whole program. Errors: those of the file, unknown names, wrong values.
 Status read_config(CLI::App& command, const std::string& path);
 
-// The long names ("--host") of all options that have a value, wherever it came from, and of flags that are on.
+// Long names ("--host") of options with a value from any source, and of flags that are on.
 std::set<std::string> given_options(const CLI::App& command);
 
-// An option without effect is an error: whoever gave it believes that something holds which does not.
+// An option without effect is an error, since the user relies on it.
 Status check_effects(const std::set<std::string>& given, bool has_keys);
 
-// For CLI11's check(): empty, or what is wrong.
+// For CLI11's check(): empty, or the error.
 std::string check_origin(const std::string& text);
 std::string check_host_name(const std::string& text);
 

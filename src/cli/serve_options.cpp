@@ -38,7 +38,6 @@ Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiK
 
 namespace {
 
-// NAME=TOKENS of --effort; -1: no limit.
 Status read_efforts(const std::vector<std::string>& given, std::map<std::string, int64_t>& out) {
   for (const std::string& entry : given) {
     const size_t at = std::min(entry.find('='), entry.size());
@@ -49,7 +48,7 @@ Status read_efforts(const std::vector<std::string>& given, std::map<std::string,
     const auto [stop, error] = std::from_chars(number, end, tokens);
     const auto& known = server::kEfforts;
     const bool named =
-        std::find(known.begin() + 2, known.end(), name) != known.end();  // those that think
+        std::find(known.begin() + 2, known.end(), name) != known.end();  // efforts that think
     if (!named || error != std::errc() || stop != end || tokens < -1 || tokens > 1 << 30) {
       return Error{ErrorKind::invalid_argument,
                    "--effort takes low, medium, high, xhigh or max = tokens of a thought (-1: no "
@@ -61,7 +60,6 @@ Status read_efforts(const std::vector<std::string>& given, std::map<std::string,
   return {};
 }
 
-// Of each client: what its key does not say.
 Status complete_limits(ServeFlags& flags) {
   server::ClientLimits& limits = flags.app.client_limits;
   if (flags.client_max_requests >= 0) limits.max_requests = flags.client_max_requests;
@@ -74,7 +72,7 @@ Status complete_limits(ServeFlags& flags) {
   return {};
 }
 
-// The address of a host name: the first one, of version 4 if there is one.
+// Replaces a host name with its first address, preferably IPv4.
 Status resolve_host(std::string& host) {
   if (server::is_address(host)) return {};
   addrinfo hints{};
@@ -103,7 +101,7 @@ Status resolve_host(std::string& host) {
 }  // namespace
 
 Status complete(ServeFlags& flags) {
-  // A variable that was to hold the key and does not must not open the server to everybody.
+  // An empty BRAID_API_KEY is probably a mistake and must not open the server to everyone.
   const char* variable = std::getenv("BRAID_API_KEY");
   const bool empty_key =
       std::find(flags.given_keys.begin(), flags.given_keys.end(), "") != flags.given_keys.end();
@@ -119,7 +117,7 @@ Status complete(ServeFlags& flags) {
   const int cores = usable_cores();
   if (flags.http.threads == 0) flags.http.threads = std::clamp(cores / 8, 2, 8);
   if (flags.app.workers == 0) flags.app.workers = std::clamp(cores / 4, 4, 16);
-  flags.app.workers = std::max(flags.app.workers, 3);  // one for large requests, one for small ones
+  flags.app.workers = std::max(flags.app.workers, 3);  // Workers reserves two
   flags.log.json = flags.log_format == "json";
   BRAID_TRY(check_effects(flags.given, !flags.app.api_keys.empty()));
   flags.app.version = BRAID_VERSION;
@@ -162,10 +160,10 @@ Status complete(ServeFlags& flags) {
 
 namespace {
 
-// As nanoseconds from now they are well within 64 bits.
+// Fits 64 bits as nanoseconds.
 constexpr double kMostSeconds = 1e9;
 
-// CLI::Range takes "nan" for a number in any range.
+// CLI::Range accepts "nan" in any range.
 CLI::Validator within(double least, double most) {
   const auto check = [least, most](std::string& text) {
     double value = 0;
@@ -329,7 +327,6 @@ void add_operation_options(CLI::App& command, ServeFlags& flags) {
       ->envname("BRAID_LOG");
 }
 
-// Each client is an API key or, without keys, an address.
 void add_client_options(CLI::App& command, ServeFlags& flags) {
   OptionGroup group(command, "Clients (each API key; without keys each address)");
   group

@@ -1,4 +1,4 @@
-// serve_options.h -- the options of `braid serve`, and what they mean for the server.
+// serve_options.h -- the options of `braid serve` and their effect on the server.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -22,7 +22,7 @@ struct ServeFlags {
   server::AppOptions app;
   int port = 8080;
   std::string config;
-  std::set<std::string> given;  // options
+  std::set<std::string> given;  // given_options()
   std::vector<std::string> aliases;
   std::vector<std::string> models_dirs;
   std::vector<std::string> preset_files;
@@ -30,7 +30,7 @@ struct ServeFlags {
   bool list_models = false;
   double model_wait_s = 120;
   std::vector<std::string> key_files;
-  std::vector<std::string> given_keys;  // in no file
+  std::vector<std::string> given_keys;  // --api-key
   int32_t client_max_requests = -1, client_max_queue = -1;
   std::string client_priority, client_models;
   std::string think = "auto";
@@ -59,10 +59,10 @@ struct ServeFlags {
 
 void add_serve_options(CLI::App& command, ServeFlags& flags);
 
-// Fills in what is not simply copied: keys, limits, policies. Errors: invalid_argument, those of files.
+// Sets keys, limits, policies and other derived values. Errors: invalid_argument, those of files.
 Status complete(ServeFlags& flags);
 
-// The keys of files, after those that `keys` has already. Errors: a key that is given twice.
+// Appends the keys of the files to `keys`. Errors: a duplicate key, those of the files.
 Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiKey>& keys);
 
 }  // namespace braid::cli

@@ -19,7 +19,7 @@ bool has_terminal() {
   return file >= 0;
 }
 
-// A signal that waits in a mask comes also when it is ignored, so what nohup has set is looked at here.
+// sigwait() also returns ignored signals, so the setting of nohup is checked here.
 bool is_ignored(int number) {
   struct sigaction action {};
   return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;

@@ -1,9 +1,7 @@
-// serve_signals.h -- what signals ask of a server.
-//
-// SIGTERM and SIGINT: the first asks for the end, a second one does not wait for it (exit code 130), and
-// while the first model loads the first does not either. SIGHUP asks to read keys and certificates again;
-// when it comes because the terminal that the server was started in is gone, it asks for the end (unless
-// nohup said otherwise).
+// serve_signals.h -- signals of a server.
+// - SIGTERM, SIGINT: the first asks for the end. A later one, or one while loading, exits with 130.
+// - SIGHUP: asks to reload keys and certificates. If the terminal is gone, it asks for the end,
+//   except under nohup.
 #pragma once
 
 #include <condition_variable>
@@ -16,12 +14,11 @@ class ServeSignals {
  public:
   enum class Asked { end, reload };
 
-  // Before any other thread exists, so that all of them leave these signals to one that waits for them.
+  // Construct it before any other thread, so that all threads block these signals.
   ServeSignals();
 
-  // From now on what is asked for is for wait().
+  // From now on wait() reports signals.
   void serving();
-  // The next thing that is asked for.
   Asked wait();
 
  private:

@@ -15,7 +15,7 @@ namespace braid::cli {
 
 namespace {
 
-int g_result_errno = 0;  // of the first write to stdout that failed
+int g_result_errno = 0;  // of the first failed write to stdout
 
 void note_result(bool written) {
   if (!written && g_result_errno == 0) g_result_errno = errno != 0 ? errno : EIO;
@@ -24,8 +24,8 @@ void note_result(bool written) {
 }  // namespace
 
 void open_standard_streams() {
-  // In this order each open() gets the number that is missing. A closed stdout is opened for reading: to write
-  // results into it stays an error.
+  // In this order each open() gets the missing number. A closed stdout is opened for reading, so
+  // that writing results stays an error.
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
     if (::open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_RDWR) < 0) return;

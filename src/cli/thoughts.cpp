@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t\r\n";
 
-// Bytes at the end of `text` that may be the beginning of `tag`.
+// Bytes at the end of `text` that may begin `tag`.
 size_t begun(std::string_view text, std::string_view tag) {
   for (size_t n = std::min(text.size(), tag.size() - 1); n > 0; --n)
     if (text.ends_with(tag.substr(0, n))) return n;
@@ -41,7 +41,7 @@ void ThoughtSplitter::take(Parts& out, bool last) {
       held_.erase(0, start + tags.open.size());
       place_ = Place::thought;
     } else if (!last && tags.open.starts_with(rest)) {
-      return;  // undecided, or blanks alone
+      return;  // undecided
     } else {
       place_ = Place::said;
     }

@@ -1,4 +1,4 @@
-// thoughts.h -- an answer that streams in, as a thought and what is said after it.
+// thoughts.h -- splits a streamed answer into its thought and its reply.
 #pragma once
 
 #include <string>
@@ -6,18 +6,18 @@
 
 namespace braid::cli {
 
-// Text may be cut anywhere. Think tags are in neither part, nor are blanks around them.
+// Input may be cut anywhere. Think tags and the blanks around them are in neither part.
 class ThoughtSplitter {
  public:
   struct Parts {
     std::string thought, said;
   };
-  // `in_thought`: the prompt ends inside a think block. Else an answer that begins with the tag has a thought.
+  // `in_thought`: the prompt ends inside a think block. Else a thought begins with a tag.
   explicit ThoughtSplitter(bool in_thought)
       : place_(in_thought ? Place::thought : Place::beginning) {}
 
   Parts push(std::string_view text);
-  // What was held back because it might have been a tag.
+  // Returns text that was held back as a possible tag.
   Parts finish();
 
  private:
@@ -25,7 +25,7 @@ class ThoughtSplitter {
   void take(Parts& out, bool last);
 
   Place place_;
-  bool thinks_ = false;  // something of the thought was seen
+  bool thinks_ = false;  // some of the thought was seen
   std::string held_;
 };
 

@@ -5,7 +5,6 @@
 namespace braid::cli {
 namespace {
 
-// The parts of `text`, pushed in pieces of `cut` bytes.
 ThoughtSplitter::Parts parts(std::string_view text, bool in_thought, size_t cut) {
   ThoughtSplitter splitter(in_thought);
   ThoughtSplitter::Parts all;

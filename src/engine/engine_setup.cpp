@@ -36,10 +36,10 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
   if (o.draft_depth < 0 || o.draft_depth > 1024)
     return bad(fmt::format("drafts {} deep are not between 0 and 1024", o.draft_depth));
   if (!(o.draft_p_min >= 0 && o.draft_p_min <= 1))
-    return bad(fmt::format("{} is no probability of a draft", o.draft_p_min));
+    return bad(fmt::format("a draft probability of {} is not between 0 and 1", o.draft_p_min));
   if (o.draft_vocabulary < ModelOptions::kDraftTokensByModel ||
       (o.draft_vocabulary > 0 && o.draft_vocabulary < kGuessCandidates))
-    return bad(fmt::format("a draft vocabulary of {} tokens is too small; 0 stands for all",
+    return bad(fmt::format("a draft vocabulary of {} tokens is too small; 0 means all",
                            o.draft_vocabulary));
   if (o.spec_type.has(SpecType::dflash) && o.draft_model.empty())
     return bad("a DFlash drafter needs its file: -md");
@@ -54,9 +54,10 @@ Status check_window(int32_t tokens) {
   if (tokens == 0 || tokens >= kLeastWindow) return {};
   return Error{
       ErrorKind::invalid_argument,
-      fmt::format("attention over the newest {} positions is not possible: {} are the least, and 0 "
-                  "stands for all",
-                  tokens, kLeastWindow)};
+      fmt::format(
+          "attention over the newest {} positions is not possible: the minimum is {}, and 0 "
+          "means all",
+          tokens, kLeastWindow)};
 }
 
 constexpr int32_t kNgramDepth = 7;
@@ -77,7 +78,7 @@ Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_
   }
   if (options.device == "cpu" || options.device == "auto") return make_cpu_device(device);
   return Error{ErrorKind::invalid_argument,
-               fmt::format("unknown device {}; there are auto, cuda, cpu and ref", options.device)};
+               fmt::format("unknown device {}; choose auto, cuda, cpu or ref", options.device)};
 }
 
 // Everything that cached prefixes depend on: model, formats, arithmetic and state layout; not the

@@ -45,7 +45,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool start_object(size_t) override {
     if (depth_ == 0) return depth_ = 1, true;
     if (depth_ == 1) return depth_ = 2, true;
-    return stop("an object where none belongs");
+    return stop("an unexpected object");
   }
   bool end_object() override {
     --depth_;
@@ -77,14 +77,14 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       metadata.back().second = text;
       return true;
     }
-    if (depth_ != 2 || field_ != Field::dtype) return stop("a string where none belongs");
+    if (depth_ != 2 || field_ != Field::dtype) return stop("an unexpected string");
     records.back().dtype = text;
     return true;
   }
 
   bool start_array(size_t) override {
     if (depth_ != 2 || in_metadata_ || (field_ != Field::shape && field_ != Field::offsets)) {
-      return stop("an array where none belongs");
+      return stop("an unexpected array");
     }
     depth_ = 3;
     return true;
@@ -95,7 +95,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool number_unsigned(uint64_t value) override {
-    if (depth_ != 3) return stop("a number where none belongs");
+    if (depth_ != 3) return stop("an unexpected number");
     std::vector<uint64_t>& list =
         field_ == Field::shape ? records.back().shape : records.back().offsets;
     if (list.size() >= kMaxRank)

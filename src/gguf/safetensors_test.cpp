@@ -69,21 +69,21 @@ TEST(Safetensors, BrokenHeadersAreRefused) {
   expect_refused("not JSON", file_of("{} x", 0));
   expect_refused("not JSON", file_of("{\"\xff\":1}", 0));
   expect_refused("a NUL byte", file_of(std::string("{}\0", 3), 0));
-  expect_refused("an array where none belongs", file_of("[]", 0));
-  expect_refused("an array where none belongs", file_of(std::string(100000, '['), 0));
-  expect_refused("a number where none belongs", file_of("3", 0));
-  expect_refused("a string where none belongs", file_of(R"("x")", 0));
-  expect_refused("a number where none belongs", file_of(R"({"a":3})", 0));
-  expect_refused("an object where none belongs", file_of(R"({"a":{"dtype":{}}})", 0));
+  expect_refused("an unexpected array", file_of("[]", 0));
+  expect_refused("an unexpected array", file_of(std::string(100000, '['), 0));
+  expect_refused("an unexpected number", file_of("3", 0));
+  expect_refused("an unexpected string", file_of(R"("x")", 0));
+  expect_refused("an unexpected number", file_of(R"({"a":3})", 0));
+  expect_refused("an unexpected object", file_of(R"({"a":{"dtype":{}}})", 0));
   expect_refused("unknown field \"extra\"", file_of(R"({"a":{"extra":1}})", 0));
   expect_refused("a field twice", file_of(R"({"a":{"shape":[],"shape":[]}})", 0));
-  expect_refused("an array where none belongs", file_of(R"({"a":{"shape":[[1]]}})", 0));
+  expect_refused("an unexpected array", file_of(R"({"a":{"shape":[[1]]}})", 0));
   expect_refused("a negative number", file_of(R"({"a":{"shape":[-1]}})", 0));
   expect_refused("fractional or huge", file_of(R"({"a":{"shape":[1.5]}})", 0));
   expect_refused("fractional or huge", file_of(R"({"a":{"shape":[99999999999999999999]}})", 0));
   expect_refused("more than 8 numbers", file_of(R"({"a":{"shape":[1,1,1,1,1,1,1,1,1]}})", 0));
   expect_refused("a null", file_of(R"({"__metadata__":{"x":null}})", 0));
-  expect_refused("an array where none belongs", file_of(R"({"__metadata__":{"x":[]}})", 0));
+  expect_refused("an unexpected array", file_of(R"({"__metadata__":{"x":[]}})", 0));
 }
 
 TEST(Safetensors, BrokenTensorsAreRefused) {

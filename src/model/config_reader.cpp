@@ -151,7 +151,7 @@ Result<RopeParams> read_rope(const MetadataKeys& keys, int32_t head_dim) {
   BRAID_ASSIGN(const auto scaling, keys.file().find_string(keys.full("rope.scaling.type")));
   if (!scaling || *scaling == "none") return rope;
   if (*scaling != "yarn" && *scaling != "linear")
-    return keys.unsupported("rope.scaling.type", "is none of none, linear and yarn");
+    return keys.unsupported("rope.scaling.type", "is not none, linear or yarn");
   BRAID_ASSIGN(rope.factor, positive(keys, "rope.scaling.factor", 1));
   BRAID_ASSIGN(const float attention, keys.f32_or("rope.scaling.attn_factor", 1));
   if (attention != 1) return keys.unsupported("rope.scaling.attn_factor", "is not 1");
@@ -174,10 +174,10 @@ Result<DeltaShape> read_delta(const MetadataKeys& keys) {
   if (value_heads % key_heads != 0)
     return keys.corrupt(
         "ssm.time_step_rank",
-        fmt::format("{} value heads are no multiple of {} key heads", value_heads, key_heads));
+        fmt::format("{} value heads are not a multiple of {} key heads", value_heads, key_heads));
   if (inner % value_heads != 0)
     return keys.corrupt("ssm.inner_size",
-                        fmt::format("{} is no multiple of {} value heads", inner, value_heads));
+                        fmt::format("{} is not a multiple of {} value heads", inner, value_heads));
   if (inner / value_heads > kMaxHeadDim)
     return keys.corrupt("ssm.inner_size",
                         fmt::format("{} gives value heads of {}", inner, inner / value_heads));
@@ -225,7 +225,7 @@ Result<FeedForwardConfig> read_experts(const MetadataKeys& keys, RouteParams::Sc
     return keys.corrupt("expert_weights_scale", fmt::format("{} is negative", factor));
   if (factor != 0) ffn.scale = factor;
   BRAID_ASSIGN(const auto norm, keys.file().find_bool(keys.full("expert_weights_norm")));
-  if (norm && !*norm) return keys.unsupported("expert_weights_norm", "turns normalisation off");
+  if (norm && !*norm) return keys.unsupported("expert_weights_norm", "turns normalization off");
   BRAID_ASSIGN(const uint32_t groups, keys.u32_or("expert_group_count", 1, 0, kMaxExperts));
   if (groups > 1)
     return keys.unsupported("expert_group_count",

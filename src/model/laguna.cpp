@@ -26,7 +26,7 @@ Status read_windows(const MetadataKeys& keys, ModelConfig& config) {
   const GgufValue* pattern = keys.file().find(keys.full(kPattern));
   if (pattern != nullptr && pattern->is_array()) {
     if (pattern->elem_type != GgufValueType::BOOL || pattern->count < blocks)
-      return keys.corrupt(kPattern, fmt::format("is no array of {} bools", blocks));
+      return keys.corrupt(kPattern, fmt::format("is not an array of {} bools", blocks));
     for (size_t i = 0; i < blocks; ++i)
       if (pattern->bytes[i] != std::byte{0}) slide(i);
     return {};

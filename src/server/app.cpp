@@ -121,10 +121,10 @@ std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
   const std::string method = like_get ? "GET" : request.method;
   const std::string_view allowed = route->method;
   if (allowed != "*" && method != allowed) {
-    HttpAnswer answer =
-        refuse(request, {.status = 405,
-                         .code = "method_not_allowed",
-                         .message = request.path.substr(0, 256) + " wants " + route->method});
+    HttpAnswer answer = refuse(
+        request, {.status = 405,
+                  .code = "method_not_allowed",
+                  .message = request.path.substr(0, 256) + " needs the method " + route->method});
     answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD" : route->method);
     return answer;
   }

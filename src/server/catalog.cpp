@@ -319,10 +319,10 @@ Status read_preset(const Json& fields, const std::string& shown, const std::stri
       if (!value.is_boolean()) return wrong(shown, name, "enable_thinking must be true or false");
       out->think = value.get<bool>();
     } else if (field == "reasoning_effort") {
-      if (!value.is_string()) return wrong(shown, name, "reasoning_effort must be a text");
+      if (!value.is_string()) return wrong(shown, name, "reasoning_effort must be a string");
       out->effort = value.get<std::string>();
     } else if (field == "system_prompt") {
-      if (!value.is_string()) return wrong(shown, name, "system_prompt must be a text");
+      if (!value.is_string()) return wrong(shown, name, "system_prompt must be a string");
       out->system_prompt = value.get<std::string>();
     } else if (field == "chat_template_kwargs") {
       if (!value.is_object()) return wrong(shown, name, "chat_template_kwargs must be an object");
@@ -360,7 +360,8 @@ Status Catalog::add_presets(const std::string& json, const std::string& folder,
       const fs::path path = fs::path(text).is_absolute() ? fs::path(text) : fs::path(folder) / text;
       int64_t bytes = 0;
       if (!is_gguf(path, &bytes)) {
-        return wrong(shown, name, fmt::format("\"{}\" is no listed model and no GGUF file", text));
+        return wrong(shown, name,
+                     fmt::format("\"{}\" is neither a listed model nor a GGUF file", text));
       }
       file = {path.lexically_normal().string(), path.filename().string(), shown, bytes};
     }

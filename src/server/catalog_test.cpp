@@ -201,7 +201,7 @@ TEST_F(CatalogTest, WrongPresetsAndAliasesAreNamed) {
       {R"({"x": {"model": "a", "repetition_penalty": 50}})", "repetition_penalty must be a number"},
       {R"({"x": {"model": "a", "top_k": 1.5}})", "top_k must be a whole number"},
       {R"({"x": {"model": "a", "temprature": 1}})", "there is no field \"temprature\""},
-      {R"({"x": {"model": "a", "system_prompt": 1}})", "system_prompt must be a text"},
+      {R"({"x": {"model": "a", "system_prompt": 1}})", "system_prompt must be a string"},
       {R"({"x": {"model": "a", "enable_thinking": 1}})", "true or false"},
       {R"({"x": {"model": "a", "chat_template_kwargs": []}})", "must be an object"},
       {R"({"a": {"model": "a"}})", "taken"},

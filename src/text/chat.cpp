@@ -122,7 +122,8 @@ Result<std::string> read_template_file(const std::string& path) {
         path + ": is neither a readable file nor the name of a chat template in the model's file"};
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kMostTemplateBytes)
-    return Error{ErrorKind::exhausted, path + ": is larger than 1 MiB, which no chat template is"};
+    return Error{ErrorKind::exhausted,
+                 path + ": is larger than 1 MiB, the limit of a chat template"};
   if (text.starts_with("\xEF\xBB\xBF")) text.erase(0, 3);
   if (first_invalid_utf8(text)) return Error{ErrorKind::invalid_argument, path + ": is not UTF-8"};
   return text;
@@ -153,17 +154,15 @@ Result<ChatTemplate> read_chat_template(const GgufFile& file, const Tokenizer& t
     if (!tokenizer.find(Dialect().turn_open)) {
       return Error{
           ErrorKind::unsupported,
-          fmt::format(
-              "{}: it brings no chat template, and its vocabulary has no {} for the built-in "
-              "one (--chat-template FILE, or --raw without turns)",
-              file.name(), Dialect().turn_open)};
+          fmt::format("{}: has no chat template, and its vocabulary has no {} for the built-in "
+                      "one (--chat-template FILE, or --raw without turns)",
+                      file.name(), Dialect().turn_open)};
     }
     return ChatTemplate::built_in(piece(tokenizer.bos()), piece(tokenizer.eos()));
   }
   auto main = parse(*text, file.name() + ": its chat template");
   if (!main.ok())
-    return Error{main.error().kind,
-                 main.error().message + " (--chat-template FILE takes its place)"};
+    return Error{main.error().kind, main.error().message + " (--chat-template FILE replaces it)"};
   BRAID_ASSIGN(const auto tool_use, file.find_string(std::string(kKey) + ".tool_use"));
   if (!tool_use) return main;
   BRAID_ASSIGN(ChatTemplate with_tools,

@@ -16,7 +16,7 @@ namespace braid::cli {
 
 namespace {
 
-constexpr int32_t kQueries = 128;  // of a layer, times heads
+constexpr int32_t kQueries = 128;  // positions per layer; each has a query per head
 
 struct EndSink : Sink {
   void token(RequestId, const TokenEvent&) override {}
@@ -24,7 +24,6 @@ struct EndSink : Sink {
   Finished end;
 };
 
-// The text through the model. Nothing where it was interrupted.
 Result<std::vector<LayerRows>> rows_of_text(LoadedModel& loaded,
                                             const std::vector<int32_t>& tokens) {
   KvRows rows(loaded.engine->config(), static_cast<int32_t>(tokens.size()));

@@ -1,4 +1,4 @@
-// attention_part.h -- errors of K and V, and what becomes of attention, in each layer of a model.
+// attention_part.h -- measures errors of K, V and attention for KV formats, per layer of a model.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,8 @@ struct AttentionPart {
   KvTail tail;
 };
 
-// Runs `tokens` once on the CPU with exact keys and values, and measures each format on them for some queries
-// of the second half. One entry a format, in order; none at all where Ctrl-C came. Errors: unsupported (no
-// attention layers), what loading and running say.
+// Runs `tokens` on the CPU with exact K and V, and measures each format for some queries of the
+// second half. Empty after an interrupt. Errors: unsupported (no attention layers).
 Result<std::vector<AttentionFigures>> measure_attention(const AttentionPart& part,
                                                         const std::vector<int32_t>& tokens,
                                                         std::span<const KvPair> formats);

@@ -1,14 +1,6 @@
-// bench.cpp -- `braid bench`: how fast this model is on this machine, and how far that is from what the
-// machine can do.
-//
-// Rows are those of llama-bench: ppN is the speed of a prompt of N random tokens, tgN that of N generated
-// tokens (with -d, after a prompt of that length and a few tokens that are not timed). GB/s counts the
-// weights that a generating step reads; GFLOP/s counts 2 x parameters per token; the share is the larger of
-// both against the peaks measured first.
-// --profile: bench_profile.h. --spec: bench_speculation.h.
-// --fill N: decoding behind long contexts, which are copied in seconds instead of computed in minutes
-// (Engine::fill_prompts_from).
-// --fit N: the cost per prompt token as a line c0 + c1 x position, over a prompt of N tokens.
+// bench.cpp -- `braid bench`: the speed of a model on this machine, against the machine's peaks.
+// Rows have names of llama-bench: ppN for N random prompt tokens, tgN for N generated tokens. GB/s
+// counts the weights that a decode step reads, GFLOP/s 2 x parameters per token.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -58,16 +50,15 @@ struct BenchFlags {
   std::string shape;
   std::string mix = "Q4_K_M";
   std::string save;
-  std::vector<std::string> drafters;  // of random weights
-  std::string made_folder;            // of files that nobody wants to keep
+  std::vector<std::string> drafters;  // kinds to write with random weights
+  std::string made_folder;            // temporary, of --shape without --save
   ServingBenchFlags serving;
   SpeculationFlags speculation;
 };
 
-constexpr int kWarmDepth = 2048;  // a warm-up's prompt has no more tokens
+constexpr int kWarmDepth = 2048;  // longest prompt of a warm-up
 
-// Behind a prompt of -d tokens: the first, which its last chunk gives, and some for clocks and caches, and in
-// which steps are recorded whose shapes only long contexts have.
+// The token of the last prompt chunk, and eight to warm up and capture graphs of long contexts.
 int32_t untimed_tokens(const BenchFlags& flags) { return flags.depth > 0 ? 9 : 0; }
 
 std::string shape_names() {
@@ -96,7 +87,6 @@ struct Row {
   }
 };
 
-// Notes when each part of the prompt was done, and when the last token came that is not timed.
 struct BenchSink : Sink {
   void token(RequestId, const TokenEvent&) override {
     if (tokens++ < untimed_tokens) timed_from_ms = now_ms();
@@ -113,7 +103,7 @@ struct BenchSink : Sink {
   double start_ms = 0;
   double timed_from_ms = 0;
   double end_ms = 0;
-  std::vector<std::pair<int32_t, double>> prompt_marks;  // (prompt tokens done, when)
+  std::vector<std::pair<int32_t, double>> prompt_marks;  // (prompt tokens done, now_ms())
   Finished end;
 };
 
@@ -121,14 +111,13 @@ class Bench {
  public:
   Bench(LoadedModel& loaded, const BenchFlags& flags) : loaded_(loaded), flags_(flags) {}
 
-  // One request of random tokens. Errors: invalid_argument (longer than the context), cancelled.
   Result<BenchSink> request(int32_t prompt_tokens, int32_t generated_tokens,
                             int32_t untimed_tokens = 0) {
     Engine& engine = *loaded_.engine;
     if (generated_tokens > engine.most_tokens() - prompt_tokens) {
       return Error{
           ErrorKind::invalid_argument,
-          fmt::format("a prompt of {} tokens and {} behind it need a larger context (-c) than {}",
+          fmt::format("{} prompt tokens and {} generated ones need a larger context than {} (-c)",
                       prompt_tokens, generated_tokens, engine.most_tokens())};
     }
     Request request;
@@ -138,7 +127,7 @@ class Bench {
       request.prompt.push_back(static_cast<int32_t>(random() % vocabulary));
     request.max_tokens = generated_tokens;
     request.sampling.temperature = 0;
-    request.use_cache = false;  // every run computes everything
+    request.use_cache = false;  // every run computes the whole prompt
     BenchSink sink;
     sink.untimed_tokens = untimed_tokens;
     sink.start_ms = sink.timed_from_ms = now_ms();
@@ -158,8 +147,7 @@ class Bench {
     row.test = fmt::format("{}{}", generation ? "tg" : "pp", tokens);
     if (generation && flags_.depth > 0) row.test += fmt::format("@d{}", flags_.depth);
     row.test += filled_from(flags_.fill, generation ? flags_.depth : tokens);
-    BRAID_TRY(
-        once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, what is recorded
+    BRAID_TRY(once(tokens, generation, nullptr));  // warm-up: pages, caches, clocks, CUDA graphs
     for (int r = 0; r < flags_.repetitions; ++r) {
       progress_.update(static_cast<uint64_t>(r), static_cast<uint64_t>(flags_.repetitions),
                        row.test);
@@ -169,8 +157,7 @@ class Bench {
     return row;
   }
 
-  // Fits cost per token = c0 + c1 * position to the steps of one long prompt (per step the fastest of all
-  // runs).
+  // Fits cost per token = c0 + c1 * position to the steps of a long prompt, each at its fastest.
   Result<std::string> fit(int32_t tokens) {
     std::vector<std::pair<int32_t, double>> best;  // (end position, ms of the step)
     for (int r = 0; r < flags_.repetitions; ++r) {
@@ -195,8 +182,7 @@ class Bench {
       if (row != nullptr) row->tok_s.push_back(1e3 * tokens / (sink.end_ms - sink.start_ms));
       return {};
     }
-    // A warm-up needs no long context. Without a depth the one-token prompt is the first of the generating
-    // steps.
+    // Without -d, the step of the one-token prompt is timed as the first decode step.
     const int32_t depth = row == nullptr ? std::min(flags_.depth, kWarmDepth) : flags_.depth;
     const int32_t untimed = untimed_tokens(flags_);
     BRAID_ASSIGN(const BenchSink sink, request(std::max(1, depth), untimed + tokens, untimed));
@@ -217,7 +203,7 @@ class Bench {
       begin = end;
       total_ms += ms;
     }
-    if (n < 3) return "fit: needs at least three steps; use a longer prompt or a smaller -ub";
+    if (n < 3) return "--fit needs at least three steps; use a longer prompt or a smaller -ub";
     const double c1 = (n * sxy - sx * sy) / (n * sxx - sx * sx);
     const double c0 = (sy - c1 * sx) / n;
     double squares = 0, worst = 0;
@@ -227,10 +213,8 @@ class Bench {
       worst = std::max(worst, std::abs(residual));
     }
     return fmt::format(
-        "fit of {} tokens: {:.1f} us + {:.4f} us x position per token; residual {:.1f} % rms, "
-        "{:.1f} % "
-        "worst; {:.0f} ms in "
-        "all ({:.0f} tok/s)",
+        "cost per token over {} tokens: {:.1f} us + {:.4f} us x position; residual {:.1f} % rms, "
+        "{:.1f} % at most; {:.0f} ms in total ({:.0f} tok/s)",
         begin, c0, c1, 100 * std::sqrt(squares / n), 100 * worst, total_ms, 1e3 * begin / total_ms);
   }
 
@@ -250,7 +234,7 @@ Speeds speeds_of(const Row& row, LoadedModel& loaded, const cpu::Peaks& peaks) {
   const double bytes = static_cast<double>(loaded.engine->step_read_bytes());
   speeds.gflop_s = static_cast<double>(loaded.engine->model().flops_per_token()) * row.mean() / 1e9;
   if (row.generation) speeds.gb_s = bytes * row.mean() / 1e9;
-  if (peaks.dot_gops.all_threads == 0) return speeds;  // not measured
+  if (peaks.dot_gops.all_threads == 0) return speeds;  // not measured on a GPU
   const double memory =
       row.generation ? speeds.gb_s / peaks.read_rate(static_cast<size_t>(bytes)).all_threads : 0;
   speeds.share = std::max(memory, speeds.gflop_s / peaks.dot_gops.all_threads);
@@ -272,7 +256,6 @@ nlohmann::ordered_json to_json(const Row& row, LoadedModel& loaded, const cpu::P
           {"barrier_us", peaks.barrier_us}};
 }
 
-// Whether --drafter names a drafter for which `is_it` holds, or --spec runs it.
 template <typename IsIt>
 bool wants_drafter(const BenchFlags& flags, IsIt is_it) {
   if (std::any_of(flags.drafters.begin(), flags.drafters.end(), is_it)) return true;
@@ -288,7 +271,6 @@ Status write_random(const Result<GgufWriter>& writer, const std::string& path) {
   return writer.ok() ? writer->write_file(path) : writer.error();
 }
 
-// --shape: files of random weights to run, the model and perhaps a drafter; kept if --save names them.
 Status make_shape(BenchFlags& flags) {
   const RandomShape* shape = find_random_shape(flags.shape);
   if (shape == nullptr) {
@@ -300,13 +282,13 @@ Status make_shape(BenchFlags& flags) {
     std::string folder = (std::filesystem::temp_directory_path() / "braid-XXXXXX").string();
     if (::mkdtemp(folder.data()) == nullptr)
       return Error{ErrorKind::io,
-                   fmt::format("{}: cannot be made: {}", folder, std::strerror(errno))};
+                   fmt::format("{}: cannot be created: {}", folder, std::strerror(errno))};
     flags.made_folder = folder;
     path = std::filesystem::path(folder) / (flags.shape + ".gguf");
   } else if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
     return Error{
         ErrorKind::invalid_argument,
-        fmt::format("--save {}: is no regular file, so it could not be loaded", flags.save)};
+        fmt::format("--save {}: is not a regular file, so it could not be loaded", flags.save)};
   }
   ProgressLine progress("writing random weights");
   RandomOptions options;
@@ -333,13 +315,10 @@ void remove_shape(const BenchFlags& flags) {
   if (!flags.made_folder.empty()) std::filesystem::remove_all(flags.made_folder, ignored);
 }
 
-// Two lines for people.
 std::string describe(const cpu::Peaks& peaks, int threads) {
   std::string text = fmt::format(
       "this machine, {} threads: clock {:.2f} GHz, f32 {:.0f} GFLOP/s, int8 {:.0f} GOP/s ({}), "
-      "region {:.2f} "
-      "us, "
-      "barrier {:.2f} us\nreads, GB/s, one thread / all:",
+      "parallel region {:.2f} us, barrier {:.2f} us\nreads in GB/s, one thread / all threads:",
       threads, peaks.clock_ghz, peaks.fma_gflops.all_threads, peaks.dot_gops.all_threads,
       peaks.dot_name, peaks.region_us, peaks.barrier_us);
   for (const auto& read : peaks.reads) {
@@ -349,7 +328,6 @@ std::string describe(const cpu::Peaks& peaks, int threads) {
   return text;
 }
 
-// Benches with tables of their own. None: none of them is asked for.
 std::optional<int> run_special(BenchFlags& flags) {
   const bool json = flags.output == "json";
   if (flags.speculation.any()) {
@@ -382,16 +360,16 @@ std::optional<int> run_special(BenchFlags& flags) {
 
 Status check_fill(const BenchFlags& flags) {
   if (flags.fill % kBlockTokens != 0) {
-    return Error{
-        ErrorKind::invalid_argument,
-        fmt::format("--fill {}: cells are copied by blocks of {}", flags.fill, kBlockTokens)};
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--fill {}: the cache is copied in blocks of {} tokens", flags.fill,
+                             kBlockTokens)};
   }
   const ServingBenchFlags& s = flags.serving;
   const bool others =
       s.shared_prefix > 0 || s.interference > 0 || s.conversation > 0 || flags.fit > 0;
   if (flags.fill == 0 || (!others && !flags.speculation.any())) return {};
   return Error{ErrorKind::invalid_argument,
-               "--fill is for -d, --batch and --profile: others need computed prompts"};
+               "--fill is for -d, --batch and --profile; other benchmarks need computed prompts"};
 }
 
 int run_bench(BenchFlags flags) {
@@ -402,7 +380,7 @@ int run_bench(BenchFlags flags) {
       return fail(made.error());
     }
   }
-  // A drafter that is named is used.
+  // -md alone turns speculation on.
   if (!flags.model.draft_model.empty() && flags.model.spec_type == "none")
     flags.model.spec_type = "dflash";
   if (const auto code = run_special(flags)) {
@@ -417,11 +395,11 @@ int run_bench(BenchFlags flags) {
     flags.model.context = longest + 32;
   }
   auto loaded = load_model(flags.model);
-  // The mapping keeps the bytes; nobody else needs the name.
+  // The mapping outlives the file's name.
   remove_shape(flags);
   if (!loaded.ok()) return fail(loaded.error());
 
-  // Peaks are those of the processor; a GPU's are measured by its own bench (bench/gpu_bench.cpp).
+  // A GPU's peaks are measured by bench/gpu_bench.cpp.
   cpu::Peaks peaks;
   const bool json = flags.output == "json";
   if (loaded->engine->device().computes_in_host_memory()) {
@@ -432,8 +410,8 @@ int run_bench(BenchFlags flags) {
   }
   if (!json) {
     print_result(
-        "| model | device | test | tok/s | GB/s | GFLOP/s | of peak "
-        "|\n|---|---|---|---|---|---|---|\n");
+        "| model | device | test | tok/s | GB/s | GFLOP/s | of peak |\n"
+        "|---|---|---|---|---|---|---|\n");
   }
   const InterruptScope interrupt;
   loaded->engine->fill_prompts_from(flags.fill);
@@ -466,111 +444,152 @@ int run_bench(BenchFlags flags) {
   return 0;
 }
 
+void add_row_options(CLI::App& command, BenchFlags& flags) {
+  constexpr const char* kGroup = "Measurement";
+  command.add_option("-p,--n-prompt", flags.prompts, "prompt lengths, comma-separated; 0: none")
+      ->group(kGroup)
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("-n,--n-gen", flags.generations, "answer lengths, comma-separated; 0: none")
+      ->group(kGroup)
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("-d,--depth", flags.depth, "tokens of the prompt before each answer of -n")
+      ->group(kGroup)
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--fill", flags.fill,
+                  "with -d, --batch or --profile: compute the first N prompt tokens and the last "
+                  "step only. Other KV blocks are copies, so only the speed of decoding counts. A "
+                  "multiple of 32; 0: compute all")
+      ->group(kGroup)
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("-r,--repetitions", flags.repetitions, "timed runs of each row")
+      ->group(kGroup)
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_option("--fit", flags.fit, "fit the cost per token over a prompt of N tokens")
+      ->group(kGroup)
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("-o,--output", flags.output, "format of the results")
+      ->group(kGroup)
+      ->check(CLI::IsMember({"md", "json"}))
+      ->capture_default_str();
+}
+
+// Returns --profile.
+CLI::Option* add_profile_options(CLI::App& command, BenchFlags& flags) {
+  constexpr const char* kGroup = "Profile";
+  auto* profile = command.add_flag(
+      "--profile", flags.profile,
+      "GPU only: time every op of a decode step of --batch sequences after -p tokens, and of a "
+      "prompt step");
+  auto* drafts = command.add_option(
+      "--drafts", flags.drafts,
+      "with --profile: also a step that verifies N wrong speculative tokens per sequence");
+  drafts->group(kGroup)->check(CLI::Range(0, 64))->needs(profile);
+  command.add_flag("--tree", flags.tree, "with --drafts: they form a tree, not a chain")
+      ->group(kGroup)
+      ->needs(drafts);
+  profile->group(kGroup);
+  return profile;
+}
+
+// Returns the options that each select a bench.
+std::vector<CLI::Option*> add_serving_options(CLI::App& command, ServingBenchFlags& flags) {
+  constexpr const char* kGroup = "Several requests";
+  command
+      .add_option("--batch", flags.batches,
+                  "numbers of sequences that decode together, comma-separated. Each has a prompt "
+                  "of -p tokens and generates -n")
+      ->group(kGroup)
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  auto* shared_prefix =
+      command.add_option("--shared-prefix", flags.shared_prefix,
+                         "--requests prompts arrive at once; their first N tokens are the same");
+  shared_prefix->group(kGroup)->check(CLI::NonNegativeNumber);
+  command.add_option("--requests", flags.requests, "with --shared-prefix: number of prompts")
+      ->group(kGroup)
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str()
+      ->needs(shared_prefix);
+  command
+      .add_option("--tail", flags.tail,
+                  "with --shared-prefix: tokens of each prompt after the shared ones")
+      ->group(kGroup)
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str()
+      ->needs(shared_prefix);
+  auto* interference =
+      command.add_option("--interference", flags.interference,
+                         "a prompt of N tokens arrives while --users sequences decode");
+  interference->group(kGroup)->check(CLI::NonNegativeNumber);
+  command.add_option("--users", flags.users, "with --interference: number of decoding sequences")
+      ->group(kGroup)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str()
+      ->needs(interference);
+  auto* conversation = command.add_option("--conversation", flags.conversation,
+                                          "a conversation grows to N tokens in --turns turns");
+  conversation->group(kGroup)->check(CLI::NonNegativeNumber);
+  command.add_option("--turns", flags.turns, "with --conversation: number of turns")
+      ->group(kGroup)
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str()
+      ->needs(conversation);
+  return {shared_prefix, interference, conversation};
+}
+
+void add_shape_options(CLI::App& command, BenchFlags& flags) {
+  constexpr const char* kGroup = "Random weights";
+  auto* shape = command.add_option(
+      "--shape", flags.shape,
+      "random weights in the shape of a published model, instead of -m: " + shape_names());
+  shape->group(kGroup)->type_name("NAME");
+  command
+      .add_option("--mix", flags.mix,
+                  "with --shape: the quantization, a name of `braid quantize` or a type such as "
+                  "MXFP4")
+      ->group(kGroup)
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->needs(shape);
+  command
+      .add_option("--drafter", flags.drafters,
+                  "with --shape: drafters with random weights. mtp: a head of the model; the "
+                  "others: one file next to that of --save, such as FILE.dflash2.gguf")
+      ->group(kGroup)
+      ->delimiter(',')
+      ->check(CLI::IsMember({"mtp", "dflash", "dflash2", "dspark"}))
+      ->needs(shape);
+  command
+      .add_option("--save", flags.save,
+                  "with --shape: keep the model in this file, for other engines")
+      ->group(kGroup)
+      ->type_name("FILE")
+      ->needs(shape);
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<BenchFlags>();
   auto* command = app.add_subcommand("bench", "Measure prompt and generation speed");
-  flags->model.spec_type = "none";  // the model's own speed
+  flags->model.spec_type = "none";  // plain decoding by default
   add_model_options(*command, flags->model,
                     kModelPart | kCachePart | kMemoryPart | kParallelPart | kSchedulePart |
                         kDrafterPart | kSpeculationPart);
-  command->add_option("-p,--n-prompt", flags->prompts, "prompt lengths, comma-separated; 0: none")
-      ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command
-      ->add_option("-n,--n-gen", flags->generations, "generated lengths, comma-separated; 0: none")
-      ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_option("-d,--depth", flags->depth, "generate after a prompt of this length")
-      ->check(CLI::NonNegativeNumber);
-  command
-      ->add_option(
-          "--fill", flags->fill,
-          "for the speed of decoding behind long contexts (-d, --batch, --profile): prompt tokens "
-          "after "
-          "the first N are not computed, but for the last step's; their cells are copies of those "
-          "before, recurrent states stand still; a multiple of 32, 0: all are computed")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("-r,--repetitions", flags->repetitions, "runs per row")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command->add_option("--fit", flags->fit, "fit the cost per token over a prompt of this length")
-      ->check(CLI::NonNegativeNumber);
-  auto* profile = command->add_flag(
-      "--profile", flags->profile,
-      "GPU: time every op of a step of --batch sequences after -p tokens, and of a prompt");
-  auto* drafts = command->add_option(
-      "--drafts", flags->drafts,
-      "with --profile: a step in which each sequence verifies so many drafts, none of them right");
-  drafts->check(CLI::Range(0, 64))->needs(profile);
-  command
-      ->add_flag("--tree", flags->tree,
-                 "with --drafts: a chain of seven with branches instead of a chain")
-      ->needs(drafts);
-  command
-      ->add_option("--batch", flags->serving.batches,
-                   "numbers of sequences that decode together, comma-separated: prompts of -p, -n "
-                   "tokens each")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 4096));
-  auto* shared_prefix = command->add_option(
-      "--shared-prefix", flags->serving.shared_prefix,
-      "--requests prompts that begin with so many common tokens arrive at once");
-  shared_prefix->check(CLI::NonNegativeNumber);
-  command->add_option("--requests", flags->serving.requests, "with --shared-prefix: how many")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str()
-      ->needs(shared_prefix);
-  command->add_option("--tail", flags->serving.tail, "with --shared-prefix: tokens of their own")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str()
-      ->needs(shared_prefix);
-  auto* interference =
-      command->add_option("--interference", flags->serving.interference,
-                          "--users decode when a prompt of so many tokens arrives");
-  interference->check(CLI::NonNegativeNumber);
-  command->add_option("--users", flags->serving.users, "with --interference: how many")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str()
-      ->needs(interference);
-  auto* conversation =
-      command->add_option("--conversation", flags->serving.conversation,
-                          "--turns turns of a conversation grow to so many tokens");
-  conversation->check(CLI::NonNegativeNumber);
-  command->add_option("--turns", flags->serving.turns, "with --conversation: how many")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str()
-      ->needs(conversation);
-  command->add_option("-o,--output", flags->output, "md or json")
-      ->check(CLI::IsMember({"md", "json"}))
-      ->capture_default_str();
-  auto* shape = command->add_option("--shape", flags->shape,
-                                    "random weights in a published shape: " + shape_names());
-  command
-      ->add_option(
-          "--mix", flags->mix,
-          "with --shape: the types of its weights, a mix of `braid quantize` or a type like MXFP4")
-      ->capture_default_str()
-      ->needs(shape);
-  command
-      ->add_option(
-          "--drafter", flags->drafters,
-          "with --shape: random weights of drafters, too: mtp, the model's own head, and one of "
-          "dflash, dflash2, dspark, whose file --save names FILE.dflash2.gguf")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"mtp", "dflash", "dflash2", "dspark"}))
-      ->needs(shape);
-  auto* spec = add_speculation_bench_options(*command, flags->speculation);
-  // Each of these is a bench of its own.
-  CLI::Option* const kinds[] = {profile, spec, shared_prefix, interference, conversation};
+  add_row_options(*command, *flags);
+  std::vector<CLI::Option*> kinds = add_serving_options(*command, flags->serving);
+  kinds.push_back(add_profile_options(*command, *flags));
+  kinds.push_back(add_speculation_bench_options(*command, flags->speculation));
   for (CLI::Option* a : kinds)
     for (CLI::Option* b : kinds)
       if (a != b) a->excludes(b);
-  command->add_option("--save", flags->save, "with --shape: keep the file here, for other engines")
-      ->needs(shape);
+  add_shape_options(*command, *flags);
   command->callback([flags, exit_code] { *exit_code = run_bench(*flags); });
 }
 

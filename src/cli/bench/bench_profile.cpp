@@ -1,9 +1,6 @@
 // bench_profile.cpp -- see bench_profile.h.
-//
-// Peaks first: a copy, reads and products. Then a decoding step of --batch sequences and the step of a
-// prompt of -p tokens (at most -ub), each run a few times with a clock around every op; with --drafts between
-// them a step that verifies drafts. Beside the sum of the
-// ops stands what the same step takes as the engine runs it, recorded and replayed, seen from the host.
+// Every op is timed in a decode step, with --drafts in a verifying step, and in a prompt step.
+// Their sum is printed next to the step's wall time in normal operation, with CUDA graphs.
 #include "cli/bench/bench_profile.h"
 
 #include <fmt/format.h>
@@ -23,7 +20,7 @@ namespace {
 
 constexpr int kRecordingSteps = 4;
 constexpr int kPlainSteps = 20;
-constexpr int kProfiledSteps = 8;  // a whole cycle of states that are written every eighth token
+constexpr int kProfiledSteps = 8;  // a full cycle: states are written every eighth token
 
 struct Quiet : Sink {
   void token(RequestId, const TokenEvent&) override { ++tokens; }
@@ -32,20 +29,18 @@ struct Quiet : Sink {
     if (event.reason == FinishReason::error || early) ended = event;
   }
   int64_t tokens = 0;
-  std::optional<Finished> ended;  // that should have gone on
+  std::optional<Finished> ended;  // set if a sequence ended early
 };
 
-// One kind of step: its ops, each as of one step.
 struct StepProfile {
   std::string name;
-  const char* unit = "step";  // in which a sequence moves its states once
+  const char* unit = "step";  // what a sequence's state traffic is counted per
   std::vector<OpTime> ops;
-  double step_ms = 0;  // as the engine runs it
-  double host_ms = 0;  // of that, with nothing queued on the device
+  double step_ms = 0;  // wall time in normal operation
+  double host_ms = 0;  // part of it in which the device has no work
 };
 
-// As many drafts as asked for, which are wrong: what is measured is the step. A tree is a chain of seven
-// whose further nodes are siblings of it, as those that a drafter's second choices give.
+// Wrong drafts, since only the step's time matters. A tree is a chain of seven with siblings.
 class WrongDrafts : public Drafter {
  public:
   WrongDrafts(int count, bool tree) : count_(count), tree_(tree) {}
@@ -70,21 +65,20 @@ class ProfileBench {
   ProfileBench(LoadedModel& loaded, const ProfileFlags& flags)
       : engine_(*loaded.engine), flags_(flags) {}
 
-  // With drafts: each sequence verifies flags.drafts.
   Result<StepProfile> decode(bool with_drafts) {
     WrongDrafts drafts(flags_.drafts, flags_.tree);
     for (int i = 0; i < flags_.sequences; ++i)
       BRAID_TRY(submit(flags_.prompt, -1, static_cast<uint64_t>(i)));
-    // Everybody has a token when all prompts are done; a few steps more record what is recorded.
+    // All prompts are done once every sequence decodes. More steps then capture the CUDA graphs.
     while (!everybody_decodes()) BRAID_TRY(step());
     engine_.set_drafter(with_drafts ? &drafts : nullptr);
     for (int i = 0; i < kRecordingSteps; ++i) BRAID_TRY(step());
     StepProfile profile;
     profile.name =
-        fmt::format("decoding step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
+        fmt::format("decode step, {} sequences of {} tokens", flags_.sequences, flags_.prompt);
     if (with_drafts)
-      profile.name +=
-          fmt::format(", {} drafts each, {}", flags_.drafts, flags_.tree ? "a tree" : "a chain");
+      profile.name += fmt::format(", {} speculative tokens each in a {}", flags_.drafts,
+                                  flags_.tree ? "tree" : "chain");
     profile.name += filled_from(flags_.fill, flags_.prompt);
     if (!with_drafts) profile.unit = "token";
     const double begin = now_ms();
@@ -153,7 +147,7 @@ class ProfileBench {
     sink_.tokens = 0;
   }
 
-  // Of one of several runs, on average. The first run makes the events.
+  // Averages over kProfiledSteps runs. The first run creates the events.
   template <typename Run>
   Result<std::vector<OpTime>> profiled(Run run) {
     Device& device = engine_.device();
@@ -185,7 +179,7 @@ class ProfileBench {
   Quiet sink_;
 };
 
-// The larger of what bytes and flops alone would take, of what it took.
+// The time that bytes or FLOPs alone would need at peak, whichever is larger, over the time taken.
 double share(const OpTime& op, const DevicePeaks& peaks) {
   if (op.ms <= 0) return 0;
   const double least_s = std::max(op.bytes / peaks.copy_bytes_s, op.flops / peaks.product_flops_s);
@@ -196,7 +190,7 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
   OpTime all;
   double least_ms = 0;
   print_result(
-      "\n{}\n\n| op | | calls | kernels | us a call | us | % | GB/s | TFLOP/s | of peak |\n"
+      "\n{}\n\n| op | | calls | kernels | us per call | us | % | GB/s | TFLOP/s | of peak |\n"
       "|---|---|---|---|---|---|---|---|---|---|\n",
       profile.name);
   for (const OpTime& op : profile.ops) {
@@ -214,7 +208,6 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
     print_result("| {} | {} | {} | {} | {:.1f} | {:.0f} | {:.1f} |", op.op, op.what, op.calls,
                  op.launches, 1e3 * op.ms / static_cast<double>(std::max<int64_t>(op.calls, 1)),
                  1e3 * op.ms, 100 * op.ms / all.ms);
-    // Under the clock's resolution there is a time, but no rate.
     if (op.ms * 1e3 < 0.5)
       print_result(" - | - | - |\n");
     else
@@ -225,12 +218,11 @@ void print_table(const StepProfile& profile, const DevicePeaks& peaks) {
                all.launches, 1e3 * all.ms, all.bytes / all.ms * 1e-6, all.flops / all.ms * 1e-9,
                100 * least_ms / all.ms);
   print_result(
-      "as the engine runs it: {:.0f} us a step, {:.2f} of the sum; at the peaks {:.0f} us; host "
-      "work around "
-      "it {:.0f} us\n",
+      "in normal operation: {:.0f} us per step, {:.2f} of the sum; at the peaks {:.0f} us; host "
+      "work {:.0f} us\n",
       1e3 * profile.step_ms, profile.step_ms / all.ms, 1e3 * least_ms, 1e3 * profile.host_ms);
   if (all.state_bytes > 0)
-    print_result("state: read {:.2f}, written {:.3f} of the states a {}\n",
+    print_result("recurrent states: {:.2f} read and {:.3f} written per {}\n",
                  all.state_read / all.state_bytes, all.state_written / all.state_bytes,
                  profile.unit);
 }
@@ -262,7 +254,6 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   wanted.context = std::max(wanted.context,
                             batch_context(flags.sequences, flags.prompt, kDecoded, wanted.ubatch));
   const double loading = now_ms();
-  // Prompts as fast as they go: nobody reads.
   BRAID_ASSIGN(LoadedModel loaded, load_model(wanted, [&](EngineOptions& options) {
                  options.gap_limit = 0;
                  options.max_drafts = flags.drafts;
@@ -293,18 +284,18 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
     BRAID_ASSIGN(const StepProfile verify, bench.decode(true));
     BRAID_TRY(show(verify));
     if (!flags.json)
-      print_result("verifying takes {:.3f} decoding steps\n", verify.step_ms / decode.step_ms);
+      print_result("the verify step takes {:.3f} decode steps\n", verify.step_ms / decode.step_ms);
   }
   BRAID_ASSIGN(const StepProfile prompt, bench.prompt());
   BRAID_TRY(show(prompt));
-  // By the driver's count, everything that the engine has made the GPU take: kernels' code and records too.
+  // Counted by the driver, so kernel code and CUDA graphs are included.
   const auto taken = static_cast<double>(plan.available_bytes) -
                      static_cast<double>(loaded.engine->device().free_bytes());
   const auto predicted = static_cast<double>(plan.predicted_bytes());
   if (!flags.json) {
     print_result(
-        "\n{}\ntaken from the driver: {:.2f} GiB ({:+.2f} %); loaded in {:.2f} s, {:.2f} GB/s of "
-        "the file\n",
+        "\n{}\nGPU memory in use: {:.2f} GiB by the driver ({:+.2f} % against the plan); loaded in "
+        "{:.2f} s, {:.2f} GB/s of the file\n",
         plan.table(), taken / 0x1p30, 100 * (taken / predicted - 1), load_s,
         1e-9 * file_bytes / load_s);
     return {};

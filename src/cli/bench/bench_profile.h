@@ -1,4 +1,4 @@
-// bench_profile.h -- `braid bench --profile`: where a step's time goes, op by op.
+// bench_profile.h -- `braid bench --profile`: the time of each op of a step.
 #pragma once
 
 #include "cli/load_model.h"
@@ -6,16 +6,14 @@
 namespace braid::cli {
 
 struct ProfileFlags {
-  int sequences = 1;  // that decode (--batch, the first)
-  int prompt =
-      512;  // tokens that each has behind it, and of the profiled prompt step (-p, the first)
-  int drafts = 0;     // > 0: also a step in which each sequence verifies so many
-  bool tree = false;  // they branch
+  int sequences = 1;  // that decode together (--batch, first value)
+  int prompt = 512;   // context of each sequence, tokens of the prompt step (-p, first value)
+  int drafts = 0;     // > 0: also a step that verifies this many per sequence
+  bool tree = false;  // drafts form a tree
   int fill = 0;       // > 0: Engine::fill_prompts_from
   bool json = false;
 };
 
-// Prints its tables. Exit code 0, 2 (error) or 130 (interrupted).
 int run_profile_bench(const ModelFlags& model, const ProfileFlags& flags);
 
 }  // namespace braid::cli

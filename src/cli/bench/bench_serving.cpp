@@ -1,13 +1,5 @@
-// bench_serving.cpp -- what many requests at once cost, on the engine itself (no server, no text).
-//
-// --batch B...        columns of llama-batched-bench: B prompts of P tokens each, then B sequences decode N
-//                     tokens in step. The prompt phase ends with the last first token; the decode phase
-//                     counts the tokens that come after it.
-// --shared-prefix L   K prompts of L common tokens and a tail of their own arrive at once: how many prompt
-//                     tokens were computed, how many found.
-// --interference L    U users decode; a prompt of L tokens arrives. Gaps between a user's tokens before and
-//                     during, with prompts in chunks and whole, and the prompt's speed against alone.
-// --conversation L    T turns grow to L tokens: what each computes, and how long its first token takes.
+// bench_serving.cpp -- the cost of many requests at once on the engine, without server and text.
+// The prompt phase of --batch ends when every sequence has its first token.
 
 #include "cli/bench/bench_serving.h"
 
@@ -26,7 +18,6 @@ namespace braid::cli {
 
 namespace {
 
-// When each request's tokens came.
 struct Times : Sink {
   void token(RequestId id, const TokenEvent& event) override {
     tokens[id].push_back(now_ms());
@@ -75,7 +66,6 @@ class ServingBench {
   Engine& engine() { return *loaded_->engine; }
   const std::string& name() const { return loaded_->name; }
 
-  // Errors: cancelled, and what submit() says.
   template <typename Until>
   Status run_until(Until until) {
     while (!until()) {
@@ -141,15 +131,13 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags,
   if (!flags.json) {
     print_result("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
     if (const std::string filled = filled_from(flags.fill, prompt); !filled.empty())
-      print_result("Prompts are{}: only the speed of decoding (S_TG) means anything.\n\n", filled);
+      print_result("Prompts are{}, so only the speed of decoding (S_TG) counts.\n\n", filled);
     print_result(
         "|   PP |   TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    "
-        "S t/s "
-        "|\n");
+        "S t/s |\n");
     print_result(
         "|-----:|-----:|-----:|-------:|---------:|---------:|---------:|---------:|---------:|----"
-        "-----:|"
-        "\n");
+        "-----:|\n");
   }
   for (const int batch : flags.batches) {
     BRAID_TRY(batch_once(bench, batch, std::min(prompt, 32), 4));  // warm-up
@@ -214,9 +202,7 @@ Status bench_shared_prefix(ServingBench& bench, const ServingBenchFlags& flags,
   if (flags.json) return {};
   print_result(
       "\n{}: {} requests of {} shared + {} own tokens: {} of {} prompt tokens computed, {} cached "
-      "({:.1f}x "
-      "fewer), "
-      "{:.0f} ms in all\n",
+      "({:.1f}x fewer), {:.0f} ms in total\n",
       bench.name(), flags.requests, flags.shared_prefix, flags.tail, computed, all, cached,
       static_cast<double>(all) / static_cast<double>(computed), ms);
   return {};
@@ -236,7 +222,6 @@ Gaps gaps_between(const Times& times, const std::vector<RequestId>& users, doubl
   return {quantile(gaps, 0.5), quantile(gaps, 0.99), quantile(gaps, 1.0)};
 }
 
-// One run: undisturbed for a while, then the long prompt arrives.
 struct Interference {
   Gaps before, during;
   double alone_tok_s = 0, prompt_tok_s = 0;
@@ -246,7 +231,7 @@ Result<Interference> interfere(ServingBench& bench, const ServingBenchFlags& fla
   const int length = flags.interference;
   BRAID_TRY(bench.load(flags.users + 1, std::max(length + 64, 4096), paced));
   Interference out;
-  for (int r = 0; r < 2; ++r) {  // the first is the warm-up
+  for (int r = 0; r < 2; ++r) {  // the first run warms up
     Times alone;
     Request solo = bench.request(length, 1, 7);
     solo.use_cache = false;
@@ -285,12 +270,12 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags,
                           nlohmann::ordered_json& json) {
   if (!flags.json) {
     print_result(
-        "\n{} users decode, a prompt of {} tokens arrives; gaps between a user's tokens in ms\n\n",
+        "\n{} users decode when a prompt of {} tokens arrives; gaps between a user's tokens in "
+        "ms\n\n",
         flags.users, flags.interference);
     print_result(
-        "| prompt in | before p50 / p99 / max | during p50 / p99 / max | worst / undisturbed | "
-        "prompt tok/s "
-        "| of alone |\n|---|---|---|---|---|---|\n");
+        "| prompt | before p50 / p99 / max | during p50 / p99 / max | during max / before p50 | "
+        "prompt tok/s | of its speed alone |\n|---|---|---|---|---|---|\n");
   }
   for (const bool chunks : {true, false}) {
     BRAID_ASSIGN(const Interference run, interfere(bench, flags, chunks));
@@ -313,7 +298,6 @@ Status bench_interference(ServingBench& bench, const ServingBenchFlags& flags,
   return {};
 }
 
-// Half of each turn is the user's, half the answer.
 Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags,
                           nlohmann::ordered_json& json) {
   const int half = std::max(1, flags.conversation / flags.turns / 2);
@@ -325,7 +309,7 @@ Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags,
   for (int turn = 0; turn <= flags.turns; ++turn) {
     Times times;
     Request r = bench.request(half, half, static_cast<uint64_t>(turn) + 5);
-    // Turn 0 is the warm-up: another conversation.
+    // Turn 0 is a warm-up with another conversation.
     if (turn > 0) tokens.insert(tokens.end(), r.prompt.begin(), r.prompt.end());
     if (turn > 0) r.prompt = tokens;
     const auto prompt_tokens = static_cast<int32_t>(r.prompt.size());
@@ -354,7 +338,7 @@ Status bench_conversation(ServingBench& bench, const ServingBenchFlags& flags,
 }  // namespace
 
 int batch_context(int sequences, int prompt, int generated, int ubatch) {
-  const int chunk = ubatch > 0 ? ubatch : 512;  // chosen when the model is there: this or more
+  const int chunk = ubatch > 0 ? ubatch : 512;  // an automatic size is at least 512
   const int64_t chunks = int64_t{sequences} * ((prompt + chunk - 1) / chunk + 1);
   return static_cast<int>(std::min<int64_t>(prompt + chunks + generated + 64, INT32_MAX));
 }
@@ -367,9 +351,8 @@ Error early_end(const Finished& end, const Engine& engine) {
   if (end.reason == FinishReason::error) return {ErrorKind::io, end.error};
   if (engine.scheduler().stats().preempted > 0)
     return {ErrorKind::exhausted,
-            "the KV blocks of all sequences do not fit into memory; take fewer sequences (--batch) "
-            "or shorter "
-            "prompts (-p)"};
+            "the KV blocks of all sequences do not fit into memory; use fewer sequences (--batch) "
+            "or shorter prompts (-p)"};
   return {ErrorKind::io, "an answer ended before it was measured"};
 }
 

@@ -1,5 +1,4 @@
-// bench_serving.h -- `braid bench` as a server feels it: --batch, --shared-prefix, --interference,
-// --conversation.
+// bench_serving.h -- serving: --batch, --shared-prefix, --interference, --conversation.
 #pragma once
 
 #include <string>
@@ -11,15 +10,15 @@ namespace braid::cli {
 
 struct ServingBenchFlags {
   std::vector<int> batches;      // --batch: sequences that decode together
-  int shared_prefix = 0;         // --shared-prefix: tokens that --requests prompts begin with
+  int shared_prefix = 0;         // --shared-prefix: common tokens of the prompts
   int requests = 32;             // --requests
-  int tail = 20;                 // --tail: tokens of each prompt after the shared ones
-  int interference = 0;          // --interference: length of the prompt that arrives
-  int users = 8;                 // --users: sequences that decode when it does
-  int conversation = 0;          // --conversation: tokens that --turns turns grow to
+  int tail = 20;                 // --tail: own tokens of each prompt
+  int interference = 0;          // --interference: length of the arriving prompt
+  int users = 8;                 // --users: sequences that decode meanwhile
+  int conversation = 0;          // --conversation: tokens after the last turn
   int turns = 10;                // --turns
-  std::vector<int> prompts;      // -p: for --batch, the first one
-  std::vector<int> generations;  // -n
+  std::vector<int> prompts;      // -p: --batch uses the first
+  std::vector<int> generations;  // -n: likewise
   int repetitions = 1;
   int fill = 0;  // > 0: Engine::fill_prompts_from
   bool json = false;
@@ -29,16 +28,13 @@ struct ServingBenchFlags {
   }
 };
 
-// Context that each of `sequences` needs to have `prompt` tokens and `generated` more, when all come at once
-// and whoever is done with the prompt decodes while the others are not: one token in each step, of which
-// there are as many as chunks.
+// Context of each of `sequences` for `prompt` and `generated` tokens when all arrive at once. A
+// sequence whose prompt is done decodes one token in each prompt chunk of the others.
 int batch_context(int sequences, int prompt, int generated, int ubatch);
-// What a bench says of prompts that are filled (Engine::fill_prompts_from); empty if none is so long.
+// Suffix of a name if its prompt is partly filled (Engine::fill_prompts_from), else empty.
 std::string filled_from(int fill, int prompt);
-// Why a sequence that should have gone on has ended.
 Error early_end(const Finished& end, const Engine& engine);
 
-// Prints its tables. Exit code 0, 2 (error) or 130 (interrupted).
 int run_serving_bench(const ModelFlags& model, const ServingBenchFlags& flags);
 
 }  // namespace braid::cli

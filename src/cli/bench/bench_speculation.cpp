@@ -1,9 +1,7 @@
 // bench_speculation.cpp -- see bench_speculation.h.
-//
-// Plain decoding has an engine of its own, and each way to speculate another one beside it. Runs alternate
-// between the two, and medians are compared, so what else the machine does meets both. A run asks all prompts
-// of a set, --batch at a time; time counts from when all of these have their first token until all are done.
-// Answers are greedy, and compared.
+// Plain decoding has one engine, each way to speculate another. Runs alternate between the two and
+// medians are compared, so other load affects both. A run sends all prompts of a set, --batch at a
+// time. Its time begins when all of these have their first token.
 #include "cli/bench/bench_speculation.h"
 
 #include <fmt/format.h>
@@ -33,12 +31,11 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kSources = {"none", "ngram", "mtp", "dflash", "auto"};
 
-// A way to speculate: its sources, and the drafts of its trees.
 struct Way {
   std::string sources, name;
   int tree = 0;  // 0: chains
 };
-// "ngram+mtp", "dflash/22".
+// Parses "ngram+mtp" or "dflash/22".
 Way parse_way(const std::string& text) {
   const auto slash = text.find('/');
   Way way{text.substr(0, slash), text.substr(0, slash), 0};
@@ -63,18 +60,16 @@ struct Answers : Sink {
 struct Run {
   double ms = 0;
   int64_t tokens = 0;
-  DraftStats drafts;                          // of this time
-  std::vector<std::vector<int32_t>> answers;  // of the prompts, each once
+  DraftStats drafts;                          // within `ms`
+  std::vector<std::vector<int32_t>> answers;  // one per prompt
 
   double tok_s() const { return ms > 0 ? 1e3 * static_cast<double>(tokens) / ms : 0; }
 };
 
-// An engine, and how it is asked.
 class Machine {
  public:
   static Result<Machine> load(const ModelFlags& flags, bool has_texts, int generate) {
     Machine machine;
-    // Prompts as fast as they go: nobody reads.
     BRAID_ASSIGN(LoadedModel loaded,
                  load_model(flags, [](EngineOptions& options) { options.gap_limit = 0; }));
     machine.loaded_ = std::make_unique<LoadedModel>(std::move(loaded));
@@ -86,7 +81,7 @@ class Machine {
   Engine& engine() { return *loaded_->engine; }
   const std::string& name() const { return loaded_->name; }
 
-  // All prompts of the set, `batch` at a time; the first ones again where they do not fill the last batch.
+  // Runs all prompts, `batch` at a time. The first ones repeat to fill the last batch.
   Result<Run> ask(const PromptSet& set, int batch) {
     Run run;
     run.answers.resize(set.prompts.size());
@@ -95,7 +90,7 @@ class Machine {
     return run;
   }
 
-  // How far the best token is ahead of the second where `answer` has `token`.
+  // Log probability of the best token minus that of the second, at index `token` of the answer.
   Result<float> margin(const std::vector<int32_t>& prompt, size_t token) {
     Answers answers;
     Request request = request_of(prompt);
@@ -105,7 +100,7 @@ class Machine {
     engine().run_until_idle();
     const auto& events = answers.events[id];
     if (events.size() <= token || events[token].top.size() < 2)
-      return Error{ErrorKind::io, "the answer ended before the place where answers differ"};
+      return Error{ErrorKind::io, "the answer ended before the first differing token"};
     return events[token].top[0].second - events[token].top[1].second;
   }
 
@@ -116,7 +111,7 @@ class Machine {
     request.max_tokens = generate_;
     request.sampling.temperature = 0;
     if (ends_) request.stop_ids = loaded_->tokenizer->end_ids();
-    request.use_cache = ends_;  // texts come again and again
+    request.use_cache = ends_;  // texts are asked repeatedly
     return request;
   }
 
@@ -140,7 +135,7 @@ class Machine {
     const DraftStats before = engine().stats().drafts;
     const double begin = now_ms();
     const auto all_ended = [&] { return answers.ends.size() == asked.size(); };
-    // Random prompts stand for a load that goes on: as long as all run. With drafts they end one by one.
+    // Random prompts stand for steady load, so time counts only while all sequences run.
     BRAID_TRY(run_until([&] { return ends_ ? all_ended() : !answers.ends.empty(); }));
     run.ms += now_ms() - begin;
     run.tokens += answers.tokens() - before_tokens;
@@ -168,7 +163,7 @@ class Machine {
   }
 
   std::unique_ptr<LoadedModel> loaded_;
-  bool ends_ = false;  // prompts are texts, and answers end where the model says so
+  bool ends_ = false;  // prompts are texts, and end tokens end answers
   int generate_ = 0;
 };
 
@@ -256,7 +251,7 @@ class SpeculationBench {
 
   Status compare(Machine& machine, const PromptSet& whole, const std::string& spec, int budget,
                  int batch, const std::string& accept) {
-    // Of random prompts there are as many as the largest batch has.
+    // Random prompts exist for the largest batch.
     PromptSet set = whole;
     if (flags_.prompts.empty()) set.prompts.resize(static_cast<size_t>(batch));
     std::vector<Run> plain, drafted;
@@ -300,25 +295,24 @@ class SpeculationBench {
           std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
       BRAID_ASSIGN(const float margin, plain_->margin(set.prompts[i], token));
       differences_.push_back(
-          fmt::format("{}, batch {}, {}: answer {} differs from token {} on, where the two best "
-                      "are {:.4f} nats apart",
+          fmt::format("{}, batch {}, {}: answer {} differs from token {} on; the two best "
+                      "tokens there are {:.4f} nats apart",
                       row.name(), row.batch, set.name, i + 1, token + 1, margin));
     }
     return {};
   }
 
   void print_head() {
-    print_result("{} on {}: greedy, up to {} tokens, medians of {}\n\n", plain_->name(),
+    print_result("{} on {}: greedy, up to {} tokens, medians of {} runs\n\n", plain_->name(),
                  plain_->engine().device().description(), flags_.generate, flags_.repetitions);
     print_result(
-        "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a round | drafts "
-        "a round | "
-        "accepted by depth | draft | verify | plain | host | lost ms | differing |\n"
+        "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a step | drafts "
+        "a step | accepted by depth | draft | verify | plain | host | lost ms | differing |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   }
 
   static void print_row(const SpeculationRow& row) {
-    constexpr size_t kMostName = 40;  // acceptances by rank are long
+    constexpr size_t kMostName = 40;  // --accept by rank is long
     std::string name = row.name();
     if (name.size() > kMostName) name = name.substr(0, kMostName) + "...";
     std::string survival;
@@ -326,9 +320,7 @@ class SpeculationBench {
       survival += fmt::format("{}{:.2f}", survival.empty() ? "" : " ", s);
     print_result(
         "| {} | {} | {} | {} | {:.1f} | {:.1f} | {:.2f}x | {:.2f} | {:.1f} | {} | {:.0f} % | "
-        "{:.0f} % | "
-        "{:.0f} % "
-        "| {:.0f} % | {:.1f} | {} |\n",
+        "{:.0f} % | {:.0f} % | {:.0f} % | {:.1f} | {} |\n",
         row.set, row.batch, name, row.budget > 0 ? std::to_string(row.budget) : "", row.plain_tok_s,
         row.tok_s, row.speed_up(), row.tokens_per_round, row.drafts_per_round, survival,
         100 * row.draft_share, 100 * row.verify_share, 100 * row.plain_share, 100 * row.host_share,
@@ -348,7 +340,8 @@ class SpeculationBench {
         answers += row.answers;
       }
       if (answers > 0)
-        print_result("\n{} of {} answers differ from plain decoding's\n", differing, answers);
+        print_result("\n{} of {} answers differ from those of plain decoding\n", differing,
+                     answers);
       for (const std::string& line : differences_) print_result("{}\n", line);
     }
     if (flags_.svg.empty()) return {};
@@ -392,46 +385,54 @@ class SpeculationBench {
 }  // namespace
 
 CLI::Option* add_speculation_bench_options(CLI::App& command, SpeculationFlags& flags) {
+  constexpr const char* kGroup = "Speculation benchmark";
   auto* spec = command.add_option(
       "--spec", flags.specs,
-      "compare ways to speculate with none, comma-separated, as --spec-type names them (ngram+mtp: "
-      "together; dflash/22: trees of 22 drafts): --batch sequences write -n tokens");
-  spec->delimiter(',')->check([](const std::string& ways) -> std::string {
-    std::istringstream list(ways);
-    for (std::string text; std::getline(list, text, ',');) {
-      const Way way = parse_way(text);
-      if (text.find('/') != text.npos && (way.tree < 1 || way.tree > 64))
-        return text + ": a tree has 1 to 64 drafts";
-      std::istringstream sources(way.sources);
-      for (std::string source; std::getline(sources, source, '+');)
-        if (std::find(kSources.begin(), kSources.end(), source) == kSources.end())
-          return fmt::format("{} is not one of {}", source, fmt::join(kSources, ", "));
-    }
-    return {};
-  });
+      "compare these values of --spec-type, comma-separated, with plain decoding. ngram+mtp: both "
+      "together; dflash/22: trees of 22 tokens. --batch sequences generate -n tokens each");
+  spec->group(kGroup)->type_name("TYPES")->delimiter(',')->check(
+      [](const std::string& ways) -> std::string {
+        std::istringstream list(ways);
+        for (std::string text; std::getline(list, text, ',');) {
+          const Way way = parse_way(text);
+          if (text.find('/') != text.npos && (way.tree < 1 || way.tree > 64))
+            return text + ": a tree has 1 to 64 speculative tokens";
+          std::istringstream sources(way.sources);
+          for (std::string source; std::getline(sources, source, '+');)
+            if (std::find(kSources.begin(), kSources.end(), source) == kSources.end())
+              return fmt::format("{} is not one of {}", source, fmt::join(kSources, ", "));
+        }
+        return {};
+      });
   command
-      .add_option(
-          "--prompts", flags.prompts,
-          "with --spec: prompts, one JSON object a line (bench/prompts.jsonl; default: random "
-          "tokens, where time counts until the first of a batch ends)")
+      .add_option("--prompts", flags.prompts,
+                  "with --spec: prompts, one JSON object a line, such as bench/prompts.jsonl "
+                  "(default: random tokens, timed until the first sequence of a batch ends)")
+      ->group(kGroup)
+      ->type_name("FILE")
       ->needs(spec);
   command
-      .add_option(
-          "--draft-max", flags.budgets,
-          "with --spec: values of --spec-draft-n-max, comma-separated (default: the drafter's)")
+      .add_option("--draft-max", flags.budgets,
+                  "with --spec: values of --spec-draft-n-max, comma-separated (default: the "
+                  "drafter's)")
+      ->group(kGroup)
       ->delimiter(',')
       ->check(CLI::Range(1, 64))
       ->needs(spec);
   command
-      .add_option(
-          "--accept", flags.accept,
-          "with --spec: accept drafts with these probabilities, whatever the model says: by depth "
-          "0.85,0.7,0.55; with those of second and third choices 0.8:0.1:0.05,...; may be repeated")
+      .add_option("--accept", flags.accept,
+                  "with --spec: acceptance rates in place of the model's decisions. By depth: "
+                  "0.85,0.7,0.55; with second and third choices: 0.8:0.1:0.05,... May be repeated")
+      ->group(kGroup)
+      ->type_name("RATES")
       ->allow_extra_args(false)
       ->needs(spec);
   command
       .add_option("--svg", flags.svg,
-                  "with --spec: plot tok/s against drafts and batch into this file")
+                  "with --spec: plot tok/s over speculative tokens and over the batch into this "
+                  "file")
+      ->group(kGroup)
+      ->type_name("FILE")
       ->needs(spec);
   return spec;
 }

@@ -1,4 +1,4 @@
-// bench_speculation_test.cpp -- the parts of `braid bench --spec`: prompts, forced acceptance, the picture.
+// bench_speculation_test.cpp -- parts of `braid bench --spec`: prompts, forced acceptance, plot.
 #include "cli/bench/bench_speculation.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,6 @@ StepItem chain_of(Sequence& sequence, int32_t length) {
   return item;
 }
 
-// Drafts that are accepted, one behind the other, when the sampler draws `drawn`.
 int32_t accepted(ForcedAcceptance& oracle, const StepItem& item, int32_t drawn) {
   int32_t node = -1, count = 0;
   while (true) {
@@ -64,7 +63,7 @@ TEST(ForcedAcceptance, TheSamePlaceAlwaysSaysTheSame) {
   for (int32_t position = 0; position < 200; ++position) {
     sequence.computed_tokens = position;
     const StepItem item = chain_of(sequence, 3);
-    sequence.computed_tokens = position + 1;  // a round later, the second draft is the first
+    sequence.computed_tokens = position + 1;  // one step later, the second draft is the first
     const bool first = oracle->next(chain_of(sequence, 1), -1, 7) == 100;
     sequence.computed_tokens = position;
     EXPECT_EQ(oracle->next(item, 0, 7) == 101, first);
@@ -175,7 +174,7 @@ TEST(SpeculationPlot, HasAPointForEachNumber) {
     for (size_t at = svg.find(what); at != svg.npos; at = svg.find(what, at + 1)) ++n;
     return n;
   };
-  // Against drafts: mtp 3, the other 1, none 3; against the batch: 2, 1, 2.
+  // Points by drafts: mtp 3, the other 1, none 3. By batch: 2, 1, 2.
   EXPECT_EQ(count("<circle"), 12u);
   EXPECT_EQ(count("mtp: 607.0 tok/s"), 1u) << "the best number of drafts for four";
   EXPECT_EQ(count("mtp: 157.0 tok/s"), 2u);

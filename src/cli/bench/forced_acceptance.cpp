@@ -12,10 +12,9 @@ namespace braid::cli {
 
 namespace {
 
-// What a drafter says of drafts that are never accepted: it is sure of them, which is the worst it can do.
+// Confidence of drafts that are never accepted: wrong and sure is the worst case.
 constexpr double kSureAndWrong = 0.9;
 
-// In [0, 1), from well mixed bits.
 double uniform(uint64_t sequence, uint64_t position) {
   uint64_t x =
       sequence * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + 0x94d049bb133111ebu;
@@ -39,7 +38,7 @@ Result<ForcedAcceptance> ForcedAcceptance::parse(const std::string& text) {
   out.text_ = text;
   if (text.ends_with(',') || text.ends_with(':'))
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("--accept {}: something is missing behind it", text)};
+                 fmt::format("--accept {}: a rate is missing at the end", text)};
   std::istringstream depths(text);
   for (std::string depth; std::getline(depths, depth, ',');) {
     std::vector<double>& row = out.rows_.emplace_back();
@@ -52,13 +51,14 @@ Result<ForcedAcceptance> ForcedAcceptance::parse(const std::string& text) {
       sum += p;
       if (!is_number || !(p >= 0) || !(sum <= 1 + 1e-9))
         return Error{ErrorKind::invalid_argument,
-                     fmt::format("--accept {}: {} are no probabilities", text, depth)};
+                     fmt::format("--accept {}: {} does not consist of probabilities", text, depth)};
       row.push_back(p);
     }
     if (row.empty())
-      return Error{ErrorKind::invalid_argument, fmt::format("--accept {}: a depth is empty", text)};
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("--accept {}: a depth has no rate", text)};
   }
-  if (out.rows_.empty()) return Error{ErrorKind::invalid_argument, "--accept needs a probability"};
+  if (out.rows_.empty()) return Error{ErrorKind::invalid_argument, "--accept needs a rate"};
   return out;
 }
 
@@ -75,7 +75,7 @@ void ForcedAcceptance::rate(const Sequence&, int32_t depth, std::span<float> log
   }
 }
 
-// Siblings stand in the order of their rank.
+// Siblings are in order of rank.
 int32_t ForcedAcceptance::next(const StepItem& item, int32_t node, int32_t drawn) {
   const size_t depth = depth_of(item, node);
   const Sequence& s = *item.sequence;

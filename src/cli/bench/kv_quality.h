@@ -1,7 +1,6 @@
 // kv_quality.h -- the error of one attention layer when keys and values are stored in a format.
-//
-// Queries read sealed cells decoded and the others exactly. Weights: the Kullback-Leibler
-// divergence from exact to decoded keys. Outputs (before the gate): the length of the difference.
+// Queries read sealed cells decoded and all others exactly. `divergence` is the Kullback-Leibler
+// divergence of the attention weights. `output_error` is taken before the gate.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +14,10 @@ namespace braid {
 
 struct KvQualityOptions {
   int32_t first_query = 0;
-  int32_t query_step = 1;  // distance of tested positions
-  // Cells [first, second) that a query at that position reads decoded, if their blocks are full.
+  int32_t query_step = 1;  // distance between tested positions
+  // The cells [first, second) that a query at a position reads decoded, if their blocks are full.
   std::function<std::pair<int32_t, int32_t>(int32_t)> sealed;
-  bool subtract_k_mean = false;  // the mean of all keys, rounded to f16
+  bool subtract_k_mean = false;  // mean over all positions, rounded to f16
 };
 
 struct KvQuality {
@@ -26,7 +25,7 @@ struct KvQuality {
   double v_error = 0;
   double divergence = 0;    // mean over queries and heads, in nats
   double output_error = 0;  // |o - o over decoded| / |o|
-  int64_t queries = 0;      // times heads
+  int64_t queries = 0;      // positions times heads
 };
 
 // The format must fit the heads (kv_codec_accepts); rows.positions > first_query.

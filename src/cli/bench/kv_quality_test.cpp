@@ -1,6 +1,5 @@
 // kv_quality_test.cpp -- formats on keys and values of the demo model's longest golden prompt.
-//
-// Reference figures are another program's. Its weighting of queries in the output error is unknown.
+// Another program made the reference figures. Its query weights in the output error are unknown.
 #include <gtest/gtest.h>
 
 #include <array>

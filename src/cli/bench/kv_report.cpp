@@ -1,4 +1,4 @@
-// kv_report.cpp -- `braid kv-report`: what each KV cache format would lose on a model and a text.
+// kv_report.cpp -- `braid kv-report`: the loss of each KV cache format on a model and a text.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -41,14 +41,14 @@ struct KvReportFlags {
   std::string device = "cpu";
   std::string activations = "f32";
   std::vector<std::string> formats, parts;
-  std::vector<int32_t> needles;  // lengths
+  std::vector<int32_t> needles;  // prompt lengths
   int32_t depths = 8;
   std::string prompts;
   int32_t answer_tokens = 64;
   std::string output = "text";
   std::string svg;
 
-  // Without --parts, what costs little: attention, text, and what the other options ask for.
+  // Without --parts: attention, text, and the parts that other options ask for.
   bool part(const std::string& name) const {
     if (name == "answers" && prompts.empty()) return false;
     if (parts.empty()) return name != "needles" || !needles.empty();
@@ -68,13 +68,12 @@ Result<std::vector<KvPair>> chosen_formats(const std::vector<std::string>& names
     formats.push_back({k, v});
   }
   if (!formats.empty()) return formats;
-  // Units are made of f16 rows: f32 would be another row of f16.
+  // Blocks are encoded from f16 rows, so f32 would repeat the figures of f16.
   for (const KvCodec* codec : kv_codecs())
     if (codec->name != "f32") formats.push_back({codec, codec});
   return formats;
 }
 
-// Lengths of needles' prompts: as asked for, else doubling from 1,024 tokens to the text's.
 std::vector<int32_t> needle_lengths(const KvReportFlags& flags) {
   if (!flags.needles.empty()) return flags.needles;
   std::vector<int32_t> lengths;
@@ -85,12 +84,11 @@ std::vector<int32_t> needle_lengths(const KvReportFlags& flags) {
 
 struct Subject {
   std::string name;
-  int32_t head_dim = 0;  // of the model's attention; 0: it has none
+  int32_t head_dim = 0;  // of attention; 0: no attention layers
   std::vector<int32_t> text;
   ReportWork work;
 };
 
-// The model's own numbers, the text's tokens, and what is to be run.
 Result<Subject> prepare(const KvReportFlags& flags) {
   Subject out;
   BRAID_ASSIGN(const std::string text, read_text(flags.file));
@@ -137,7 +135,7 @@ ModelFlags run_flags(const KvReportFlags& flags, const ReportWork& work) {
   return out;
 }
 
-// Text, needles and answers of f16, of f16 in other pieces ("floor"), and of each format. False: Ctrl-C.
+// Runs f16, f16 in other chunk sizes ("floor"), and each format. False: interrupted.
 Result<bool> run_all(const KvReportFlags& flags, const ReportWork& work,
                      const std::vector<KvPair>& formats, std::vector<FormatFigures>& figures) {
   if (work.text.empty() && work.prompts.empty()) return true;
@@ -148,7 +146,7 @@ Result<bool> run_all(const KvReportFlags& flags, const ReportWork& work,
   figures.insert(figures.begin(), FormatFigures{"floor", 16, 16, {}, {}, 0, {}, {}});
   ModelFlags pieces = model;
   pieces.ubatch = 96;
-  print_status("floor: f16 in pieces of {} tokens\n", pieces.ubatch);
+  print_status("floor: f16 in prompt chunks of {} tokens\n", pieces.ubatch);
   BRAID_ASSIGN(bool whole, run_format(pieces, work, *reference, figures[0]));
   for (size_t i = 0; whole && i < formats.size(); ++i) {
     print_status("{} ({} of {})\n", formats[i].name(), i + 1, formats.size());
@@ -163,7 +161,8 @@ std::string percent(double share) { return fmt::format("{:.2f}", 100 * share); }
 
 void print_attention(const std::vector<FormatFigures>& figures) {
   print_result(
-      "\nAttention: errors of K, V and the output in %, divergence of the weights in 1e-3 nats\n");
+      "\nAttention: errors of K, V and the output in %, KL divergence of the weights in 1e-3 "
+      "nats\n");
   print_result("{:<14} {:>7} {:>7} {:>8} {:>8} {:>10} {:>10} {:>9}\n", "format", "K bits", "V bits",
                "K err %", "V err %", "KL 1e-3", "worst", "out err %");
   for (const FormatFigures& f : figures) {
@@ -175,12 +174,11 @@ void print_attention(const std::vector<FormatFigures>& figures) {
   }
 }
 
-// `what` picks a part's summary; perplexities stand beside those of the text.
 void print_logits(const std::vector<FormatFigures>& figures, const char* title,
                   std::optional<LogitSummary> FormatFigures::*what, bool perplexity) {
-  print_result("\n{}: divergence in 1e-6 nats, likeliest tokens that changed in %\n", title);
+  print_result("\n{}: KL divergence in 1e-6 nats, best tokens that changed in %\n", title);
   print_result("{:<14} {:>10} {:>10} {:>10} {:>10} {:>8} {:>11}{}\n", "format", "mean", "median",
-               "99 %", "most", "changed", "clear ones", perplexity ? "  perplexity" : "");
+               "p99", "max", "changed", "clear ones", perplexity ? "  perplexity" : "");
   for (const FormatFigures& f : figures) {
     const auto& s = f.*what;
     if (!s) continue;
@@ -193,8 +191,7 @@ void print_logits(const std::vector<FormatFigures>& figures, const char* title,
 
 void print_sets(const std::vector<FormatFigures>& figures) {
   print_result(
-      "\nAnswers: right ones (+, by depth of the fact), and those that are f16's to the last "
-      "token\n");
+      "\nAnswers: right ones (+, by depth of the fact), and those that are the same as with f16\n");
   for (const FormatFigures& f : figures) {
     if (f.sets.empty()) continue;
     print_result("{:<14}", f.name);
@@ -240,13 +237,13 @@ nlohmann::ordered_json json_of(const FormatFigures& f) {
 
 void print_text(const KvReportFlags& flags, const Subject& subject,
                 const std::vector<FormatFigures>& figures) {
-  print_result("{}: {} tokens of {}, newest {} blocks exact\n", subject.name, subject.text.size(),
-               flags.file, flags.tail.tail_blocks);
+  print_result("{}: {} tokens of {}, newest {} KV blocks exact\n", subject.name,
+               subject.text.size(), flags.file, flags.tail.tail_blocks);
   if (flags.part("attention")) print_attention(figures);
   if (flags.part("text"))
     print_logits(figures, "Next tokens of the text", &FormatFigures::text, true);
   if (subject.work.prompts.empty()) return;
-  print_logits(figures, "Next tokens of f16's answers", &FormatFigures::answers, false);
+  print_logits(figures, "Next tokens of the answers of f16", &FormatFigures::answers, false);
   print_sets(figures);
 }
 
@@ -298,8 +295,102 @@ int run_kv_report(const KvReportFlags& flags) {
                          : print_text(flags, *subject, figures);
   if (flags.svg.empty()) return 0;
   const Status drawn = write_output_file(
-      flags.svg, report_plot("What formats of the KV cache lose: " + subject->name, figures));
+      flags.svg, report_plot("Loss of KV cache formats: " + subject->name, figures));
   return drawn.ok() ? 0 : fail(drawn.error());
+}
+
+void add_run_options(CLI::App& command, KvReportFlags& flags) {
+  command.add_option("-m,--model", flags.model, "GGUF file; without it the toy model inside braid")
+      ->group("Model")
+      ->type_name("FILE")
+      ->envname("BRAID_MODEL");
+  command.add_option("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
+      ->group("Model")
+      ->check(CLI::Range(0, 1024));
+  command
+      .add_option("--device", flags.device,
+                  "device of the runs, as for `braid run`; attention is measured on the CPU")
+      ->group("Model")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command
+      .add_option("--act", flags.activations,
+                  "on a CPU, the precision of activations of the runs: f32, i16 or i8")
+      ->group("Model")
+      ->type_name("TYPE")
+      ->capture_default_str();
+  command
+      .add_option("--kv-tail", flags.tail.tail_blocks,
+                  "newest KV blocks of 32 tokens that a query reads exactly")
+      ->group("KV cache")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--kv-sink", flags.tail.sink_blocks,
+                  "first KV blocks of the context that every query reads exactly")
+      ->group("KV cache")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
+
+void add_input_options(CLI::App& command, KvReportFlags& flags) {
+  constexpr const char* kGroup = "Input";
+  command.add_option("-f,--file", flags.file, "text to measure; - for stdin")
+      ->group(kGroup)
+      ->type_name("FILE")
+      ->required();
+  command.add_option("-c,--ctx-size", flags.tokens, "tokens of the text, at most")
+      ->group(kGroup)
+      ->check(CLI::Range(kFewestTokens, 1 << 20))
+      ->capture_default_str();
+  command
+      .add_option("--needles", flags.needles,
+                  "lengths of prompts that hide a fact, comma-separated (with --parts needles: "
+                  "1024, 2048, ... up to -c)")
+      ->group(kGroup)
+      ->delimiter(',')
+      ->check(CLI::Range(kShortestNeedle, 1 << 20));
+  command
+      .add_option("--depths", flags.depths,
+                  "with --needles: number of places of the fact, each in a prompt of its own")
+      ->group(kGroup)
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command
+      .add_option("--prompts", flags.prompts,
+                  "prompts as for bench --spec; answers are compared with those of f16")
+      ->group(kGroup)
+      ->type_name("FILE");
+  command.add_option("-n,--predict", flags.answer_tokens, "tokens of an answer, at most")
+      ->group(kGroup)
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+}
+
+void add_report_options(CLI::App& command, KvReportFlags& flags) {
+  constexpr const char* kGroup = "Report";
+  command
+      .add_option("--formats", flags.formats,
+                  "formats to compare, comma-separated; q8_0/c4: keys in q8_0, values in c4 "
+                  "(default: all that fit the model)")
+      ->group(kGroup)
+      ->type_name("TYPES")
+      ->delimiter(',');
+  command
+      .add_option("--parts", flags.parts,
+                  "parts to measure, comma-separated (default: attention and text; also needles "
+                  "with --needles, answers with --prompts)")
+      ->group(kGroup)
+      ->delimiter(',')
+      ->check(CLI::IsMember(std::set<std::string>(std::begin(kParts), std::end(kParts))));
+  command.add_option("-o,--output", flags.output, "format of the report")
+      ->group(kGroup)
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
+  command
+      .add_option("--svg", flags.svg, "also plot bits per value against divergence into this file")
+      ->group(kGroup)
+      ->type_name("FILE");
 }
 
 }  // namespace
@@ -307,60 +398,10 @@ int run_kv_report(const KvReportFlags& flags) {
 void add_kv_report(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<KvReportFlags>();
   auto* command =
-      app.add_subcommand("kv-report", "What formats of the KV cache would lose on a text");
-  command->add_option("-m,--model", flags->model, "GGUF file (default: the model built into braid)")
-      ->envname("BRAID_MODEL");
-  command->add_option("-f,--file", flags->file, "text to run, - for stdin")->required();
-  command->add_option("-c,--ctx-size", flags->tokens, "tokens of it at most")
-      ->check(CLI::Range(kFewestTokens, 1 << 20))
-      ->capture_default_str();
-  command->add_option("-t,--threads", flags->threads, "threads (default: physical cores)")
-      ->check(CLI::Range(0, 1024));
-  command->add_option("--device", flags->device, "of the runs; attention is measured on the CPU")
-      ->capture_default_str();
-  command
-      ->add_option("--act", flags->activations, "activations of the runs on a CPU: f32, i16 or i8")
-      ->capture_default_str();
-  command
-      ->add_option(
-          "--formats", flags->formats,
-          "some of them, e.g. q8_0,c4,q8_0/c4 (keys/values; default: all that fit the model)")
-      ->delimiter(',');
-  command
-      ->add_option(
-          "--parts", flags->parts,
-          "some of attention,text,needles,answers (default: attention,text and what --needles "
-          "and --prompts ask for)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(std::set<std::string>(std::begin(kParts), std::end(kParts))));
-  command
-      ->add_option("--needles", flags->needles,
-                   "tokens of prompts in which a fact is hidden (with --parts needles: 1024, 2048 "
-                   "... to -c)")
-      ->delimiter(',')
-      ->check(CLI::Range(kShortestNeedle, 1 << 20));
-  command->add_option("--depths", flags->depths, "places of the fact in each of them")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
-  command->add_option("--prompts", flags->prompts,
-                      "JSON lines as for bench --spec: their answers are compared with f16's");
-  command->add_option("-n,--predict", flags->answer_tokens, "tokens of an answer at most")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
-  command
-      ->add_option("--kv-tail", flags->tail.tail_blocks,
-                   "newest blocks of 32 tokens that a query reads exact")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  command
-      ->add_option("--kv-sink", flags->tail.sink_blocks,
-                   "first blocks of the text that every query reads exact")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  command->add_option("-o,--output", flags->output, "text or json")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->capture_default_str();
-  command->add_option("--svg", flags->svg, "also draw bits against divergence into this file");
+      app.add_subcommand("kv-report", "Measure the loss of KV cache formats on a model and a text");
+  add_run_options(*command, *flags);
+  add_input_options(*command, *flags);
+  add_report_options(*command, *flags);
   command->callback([flags, exit_code] { *exit_code = run_kv_report(*flags); });
 }
 

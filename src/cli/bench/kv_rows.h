@@ -1,9 +1,7 @@
 // kv_rows.h -- captures queries, keys and values of one sequence from a model's attention layers.
-//
 //   KvRows rows(engine.config());
 //   engine.observe(&rows);            one request, run to its end; K and V in f32
 //   for (const LayerRows& layer : rows.layers()) ...
-//
 // A position that runs again is overwritten; uncertain rows are ignored. Requires host memory and
 // an f32 cache: the reference, or the CPU with f32 activations.
 #pragma once
@@ -17,7 +15,7 @@
 namespace braid {
 
 struct LayerRows {
-  int32_t layer = 0;  // of the model
+  int32_t layer = 0;  // index in the model
   AttentionConfig config;
   int32_t positions = 0;  // all of 0 .. positions - 1 are present
   std::vector<float> q;   // [positions][heads][head_dim], after norm and RoPE

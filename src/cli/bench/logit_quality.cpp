@@ -31,7 +31,7 @@ Row look_at(std::span<const float> logits) {
   return row;
 }
 
-// Of sorted values; nearest rank.
+// Nearest rank.
 double quantile(const std::vector<double>& sorted, double q) {
   const double rank = std::ceil(q * static_cast<double>(sorted.size()));
   return sorted[static_cast<size_t>(std::max(rank, 1.0)) - 1];

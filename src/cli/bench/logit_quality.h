@@ -1,11 +1,8 @@
 // logit_quality.h -- how much the next-token distributions of two runs differ, row by row.
-//
 //   LogitQuality quality;
 //   for (...) quality.add(logits, changed);   rows of the same position
 //   quality.summary()
-//
-// Divergence: Kullback-Leibler, from softmax(logits) to softmax(changed), in nats, summed in
-// double.
+// The divergence is Kullback-Leibler, from softmax(logits) to softmax(changed), in nats.
 #pragma once
 
 #include <cstdint>

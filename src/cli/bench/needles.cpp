@@ -21,7 +21,6 @@ constexpr const char* kThings[] = {"lantern", "falcon", "glacier", "ladder",  "r
                                    "island",  "candle", "hammer",  "needle"};
 constexpr int32_t kDecoys = 3;
 
-// Sentences that are put into a text, each behind a share of it.
 struct Insert {
   double depth = 0;
   std::string sentence;
@@ -63,7 +62,7 @@ Result<std::vector<ReportPrompt>> make_needles(const std::vector<int32_t>& lengt
         return fmt::format("{}-{}", kLooks[which % std::size(kLooks)],
                            kThings[which / std::size(kLooks) % std::size(kThings)]);
       };
-      // Names of a prompt are different ones.
+      // Names within a prompt differ.
       const uint64_t first = below(std::size(kLooks) * std::size(kThings));
       const std::string number = std::to_string(100 + below(900));
       std::vector<Insert> inserts = {

@@ -1,4 +1,4 @@
-// needles.h -- questions whose answer stands in a long text.
+// needles.h -- questions about a fact hidden in a long text.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,12 @@ namespace braid::cli {
 struct ReportPrompt {
   std::string set;
   std::vector<int32_t> tokens;
-  std::string wanted;  // what a right answer holds; empty: nothing is asked for
+  std::string wanted;  // text that a right answer contains; empty: not judged
 };
 
-// For each length (tokens of the prompt, about) and each of `depths` places: a user's message of text with
-// one sentence that gives a number to a name, and the question for it. Every second one has sentences of
-// other names around it. The text is `hay`, from the start, repeated where it is too short. The sets are
-// called "needle LENGTH". Errors: those of the chat template.
+// For each length (about this many prompt tokens) and each of `depths` places: a message of `hay`,
+// repeated if too short, with a sentence that gives a number to a name, and a question for it.
+// Every second prompt also has such sentences of other names. Sets are named "needle LENGTH".
 Result<std::vector<ReportPrompt>> make_needles(const std::vector<int32_t>& lengths, int32_t depths,
                                                const std::vector<int32_t>& hay,
                                                const GgufFile& file, const Tokenizer& tokenizer);

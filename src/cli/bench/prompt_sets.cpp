@@ -19,13 +19,12 @@ using Json = nlohmann::ordered_json;
 Result<RenderedText> render(const Json& line, const GgufFile& file, const Tokenizer& tokenizer) {
   const auto text = line.find("text");
   if (text != line.end()) {
-    if (!text->is_string()) return Error{ErrorKind::invalid_argument, "\"text\" is no string"};
+    if (!text->is_string()) return Error{ErrorKind::invalid_argument, "\"text\" is not a string"};
     return RenderedText{text->get<std::string>(), {}};
   }
   const auto messages = line.find("messages");
   if (messages == line.end() || !messages->is_array())
-    return Error{ErrorKind::invalid_argument,
-                 "there is neither \"text\" nor an array \"messages\""};
+    return Error{ErrorKind::invalid_argument, "needs \"text\" or an array \"messages\""};
   BRAID_ASSIGN(const ChatTemplate chat, read_chat_template(file, tokenizer));
   ChatOptions options;
   options.enable_thinking = false;
@@ -35,10 +34,10 @@ Result<RenderedText> render(const Json& line, const GgufFile& file, const Tokeni
 Status add_prompt(const std::string& text, const GgufFile& file, const Tokenizer& tokenizer,
                   std::vector<PromptSet>& sets) {
   BRAID_ASSIGN(const Json line, parse_json(text));
-  if (!line.is_object()) return Error{ErrorKind::invalid_argument, "this is no JSON object"};
+  if (!line.is_object()) return Error{ErrorKind::invalid_argument, "is not a JSON object"};
   const auto set = line.find("set");
   if (set != line.end() && !set->is_string())
-    return Error{ErrorKind::invalid_argument, "\"set\" is no string"};
+    return Error{ErrorKind::invalid_argument, "\"set\" is not a string"};
   const std::string name = set == line.end() ? "prompts" : set->get<std::string>();
   BRAID_ASSIGN(const RenderedText rendered, render(line, file, tokenizer));
   BRAID_ASSIGN(std::vector<int32_t> tokens, tokenizer.encode_rendered(rendered));
@@ -65,8 +64,7 @@ Result<std::vector<PromptSet>> read_prompt_sets(const std::string& path, const G
       return Error{added.error().kind,
                    fmt::format("{}:{}: {}", path, number, added.error().message)};
   }
-  if (sets.empty())
-    return Error{ErrorKind::invalid_argument, path + ": there are no prompts in it"};
+  if (sets.empty()) return Error{ErrorKind::invalid_argument, path + ": contains no prompts"};
   return sets;
 }
 

@@ -1,4 +1,4 @@
-// report.h -- what the parts of `braid kv-report` say of a format.
+// report.h -- results of `braid kv-report` for a format.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,6 @@
 
 namespace braid::cli {
 
-// K and V of a cache.
 struct KvPair {
   const KvCodec* k = nullptr;
   const KvCodec* v = nullptr;
@@ -22,27 +21,26 @@ struct KvPair {
 
 struct AttentionFigures {
   double k_error = 0, v_error = 0;  // |x - decoded| / |x|, mean over layers
-  double divergence = 0;            // of the weights in nats, mean over layers
-  double worst_divergence = 0;      // of a layer
+  double divergence = 0;            // of the attention weights in nats, mean over layers
+  double worst_divergence = 0;      // largest of a layer
   double output_error = 0;
 };
 
-// Answers to the prompts of a set.
 struct AnswerFigures {
   std::string set;
   int32_t prompts = 0;
-  int32_t right = -1;  // that hold what was asked for; -1: nothing was
-  int32_t same = 0;    // that are f16's to the last token
-  std::string marks;   // of each prompt in order: + right, - not; if something was asked for
+  int32_t right = -1;  // with the wanted text; -1: not judged
+  int32_t same = 0;    // identical to f16's
+  std::string marks;   // per prompt in order: + right, - wrong; empty: not judged
 };
 
 struct FormatFigures {
   std::string name;
-  double k_bits = 0, v_bits = 0;  // a value
+  double k_bits = 0, v_bits = 0;  // per value
   std::optional<AttentionFigures> attention;
-  std::optional<LogitSummary> text;     // some rows of its second half
-  double perplexity = 0;                // of all its second half, if there is `text`
-  std::optional<LogitSummary> answers;  // f16's answers, forced
+  std::optional<LogitSummary> text;     // sampled rows of the text's second half
+  double perplexity = 0;                // of the whole second half; valid with `text`
+  std::optional<LogitSummary> answers;  // on f16's answers, teacher-forced
   std::vector<AnswerFigures> sets;
 };
 

@@ -14,7 +14,7 @@ namespace braid::cli {
 namespace {
 
 constexpr int kWidth = 840, kPanelWidth = 330, kPanelHeight = 300, kTop = 74, kHeight = 440;
-constexpr double kFloor = 1e-9;  // nats; what is below is drawn there
+constexpr double kFloor = 1e-9;  // nats; smaller values are drawn here
 
 struct Point {
   std::string name;
@@ -56,7 +56,7 @@ std::string draw(const Panel& panel, int left) {
         fmt::format("<text class=\"soft\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                     x_of(bits), bottom + 18, bits);
   out += fmt::format(
-      "<text class=\"soft\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">bits of a value</text>\n",
+      "<text class=\"soft\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">bits per value</text>\n",
       left + kPanelWidth / 2, bottom + 38);
   for (const Point& p : panel.points)
     out += fmt::format(
@@ -76,7 +76,7 @@ std::string report_plot(const std::string& title, std::span<const FormatFigures>
       text{"divergence of the next token, nats", {}};
   for (const FormatFigures& f : formats) {
     const double bits = (f.k_bits + f.v_bits) / 2;
-    if (bits > 12) continue;  // f16 and wider: the floor
+    if (bits > 12) continue;  // skips f16 and wider, and the floor
     if (f.attention) attention.points.push_back({f.name, bits, f.attention->divergence});
     if (f.text) text.points.push_back({f.name, bits, f.text->mean});
   }

@@ -1,4 +1,4 @@
-// report_plot.h -- the tables of `braid kv-report` as a picture.
+// report_plot.h -- draws the tables of `braid kv-report`.
 #pragma once
 
 #include <span>
@@ -8,8 +8,7 @@
 
 namespace braid::cli {
 
-// An SVG: bits of a value against divergence (logarithmic), a panel for attention and one for next tokens, as
-// far as they were measured. Empty if neither was.
+// Returns an SVG of divergence (logarithmic) over bits per value; empty without measurements.
 std::string report_plot(const std::string& title, std::span<const FormatFigures> formats);
 
 }  // namespace braid::cli

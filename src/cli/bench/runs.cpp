@@ -25,7 +25,7 @@ struct AnswerSink : Sink {
   Finished end;
 };
 
-// One request to its end. Where Ctrl-C came, what there is so far.
+// Runs one request. After an interrupt it returns the tokens so far.
 Result<std::vector<int32_t>> run_one(Engine& engine, Request request, ProgressLine& progress,
                                      uint64_t done, uint64_t all) {
   AnswerSink sink;
@@ -41,14 +41,13 @@ Result<std::vector<int32_t>> run_one(Engine& engine, Request request, ProgressLi
   return std::move(sink.tokens);
 }
 
-// Logits of all positions from `first` on that have a successor.
 Status score_tokens(Engine& engine, const std::vector<int32_t>& tokens, int32_t first,
                     ProgressLine& progress, uint64_t done, uint64_t all, const Score& score) {
   Request request;
   request.prompt = tokens;
   request.max_tokens = 0;
   request.score_from = first;
-  const auto last = static_cast<int32_t>(tokens.size()) - 1;  // which has no successor
+  const auto last = static_cast<int32_t>(tokens.size()) - 1;
   request.score = [&](int32_t position, std::span<const float> logits) {
     if (position < last) score(position, logits);
   };
@@ -56,7 +55,7 @@ Status score_tokens(Engine& engine, const std::vector<int32_t>& tokens, int32_t 
   return ran.ok() ? Status() : Status(ran.error());
 }
 
-// The text's perplexity from its middle on; `row` gets some of the logits.
+// The perplexity of the text's second half. `row` gets evenly spaced logits.
 Result<double> score_text(Engine& engine, const ReportWork& work,
                           const std::function<void(std::span<const float>)>& row) {
   if (work.text.empty()) return 0;
@@ -91,7 +90,7 @@ Result<std::vector<std::vector<int32_t>>> answer_prompts(LoadedModel& model,
   return answers;
 }
 
-// The reference's answers behind their prompts: the rows that choose them, as many as are kept.
+// Scores the reference's answers after their prompts. `row` gets evenly spaced logits.
 Status score_answers(Engine& engine, const ReportWork& work,
                      const std::vector<std::vector<int32_t>>& answers,
                      const std::function<void(std::span<const float>)>& row) {

@@ -1,4 +1,4 @@
-// runs.h -- a text and prompts through an engine with one format of the cache.
+// runs.h -- runs a text and prompts with one KV cache format.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@
 
 namespace braid::cli {
 
-// What is run. Rows of logits are kept of the reference, so they are few: kMostRows of the text and as many
-// of the answers, evenly spread.
+// What each run does. Kept logits are large, so text and answers keep about kMostRows rows each.
 struct ReportWork {
   static constexpr int32_t kMostRows = 512;
 
@@ -23,19 +22,17 @@ struct ReportWork {
   int32_t answer_tokens = 64;
 };
 
-// What f16 does.
 struct ReportReference {
-  std::vector<std::vector<float>> text_rows;  // of some positions of the second half
+  std::vector<std::vector<float>> text_rows;  // evenly spaced positions of the second half
   double perplexity = 0;                      // of the text's second half
-  std::vector<std::vector<int32_t>> answers;  // of each prompt, without its end
+  std::vector<std::vector<int32_t>> answers;  // per prompt, without the end token
   std::vector<std::vector<float>> answer_rows;
 };
 
-// Runs the work with the options of `flags` (their cache formats as well). Empty where Ctrl-C came. Errors:
-// those of loading and running.
+// Runs the work with the formats of `flags`. Empty: interrupted. Errors: of loading and running.
 Result<std::optional<ReportReference>> run_reference(const ModelFlags& flags,
                                                      const ReportWork& work);
-// The same, compared with the reference: text, answers and sets of `figures`. False where Ctrl-C came.
+// Runs the same and fills text, answers and sets of `figures`. False: interrupted.
 Result<bool> run_format(const ModelFlags& flags, const ReportWork& work,
                         const ReportReference& reference, FormatFigures& figures);
 

@@ -27,7 +27,6 @@ struct Mean {
   double value() const { return count > 0 ? sum / count : 0; }
 };
 
-// Points of one line, by their place on the x axis.
 using Line = std::map<int, double>;
 
 struct CurvePanel {
@@ -41,7 +40,7 @@ void add_place(CurvePanel& panel, int x) {
   if (at == panel.places.end() || *at != x) panel.places.insert(at, x);
 }
 
-// tok/s of each line, budget and batch, over the sets.
+// tok/s by name and (budget, batch), averaged over the sets.
 using Means = std::map<std::string, std::map<std::pair<int, int>, Mean>>;
 
 Means means_of(std::span<const SpeculationRow> rows) {
@@ -55,7 +54,7 @@ Means means_of(std::span<const SpeculationRow> rows) {
 
 CurvePanel against_drafts(const Means& means, int batch) {
   CurvePanel panel{batch == 1 ? "one sequence" : fmt::format("{} sequences", batch),
-                   "drafts of a step at most",
+                   "speculative tokens a step, at most",
                    {},
                    {}};
   for (const auto& [name, points] : means)
@@ -69,7 +68,7 @@ CurvePanel against_drafts(const Means& means, int batch) {
 }
 
 CurvePanel against_batch(const Means& means) {
-  CurvePanel panel{"at the best number of drafts", "sequences", {}, {}};
+  CurvePanel panel{"at the best number of speculative tokens", "sequences", {}, {}};
   for (const auto& [name, points] : means)
     for (const auto& [where, mean] : points) {
       add_place(panel, where.second);
@@ -79,7 +78,7 @@ CurvePanel against_batch(const Means& means) {
   return panel;
 }
 
-// 1, 2 or 5 times a power of ten, so that about four of them reach `most`.
+// 1, 2 or 5 times a power of ten, so that about four ticks reach `most`.
 double tick_of(double most) {
   const double rough = std::max(most, 1e-9) / 4;
   const double power = std::pow(10, std::floor(std::log10(rough)));

@@ -1,4 +1,4 @@
-// speculation_plot.h -- the rows of `braid bench --spec` as a picture.
+// speculation_plot.h -- draws the rows of `braid bench --spec`.
 #pragma once
 
 #include <span>
@@ -8,8 +8,7 @@
 
 namespace braid::cli {
 
-// An SVG with two panels, means over the sets of prompts: tok/s against the most drafts of a step, at the
-// smallest batch, and against the batch, each at its best number of drafts. Readable on light and dark pages.
+// Returns an SVG of tok/s, averaged over the sets: over drafts per step, and over the batch.
 std::string speculation_plot(const std::string& title, std::span<const SpeculationRow> rows);
 
 }  // namespace braid::cli

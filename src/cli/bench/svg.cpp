@@ -7,7 +7,6 @@ namespace braid::cli {
 
 namespace {
 
-// Colours that keep their contrast; pages that are dark get lighter ones.
 constexpr const char* kStyle = R"(<style>
   text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
   .title { font-size: 15px; font-weight: 600 } .soft { fill: #59636e } .grid { stroke: #d8dee4 }

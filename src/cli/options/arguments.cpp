@@ -98,7 +98,7 @@ constexpr Habit kHabits[] = {
     {"--ssl-key-file", Habit::renamed, "--tls-key", 1},
 };
 
-// Letters to insert, delete, replace or swap.
+// Edit distance with swaps of neighbors.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
   std::iota(last.begin(), last.end(), size_t{0});
@@ -159,7 +159,6 @@ class Reader {
     return command_.get_option_no_throw(name);
   }
 
-  // Values that follow.
   static int values_of(const CLI::Option& option) { return option.get_expected_max() > 0 ? 1 : 0; }
 
   Result<int> option(const std::string& name, const std::string& word, size_t equals,
@@ -180,7 +179,7 @@ class Reader {
     }
     for (const Habit& habit : kHabits)
       if (habit.name == name) return follow(habit, value, rest);
-    // -t4: a letter and its number.
+    // -t4: a short option with its number.
     if (!is_long && is_number(name.substr(2)) && find(name.substr(0, 2)) != nullptr) {
       out_.words.push_back(word);
       return 0;
@@ -190,7 +189,7 @@ class Reader {
                              near.empty() ? "" : fmt::format("; did you mean {}?", near), name_));
   }
 
-  // Among braid's own names and those of others that stand for them.
+  // Searches braid's names and those of other programs that braid renames.
   std::string nearest_option(const std::string& name) const {
     std::vector<std::string> all = names_;
     for (const Habit& habit : kHabits)
@@ -238,7 +237,7 @@ std::string_view nearest(std::string_view word, std::span<const std::string> nam
   std::string_view best;
   size_t least = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& name : names) {
-    // The beginning of a name is as good as one wrong letter.
+    // A prefix counts as one edit.
     const size_t edits = word.size() > 4 && name.starts_with(word) ? 1 : distance(word, name);
     if (edits < least) {
       least = edits;

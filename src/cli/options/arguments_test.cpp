@@ -53,7 +53,7 @@ TEST_F(ArgumentsTest, HabitsAreUnderstoodNotedOrRefusedInOneSentence) {
   EXPECT_NE(error({"inspect", "--temperature", "1"}).find("no option"), std::string::npos);
 }
 
-// A habit is not an option of run or serve, where it would never be followed, and what it stands for exists.
+// A habit must not be an option of run or serve, which would hide it. Its replacement must exist.
 TEST_F(ArgumentsTest, EveryHabitIsOne) {
   std::set<std::string> names;
   for (const ListedCommand& command : list_commands(*app_)) {
@@ -64,7 +64,6 @@ TEST_F(ArgumentsTest, EveryHabitIsOne) {
   std::set<std::string_view> seen;
   for (const Habit& habit : habits()) {
     EXPECT_TRUE(seen.insert(habit.name).second) << habit.name;
-    // -np is not one of every command.
     if (habit.name != "-np" && habit.name != "--parallel")
       EXPECT_FALSE(names.contains(std::string(habit.name))) << habit.name;
     if (habit.kind == Habit::renamed)

@@ -1,9 +1,5 @@
-// completion.cpp -- `braid completion bash|zsh|fish`: completes subcommands, options, their choices and file
-// names.
-//
-// Everything is read from the program's own command line at run time, so no option can be forgotten: what
-// takes a number completes to nothing, what takes one of a few words to these, every other value to file
-// names.
+// completion.cpp -- `braid completion bash|zsh|fish`: see completion.h.
+// A number completes to nothing, a choice to its words, any other value to file names.
 
 #include <fmt/format.h>
 
@@ -41,7 +37,7 @@ Described describe(const ListedOption& option) {
 
 struct Command {
   std::string name, help;
-  std::vector<Described> options;  // operands among them
+  std::vector<Described> options;  // operands included
 };
 
 std::vector<Command> commands_of(const CLI::App& app) {
@@ -64,8 +60,7 @@ std::vector<std::string> names_of(const std::vector<Command>& commands) {
   return out;
 }
 
-// Single quotes, as all three shells read them; a quote inside ends, escapes and begins again (fish:
-// backslash).
+// Single-quoted. A quote inside closes, escapes and reopens the quotes; fish escapes it.
 std::string quoted(const std::string& text, bool fish = false) {
   std::string out = "'";
   for (const char c : text) {
@@ -126,11 +121,11 @@ std::string bash_script(const std::vector<Command>& commands) {
     if (!files) out += "      compopt +o default 2>/dev/null\n";
     out += "      return ;;\n";
   }
-  // Nothing found and no word against it: bash completes file names.
+  // bash completes file names if nothing matches.
   return out + "  esac\n}\ncomplete -o default -F _braid braid\n";
 }
 
-// In the brackets of _arguments, brackets and colons have a meaning.
+// Brackets and colons have a meaning for _arguments.
 std::string zsh_help(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -172,7 +167,7 @@ std::string zsh_script(const std::vector<Command>& commands) {
         out += quoted("*" + zsh_value(option));
         continue;
       }
-      // All names of an option at once, and any number of times, as some may be repeated.
+      // Each name is an entry with *, since some options may repeat.
       for (size_t i = 0; i < option.names.size(); ++i) {
         if (i > 0) out += " ";
         out +=

@@ -1,4 +1,4 @@
-// completion.h -- the scripts that complete braid's command line in a shell.
+// completion.h -- shell scripts that complete subcommands, options, choices and file names.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ class App;
 
 namespace braid::cli {
 
-// `shell`: bash, zsh or fish. `app` with all its subcommands; nothing of it is run.
+// `shell`: bash, zsh or fish. `app` needs all its subcommands; none of them runs.
 std::string completion_script(const CLI::App& app, const std::string& shell);
 
 }  // namespace braid::cli

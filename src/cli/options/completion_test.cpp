@@ -1,5 +1,4 @@
-// Completion scripts: nothing of the command line is missing, and the shells that are here read them as
-// meant.
+// completion_test.cpp -- scripts list the whole command line, and installed shells accept them.
 #include "cli/options/completion.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +43,6 @@ class Completion : public ::testing::Test {
     return out;
   }
 
-  // What bash offers behind `words`; the last one is being typed.
   std::string offered(const std::string& words) {
     return output(
         "bash -c 'source " + written("bash") + "; COMP_WORDS=(" + words +
@@ -80,7 +78,7 @@ TEST_F(Completion, BashOffersWhatFits) {
   EXPECT_EQ(offered("braid serve --late-system a"), "attach\n");
   EXPECT_EQ(offered("braid completion z"), "zsh\n");
   EXPECT_EQ(offered("braid serve --port 8"), "\n");
-  EXPECT_EQ(offered("braid run --model x"), "\n");  // file names are bash's own
+  EXPECT_EQ(offered("braid run --model x"), "\n");  // bash adds file names itself
   const std::string options = offered("braid serve --tls");
   EXPECT_NE(options.find("--tls-cert"), options.npos);
   EXPECT_NE(options.find("--tls-key"), options.npos);

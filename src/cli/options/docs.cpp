@@ -1,4 +1,4 @@
-// docs.cpp -- see docs.h. `braid docs PAGE` prints the part of docs/reference/PAGE.md that is made so (make docs).
+// docs.cpp -- see docs.h. `braid docs PAGE` prints generated parts of docs/reference (make docs).
 #include "cli/options/docs.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,6 @@
 namespace braid::cli {
 namespace {
 
-// In a cell of a table.
 std::string cell(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -47,7 +46,6 @@ constexpr std::array kEndpoints = {server::Endpoint::chat, server::Endpoint::com
                                    server::Endpoint::responses, server::Endpoint::messages};
 constexpr const char* kEndpointNames[] = {"chat", "completions", "responses", "messages"};
 
-// Of one state: each field with the endpoints that it has this state for.
 std::string field_table(server::FieldState state) {
   struct Row {
     std::string name, reason;
@@ -148,7 +146,7 @@ std::string errors_reference() {
 
 void add_docs(CLI::App& app, int* exit_code) {
   auto* docs = app.add_subcommand("docs", "Pages that the program writes about itself");
-  docs->group("");  // for packages and for those who write documentation
+  docs->group("");  // hidden: for packages and documentation
   docs->require_subcommand(1);
   const auto add = [&](const char* name, const char* what, auto write) {
     docs->add_subcommand(name, what)->callback([write, exit_code] {

@@ -1,4 +1,4 @@
-// docs.h -- reference pages that the program writes about itself, in Markdown.
+// docs.h -- reference pages in Markdown that the program generates.
 #pragma once
 
 #include <string>

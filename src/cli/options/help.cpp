@@ -12,7 +12,7 @@ namespace braid::cli {
 namespace {
 
 constexpr size_t kColumns = 80;
-constexpr size_t kHelpColumn = 30;  // where descriptions begin
+constexpr size_t kHelpColumn = 30;  // of descriptions
 
 std::string signature(const ListedOption& option) {
   std::string out = fmt::format("{}", fmt::join(option.names, ", "));
@@ -54,7 +54,7 @@ std::string wrapped(std::string_view text, size_t width, size_t indent) {
       ++at;
       continue;
     }
-    if (column == 0 && text[at] == ' ') {  // a line that is set apart stays as it is
+    if (column == 0 && text[at] == ' ') {  // an indented line stays as it is
       const size_t line_end = std::min(text.find('\n', at), text.size());
       out += text.substr(at, line_end - at);
       at = line_end;

@@ -7,13 +7,11 @@
 
 namespace braid::cli {
 
-// Of one command: the common options, or all.
 std::string command_help(const CLI::App& command, bool all);
-// Of the program: what its commands do.
 std::string program_help(const CLI::App& app);
 
-// `text` in lines of at most `width` columns, each but the first after `indent` blanks. Line breaks of the text
-// stay, and a line that begins with a blank is not broken.
+// Breaks lines at `width` columns and indents all but the first. Line breaks of `text` stay; lines
+// that begin with a blank are not broken.
 std::string wrapped(std::string_view text, size_t width, size_t indent);
 
 }  // namespace braid::cli

@@ -10,7 +10,7 @@
 namespace braid::cli {
 namespace {
 
-// Options that most people need, of all commands together. What a command does not have does not matter.
+// Options that --help shows, of all commands together.
 const std::set<std::string_view> kCommon = {
     "--model",        "--prompt",       "--file",      "--system",   "--think",  "--predict",
     "--ctx-size",     "--device",       "--threads",   "--parallel", "--temp",   "--seed",
@@ -35,7 +35,7 @@ std::vector<std::string> choices_of(const std::string& type) {
   return out;
 }
 
-// "INT:INT in [0 - 65535]" -> 0 to 65535. Ranges with a bound that stands for "any" are not worth a word.
+// "INT:INT in [0 - 65535]" -> 0 to 65535
 std::string range_of(const std::string& type) {
   const size_t begin = type.find('['), middle = type.find(" - ", begin == type.npos ? 0 : begin),
                end = type.find(']', begin == type.npos ? 0 : begin);
@@ -86,12 +86,12 @@ ListedOption describe(const CLI::Option& option) {
 
 ListedCommand list_command(const CLI::App& command) {
   ListedCommand out{command.get_name(), command.get_description(), command.get_footer(), {}};
-  std::vector<std::string> groups;  // in the order in which their first options were registered
+  std::vector<std::string> groups;  // in order of registration
   std::vector<ListedOption> all;
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_group().empty()) continue;  // hidden
     all.push_back(describe(*option));
-    // The options for help are registered first and belong to the end.
+    // Help options are registered first but listed last.
     if (std::find(groups.begin(), groups.end(), all.back().group) == groups.end() &&
         all.back().group != "Options")
       groups.push_back(all.back().group);

@@ -1,4 +1,4 @@
-// listing.h -- the options of a command as people see them; help, manual pages, completion and docs are made of it.
+// listing.h -- a command's options for help, manual pages, completion and docs.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -28,7 +28,7 @@ struct ListedCommand {
   std::vector<ListedOption> options;  // in groups, operands first
 };
 
-// What llama.cpp users type for an option of braid: short names of more than one letter, which CLI11 does not know.
+// Short names of llama.cpp with several letters, which CLI11 cannot read.
 struct ShortName {
   std::string_view name, option;
 };
@@ -38,7 +38,7 @@ inline constexpr ShortName kShortNames[] = {
 };
 
 ListedCommand list_command(const CLI::App& command);
-// Of the whole program, in order of registration. Hidden commands are left out.
+// All commands in order of registration, without hidden ones.
 std::vector<ListedCommand> list_commands(const CLI::App& app);
 
 }  // namespace braid::cli

@@ -15,7 +15,7 @@
 namespace braid::cli {
 namespace {
 
-// Text as roff prints it unchanged. A dot or quote that begins a line would be a request.
+// Escapes `text` for roff, where a dot or quote at the start of a line is a request.
 std::string roff(const std::string& text) {
   std::string out;
   bool line_begins = true;
@@ -51,7 +51,6 @@ std::string roff(const std::string& text) {
 std::string bold(const std::string& text) { return "\\fB" + roff(text) + "\\fR"; }
 std::string italic(const std::string& text) { return "\\fI" + roff(text) + "\\fR"; }
 
-// Range, default and variable, after the description.
 std::string remarks_of(const ListedOption& option) {
   std::vector<std::string> remarks;
   if (!option.range.empty()) remarks.push_back("from " + roff(option.range));
@@ -73,7 +72,6 @@ std::string entry_of(const ListedOption& option) {
   return ".TP\n" + names + "\n" + roff(option.help) + remarks_of(option) + "\n";
 }
 
-// Sections of operands and of options, these in groups.
 std::string options_text(const ListedCommand& command) {
   std::string operands, out, group;
   for (const ListedOption& option : command.options) {
@@ -95,7 +93,7 @@ std::string man_header(const std::string& title, const std::string& what,
                        const std::string& version) {
   std::string upper = title;
   for (char& c : upper) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  // Pages of one version are the same bytes whenever they are made: no date.
+  // No date, so that pages of one version are identical.
   return fmt::format(".TH {} 1 \"\" \"braid {}\" \"User Commands\"\n.SH NAME\n{} \\- {}\n",
                      roff(upper), version, roff(title), roff(what));
 }

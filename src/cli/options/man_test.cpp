@@ -1,5 +1,4 @@
-// Manual pages: nothing of the command line is missing, nothing hidden shows, and groff reads them
-// without a warning.
+// man_test.cpp -- pages list all visible options, and groff reads them without warnings.
 #include "cli/options/man.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +19,7 @@ class Man : public ::testing::Test {
  protected:
   std::string page(const std::string& name) { return man_page(*app_, name, "1.2.3"); }
 
-  // The page as groff prints it, and what it complains of; empty without groff.
+  // The page as groff prints it, with groff's complaints; empty without groff.
   std::string printed(const std::string& name) {
     const auto path =
         std::filesystem::temp_directory_path() / ("braid-man-" + std::to_string(::getpid()));
@@ -32,7 +31,7 @@ class Man : public ::testing::Test {
     while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) out.append(buffer, n);
     ::pclose(pipe);
     std::filesystem::remove(path);
-    std::string plain;  // bold is a letter, a step back, and the letter again
+    std::string plain;  // bold is a letter, a backspace, and the letter again
     for (const char c : out) {
       if (c == '\b') {
         plain.pop_back();
@@ -110,7 +109,7 @@ TEST_F(Man, IsACommand) {
   testing::internal::CaptureStdout();
   app_->parse("docs man quantize");
   const std::string printed = testing::internal::GetCapturedStdout(), expected = page("quantize");
-  // The first line has the version.
+  // The first line has the version, which differs.
   EXPECT_EQ(printed.substr(printed.find('\n')), expected.substr(expected.find('\n')));
   EXPECT_EQ(code_, 0);
   testing::internal::CaptureStderr();

@@ -16,7 +16,7 @@ namespace braid::cli {
 
 namespace {
 
-constexpr int kMostDrafts = 64;  // of a step
+constexpr int kMostDrafts = 64;  // per step
 
 struct SpecTypeName {
   const char* name;
@@ -28,7 +28,6 @@ constexpr SpecTypeName kSpecTypes[] = {{"none", SpecType::none},
                                        {"dflash", SpecType::dflash},
                                        {"auto", SpecType::automatic}};
 
-// Empty: one of the names is none.
 std::optional<SpecTypes> spec_types(const std::string& text) {
   SpecTypes types = SpecType::none;
   std::istringstream names(text + ",");
@@ -195,7 +194,6 @@ void add_speculation_part(CLI::App& command, ModelFlags& flags) {
              "speculate even where it was measured to cost time");
 }
 
-// `*bytes` keeps its value if nothing was written.
 template <typename Bytes>
 Status read_size(const char* option, const std::string& text, Bytes* bytes) {
   if (text.empty()) return {};
@@ -231,7 +229,7 @@ void add_model_options(CLI::App& command, ModelFlags& flags, uint32_t parts) {
   if (parts & kSpeculationPart) add_speculation_part(command, flags);
 }
 
-// Rows stay as they are written if both sides can be written so; else full blocks are sealed.
+// K and V in plain row formats keep them. Otherwise rows are f16 and full blocks use the codecs.
 Status read_cache_types(const ModelFlags& flags, EngineOptions& options) {
   options.kv_tail = {flags.kv_tail, flags.kv_sink};
   const std::string k = CLI::detail::to_lower(flags.cache_k),

@@ -1,4 +1,4 @@
-// model_flags.h -- the options that commands with a model share.
+// model_flags.h -- options shared by commands that load a model.
 #pragma once
 
 #include <cstdint>
@@ -40,22 +40,21 @@ struct ModelFlags {
   double spec_draft_p_min = 0;
   int spec_draft_vocab = -1;
   bool spec_always = false;
-  // Sizes as written (sizes.h); empty: chosen.
+  // Sizes as given (sizes.h); empty: automatic.
   std::string kv_memory;
   std::string state_memory;
-  std::string cache_dir;  // empty: prefixes are not kept on disk
+  std::string cache_dir;  // empty: no prefix cache on disk
   std::string cache_dir_size = "8G";
 };
 
-// Which options a command has: those that change what it does.
 enum ModelParts : uint32_t {
   kModelPart = 1,         // -m, -c, -t, -b, -ub, --act, --device, --deterministic
   kCachePart = 2,         // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
   kMemoryPart = 4,        // --kv-memory, --state-memory, --checkpoint-interval
   kSchedulePart = 8,      // --max-batch-tokens, --gap-limit
   kDiskPart = 16,         // --cache-dir, --cache-dir-size
-  kDrafterPart = 32,      // --spec-type, -md and what drafters need memory for
-  kSpeculationPart = 64,  // when they are used: --spec-always, --spec-draft-p-min
+  kDrafterPart = 32,      // --spec-type, -md and other options that need memory
+  kSpeculationPart = 64,  // --spec-always, --spec-draft-p-min
   kTemplatePart = 128,    // --chat-template
   kParallelPart = 256,    // -np
 };

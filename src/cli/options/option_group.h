@@ -1,4 +1,4 @@
-// option_group.h -- registers options that stand under one heading of the help text.
+// option_group.h -- registers options under one heading of the help text.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,7 +8,7 @@
 
 namespace braid::cli {
 
-// Each option has an environment variable, which is made of its first long name: --ctx-size, BRAID_CTX_SIZE.
+// Each option gets an environment variable after its first long name: --ctx-size, BRAID_CTX_SIZE.
 class OptionGroup {
  public:
   OptionGroup(CLI::App& command, std::string name) : command_(command), name_(std::move(name)) {}

@@ -1,5 +1,4 @@
-// sizes.cpp -- see sizes.h. Digits are read by hand: the library's parsers accept signs, spaces, "nan" and
-// what the locale says.
+// sizes.cpp -- see sizes.h. Library parsers would accept signs, spaces, "nan" and locale formats.
 #include "cli/options/sizes.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// sizes.h -- amounts of memory as people write them: "8G", "512M", "1.5G", "65536".
+// sizes.h -- reads amounts of memory: "8G", "512M", "1.5G", "65536".
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,8 @@
 
 namespace braid::cli {
 
-// Bytes of a decimal number with an optional suffix K, M, G or T (powers of 1024; "KiB", "KB", "k" and the
-// like mean the same). Fractions are allowed before a suffix. Errors: invalid_argument, which quotes the
-// text.
+// Bytes of a decimal number with an optional suffix K, M, G or T: powers of 1024, also written
+// "KiB", "KB" or "k". Fractions need a suffix. Errors: invalid_argument, which quotes the text.
 Result<uint64_t> parse_size(const std::string& text);
 
 }  // namespace braid::cli

@@ -1,4 +1,4 @@
-// sizes_test.cpp -- what is a size and what is not.
+// sizes_test.cpp -- valid and invalid sizes.
 #include "cli/options/sizes.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// version.cpp -- see version.h. BRAID_VERSION, BRAID_COMMIT and BRAID_CUDA_FOR are from CMakeLists.txt.
+// version.cpp -- see version.h. CMakeLists.txt sets BRAID_VERSION, BRAID_COMMIT and BRAID_CUDA_FOR.
 #include "cli/options/version.h"
 
 #include <fmt/format.h>

@@ -69,7 +69,7 @@ Result<DiskDirectory> DiskDirectory::open(const std::string& path) {
   if (!std::filesystem::exists(wanted, error)) {
     if (wanted.has_parent_path()) std::filesystem::create_directories(wanted.parent_path(), error);
     if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
-      return system_error(path, "the cache directory cannot be made");
+      return system_error(path, "the cache directory cannot be created");
   }
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return system_error(path, "the cache directory cannot be opened");
@@ -126,15 +126,14 @@ Result<int> DiskDirectory::make_partial(std::string& name) const {
   for (int tries = 0; tries <= kMostTries; ++tries) {
     name = partial_name();
     const int fd = ::openat(fd_, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) return system_error(path_, "cannot make a file");
+    if (fd < 0) return system_error(path_, "cannot create a file");
     while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
     }
     struct stat info {};
     if (::fstat(fd, &info) != 0 || info.st_nlink > 0) return fd;
     ::close(fd);
   }
-  return Error{ErrorKind::not_found,
-               path_ + ": temporary files are removed as soon as they are made"};
+  return Error{ErrorKind::not_found, path_ + ": another process removes new temporary files"};
 }
 
 // A link appears whole or not at all and never replaces an existing file.
@@ -173,12 +172,11 @@ Result<PrefixSecret> DiskDirectory::secret() const {
   if (::fstat(file.fd(), &info) != 0) return system_error(path, "cannot be read");
   if (!is_ours(info.st_mode, info.st_uid))
     return Error{ErrorKind::io,
-                 path + ": it must be a file of yours; remove it, and what is cached is made anew"};
+                 path + ": it is not your file; remove it, and the cache is built again"};
   ::fchmod(file.fd(), 0600);  // ignored by file systems without modes
   if (info.st_size != ssize_t{sizeof out} ||
       ::read(file.fd(), out.data(), out.size()) != ssize_t{sizeof out})
-    return Error{ErrorKind::io,
-                 path + ": it is damaged; remove it, and what is cached is made anew"};
+    return Error{ErrorKind::io, path + ": it is damaged; remove it, and the cache is built again"};
   return out;
 }
 

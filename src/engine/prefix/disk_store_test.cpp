@@ -102,7 +102,7 @@ TEST_F(DiskSecret, WhatIsNoneIsOneSentence) {
   std::ofstream(secret_) << "short";
   fs::permissions(secret_, fs::perms(0600));
   EXPECT_EQ(refused(),
-            secret_.string() + ": it is damaged; remove it, and what is cached is made anew");
+            secret_.string() + ": it is damaged; remove it, and the cache is built again");
   std::ofstream(secret_) << std::string(33, 'x');
   EXPECT_NE(refused(), "");
   std::ofstream(secret_) << std::string(32, 'x');
@@ -113,8 +113,7 @@ TEST_F(DiskSecret, WhatIsNoneIsOneSentence) {
   fs::remove(secret_);
   ASSERT_EQ(::mkfifo(secret_.c_str(), 0600), 0);  // no writer: opening must not block
   EXPECT_EQ(refused(),
-            secret_.string() +
-                ": it must be a file of yours; remove it, and what is cached is made anew");
+            secret_.string() + ": it is not your file; remove it, and the cache is built again");
   fs::remove(secret_);
   fs::create_symlink("/etc/hostname", secret_);
   EXPECT_NE(refused(), "");

@@ -142,7 +142,7 @@ Status DiskTier::scan() {
   index_.add_all(files);
   index_is_old_ = index_is_old_ || unchanged < indexed.size();
   if (stats_.read_errors > 0)
-    spdlog::warn("prefix cache on disk: {} files cannot be read now; they are left alone",
+    spdlog::warn("prefix cache on disk: {} files cannot be read now; they are kept",
                  stats_.read_errors);
   evict_for(0, {});
   return {};

@@ -11,7 +11,7 @@ namespace {
 const char* const kNotNumbers =
     "the model's logits are not numbers: the weights are damaged or the computation overflowed";
 
-const char* const kNoMemory = "there was no memory left to draw the next token";
+const char* const kNoMemory = "there is no memory left to sample the next token";
 
 constexpr int kMostWorkers = 8;   // each has its own scratch memory
 constexpr int kOwnWorkers = 4;    // including the engine's thread

@@ -489,7 +489,7 @@ TEST(DiskEngine, ImpossibleDirectoriesAreRefusedBeforeLoading) {
     const auto engine = Engine::create(file, o);
     return engine.ok() ? "" : engine.error().message;
   };
-  EXPECT_NE(refusal().find("/proc/none: the cache directory cannot be made"), std::string::npos);
+  EXPECT_NE(refusal().find("/proc/none: the cache directory cannot be created"), std::string::npos);
   o.state_memory_bytes = 0;
   EXPECT_NE(refusal().find("--state-memory"), std::string::npos);
 }

@@ -52,7 +52,7 @@ Status fit(DflashConfig& config, const ModelConfig& target, uint64_t fc_columns,
     config.taps = even_taps(static_cast<int64_t>(fc_columns / width), layers);
   for (const int32_t tap : config.taps)
     if (tap < 0 || tap >= layers)
-      return other(fmt::format("it listens to layer {}, the model has {} layers", tap, layers));
+      return other(fmt::format("it reads layer {}, the model has {} layers", tap, layers));
   if (static_cast<uint64_t>(config.features()) != fc_columns)
     return other(fmt::format("its features have {} columns, {} layers of the model {}", fc_columns,
                              config.taps.size(), config.features()));

@@ -68,7 +68,7 @@ Status read_taps(const MetadataKeys& keys, DflashConfig& config) {
     return keys.corrupt(key, fmt::format("has {} entries", config.taps.size()));
   for (const int32_t tap : config.taps)
     if (tap < 0 || tap > static_cast<int32_t>(kMaxLayers))
-      return keys.corrupt(key, fmt::format("{} is no layer", tap));
+      return keys.corrupt(key, fmt::format("{} is not a layer", tap));
   // No drafter taps the embedding, the input of layer 0, so a list with 0 counts outputs.
   const bool from_zero = std::find(config.taps.begin(), config.taps.end(), 0) != config.taps.end();
   if (counts_inputs && !from_zero)
@@ -131,9 +131,10 @@ Result<DflashConfig> read_dflash_gguf(const GgufFile& file) {
   const bool is_new = architecture == kNewArchitecture;
   if (!is_new && std::find(std::begin(kOldArchitectures), std::end(kOldArchitectures),
                            architecture) == std::end(kOldArchitectures))
-    return Error{ErrorKind::unsupported,
-                 fmt::format("{}: architecture {} is no DFlash drafter of a model that braid runs",
-                             file.name(), quoted(architecture))};
+    return Error{
+        ErrorKind::unsupported,
+        fmt::format("{}: architecture {} is not a DFlash drafter of a model that braid runs",
+                    file.name(), quoted(architecture))};
   const MetadataKeys keys(file, std::string(architecture));
   for (const char* key : {"logit_scale", "embedding_scale"}) {
     BRAID_ASSIGN(const float factor, keys.f32_or(key, 1));

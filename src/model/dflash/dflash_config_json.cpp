@@ -34,7 +34,7 @@ class Object {
                           int64_t high) const {
     if (!value.is_number_integer() ||
         (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
-      return wrong(key, "is no whole number");
+      return wrong(key, "is not an integer");
     const auto number = value.get<int64_t>();
     if (number < low || number > high)
       return wrong(key, fmt::format("{} is not between {} and {}", number, low, high));
@@ -52,7 +52,7 @@ class Object {
     const Json* value = find(key);
     if (value == nullptr) return wrong(key, "is missing");
     if (!value->is_number() || !std::isfinite(value->get<double>()))
-      return wrong(key, "is no number");
+      return wrong(key, "is not a number");
     return value->get<double>();
   }
   Result<std::optional<bool>> truth(const char* key) const {
@@ -64,7 +64,7 @@ class Object {
   Result<Object> object(const char* key) const {
     static const Json kEmpty = Json::object();
     const Json* value = find(key);
-    if (value != nullptr && !value->is_object()) return wrong(key, "is no object");
+    if (value != nullptr && !value->is_object()) return wrong(key, "is not an object");
     return Object(value == nullptr ? kEmpty : *value, file_, prefix_ + key + ".");
   }
 
@@ -84,7 +84,7 @@ Status read_taps(const Object& place, DflashConfig& config) {
   if (list == nullptr) return {};
   if (!list->is_array() || list->empty() || list->size() > DflashConfig::kMaxTaps)
     return place.wrong("target_layer_ids",
-                       fmt::format("is no list of 1 to {}", DflashConfig::kMaxTaps));
+                       fmt::format("is not a list of 1 to {}", DflashConfig::kMaxTaps));
   for (const Json& id : *list) {
     BRAID_ASSIGN(const int64_t tap, place.integer("target_layer_ids", id, 0, kMaxLayers));
     config.taps.push_back(static_cast<int32_t>(tap));
@@ -144,7 +144,7 @@ Status read_kinds(const Object& top, const Object& dflash, DflashConfig& config)
   std::vector<bool> slides(config.layers.size(), false);
   if (const Json* types = top.find("layer_types"); types != nullptr) {
     if (!types->is_array() || types->size() != slides.size())
-      return top.wrong("layer_types", fmt::format("is no list of {}", slides.size()));
+      return top.wrong("layer_types", fmt::format("is not a list of {}", slides.size()));
     for (size_t i = 0; i < slides.size(); ++i) {
       const Json& type = (*types)[i];
       if (type != "sliding_attention" && type != "full_attention")
@@ -205,7 +205,7 @@ Result<DflashConfig> read_dflash_json(std::string_view text, const std::string& 
     return Error{ErrorKind::corrupt, fmt::format("{}: {}", name, parsed.error().message)};
   const Json& json = *parsed;
   if (!json.is_object())
-    return Error{ErrorKind::corrupt, fmt::format("{}: is no JSON object", name)};
+    return Error{ErrorKind::corrupt, fmt::format("{}: is not a JSON object", name)};
   const Object top(json, name, "");
   if (const Json* kinds = top.find("architectures"); kinds != nullptr && !is_known(*kinds))
     return top.wrong("architectures",

@@ -122,7 +122,7 @@ Status DflashWeights::describe_head(int64_t vocabulary) {
     if (!has_head) return wrong("lists the tokens of a head that the file does not have");
     known = static_cast<int64_t>(tokens->ne[0]);
     if (tokens->type != GgmlType::I64 || tokens->ne[1] * tokens->ne[2] != 1 || known > vocabulary)
-      return wrong(fmt::format("is no list of at most {} whole numbers", vocabulary));
+      return wrong(fmt::format("is not a list of at most {} integers", vocabulary));
     std::vector<int64_t> ids(static_cast<size_t>(known));
     std::memcpy(ids.data(), tokens->data.data(), ids.size() * sizeof(int64_t));
     const auto has_twins = [](std::vector<int64_t> list) {
@@ -132,9 +132,9 @@ Status DflashWeights::describe_head(int64_t vocabulary) {
     const bool are_distances = has_twins(ids);
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] < 0 || ids[i] >= vocabulary)
-        return wrong(fmt::format("holds {}, no token", ids[i]));
+        return wrong(fmt::format("holds {}, which is not a token", ids[i]));
       if (are_distances) ids[i] += static_cast<int64_t>(i);
-      if (ids[i] >= vocabulary) return wrong(fmt::format("holds {}, no token", ids[i]));
+      if (ids[i] >= vocabulary) return wrong(fmt::format("holds {}, which is not a token", ids[i]));
     }
     if (has_twins(ids)) return wrong("lists a token twice");
     token_of_.assign(ids.begin(), ids.end());
@@ -183,10 +183,9 @@ Status DflashWeights::describe_confidence(float successor_scale) {
   BRAID_ASSIGN(const auto tensor, file_->find(kConfidence));
   if (!tensor) {
     if (!config_->has_confidence.value_or(false)) return {};
-    return Error{
-        ErrorKind::corrupt,
-        fmt::format("{}: tensor {} is missing, of a confidence head that the file says it has",
-                    file_->name(), kConfidence[0])};
+    return Error{ErrorKind::corrupt,
+                 fmt::format("{}: tensor {} is missing; the metadata has a confidence head",
+                             file_->name(), kConfidence[0])};
   }
   const auto width = static_cast<uint64_t>(config_->width);
   const auto rank = static_cast<uint64_t>(config_->pair_rank);

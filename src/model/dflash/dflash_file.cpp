@@ -74,9 +74,8 @@ Result<std::optional<DflashTensor>> DflashFile::find(std::span<const std::string
           fmt::format("{}: tensor {} has the type {}; braid takes F32, F16 and BF16 of safetensors",
                       name_, name, safetensors_dtype_name(t->dtype))};
     if (t->shape.empty() || t->shape.size() > 3 || t->elems() == 0)
-      return Error{
-          ErrorKind::corrupt,
-          fmt::format("{}: tensor {} has none or more than three dimensions", name_, name)};
+      return Error{ErrorKind::corrupt,
+                   fmt::format("{}: tensor {} does not have 1 to 3 dimensions", name_, name)};
     DflashTensor tensor{name, *type, {1, 1, 1, 1}, t->data};
     for (size_t i = 0; i < t->shape.size(); ++i) tensor.ne[i] = t->shape[t->shape.size() - 1 - i];
     return std::optional(std::move(tensor));

@@ -84,7 +84,7 @@ TEST(DflashFile, AnotherModelsDrafterIsRefusedInOneSentence) {
   EXPECT_SAYS(error_with([](Json& j) {
                 j["dflash_config"]["target_layer_ids"] = {1, 4, 8};
               }),
-              "listens to layer 8, the model has 8");
+              "reads layer 8, the model has 8");
   EXPECT_SAYS(error_with([](Json& j) {
                 j["dflash_config"]["target_layer_ids"] = {1, 4};
               }),
@@ -109,15 +109,15 @@ TEST(DflashFile, KeysOfConfigJsonAreNamed) {
     EXPECT_SAYS(with(key, "many"), key);
     EXPECT_SAYS(with(key, -5), key);
   }
-  EXPECT_SAYS(with("hidden_size", uint64_t{1} << 63), "no whole number");
-  EXPECT_SAYS(with("hidden_size", 1e300), "no whole number");
+  EXPECT_SAYS(with("hidden_size", uint64_t{1} << 63), "is not an integer");
+  EXPECT_SAYS(with("hidden_size", 1e300), "is not an integer");
   EXPECT_SAYS(with("num_hidden_layers", 1000000), "is not between 1 and 1024");
   EXPECT_SAYS(with("num_key_value_heads", 3), "does not divide");
   EXPECT_SAYS(with("block_size", 65), "block_size");
   EXPECT_SAYS(with("rms_norm_eps", 2), "rms_norm_eps");
   EXPECT_SAYS(with("architectures", {"LlamaForCausalLM"}), "DFlashDraftModel");
   EXPECT_SAYS(with("rope_scaling", {{"rope_type", "yarn"}}), "rope_scaling.rope_type");
-  EXPECT_SAYS(with("layer_types", {"full_attention"}), "layer_types: is no list of 2");
+  EXPECT_SAYS(with("layer_types", {"full_attention"}), "layer_types: is not a list of 2");
   EXPECT_SAYS(with("layer_types", {"full_attention", "sliding_attention"}),
               "sliding_window: is missing");
   EXPECT_SAYS(with("is_causal", 1), "is_causal");
@@ -339,7 +339,7 @@ TEST(DflashFile, KeysOfGgufAreNamed) {
   EXPECT_SAYS(with([](GgufWriter& w) {
                 w.set_i32s("dflash.target_layers", std::array<int32_t, 3>{2, 5, 9});
               }),
-              "listens to layer 8");
+              "reads layer 8");
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("tokenizer.ggml.mask_token_id", 4000000000u); }),
               "mask_token_id");
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_f32("dflash.logit_scale", 0.5f); }), "logit_scale");
@@ -484,7 +484,7 @@ TEST(DflashKinds, WhatDoesNotFitIsNamed) {
       "is \"gated\"; braid computes vanilla Markov heads");
   EXPECT_SAYS(error_of_edited("dspark", {.tensor = "conf_proj.weight", .ne = {100, 1, 1, 1}}),
               "expected {288, 1}");
-  EXPECT_SAYS(error_of_edited("dspark", {.tensor = "conf_proj.weight"}), "the file says it has");
+  EXPECT_SAYS(error_of_edited("dspark", {.tensor = "conf_proj.weight"}), "has a confidence head");
   EXPECT_SAYS(
       error_of_edited("dspark",
                       {.keys = [](GgufWriter& w) { w.set_u32("dflash.sample_from_anchor", 1); }}),
@@ -512,9 +512,9 @@ TEST(DflashKinds, AHeadOfFewTokensListsThem) {
   };
   EXPECT_EQ(with({1, 5, 299, 7}).second, (std::vector<int32_t>{1, 5, 299, 7}));
   EXPECT_EQ(with({0, 0, 3, 290}).second, (std::vector<int32_t>{0, 1, 5, 293}));  // distances
-  EXPECT_SAYS(with({1, 5, 300}).first, "tensor d2t holds 300, no token");
-  EXPECT_SAYS(with({1, -1}).first, "holds -1, no token");
-  EXPECT_SAYS(with({0, 0, 299}).first, "holds 301, no token");
+  EXPECT_SAYS(with({1, 5, 300}).first, "tensor d2t holds 300, which is not a token");
+  EXPECT_SAYS(with({1, -1}).first, "holds -1, which is not a token");
+  EXPECT_SAYS(with({0, 0, 299}).first, "holds 301, which is not a token");
   EXPECT_SAYS(with({4, 3, 3}).first, "lists a token twice");
   EXPECT_SAYS(with({1, 2}, false).first, "a head that the file does not have");
 }

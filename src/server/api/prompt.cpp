@@ -129,9 +129,9 @@ ApiResult<std::vector<std::pair<int32_t, float>>> biases_of(const SamplingOverri
   std::vector<std::pair<int32_t, float>> out = overrides.logit_bias;
   for (const auto& [id, bias] : out) {
     if (id >= tokenizer.size()) {
-      return invalid_value("logit_bias",
-                           fmt::format("logit_bias: the vocabulary has {} tokens, there is no {}",
-                                       tokenizer.size(), id));
+      return invalid_value(
+          "logit_bias", fmt::format("logit_bias: {} is not one of the {} tokens of the vocabulary",
+                                    id, tokenizer.size()));
     }
   }
   for (const auto& [text, bias] : overrides.logit_bias_texts) {
@@ -202,9 +202,9 @@ ApiResult<std::vector<int32_t>> completion_tokens(const Generation& generation,
   if (const auto* given = std::get_if<std::vector<int32_t>>(&input)) {
     for (const int32_t id : *given) {
       if (id >= tokenizer.size()) {
-        return invalid_value("prompt",
-                             fmt::format("prompt: the vocabulary has {} tokens, there is no {}",
-                                         tokenizer.size(), id));
+        return invalid_value(
+            "prompt", fmt::format("prompt: {} is not one of the {} tokens of the vocabulary", id,
+                                  tokenizer.size()));
       }
     }
     return *given;

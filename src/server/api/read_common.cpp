@@ -69,9 +69,9 @@ void read_samplers(const Fields& fields, SamplingOverrides& out) {
   take({"dry", "top_n_sigma", "top-n-sigma", "typ_p", "typ-p", "typical_p", "typical-p", "typical",
         "xtc"});
   if (!named.empty()) {
-    fields.fail(unsupported(fields.path("samplers"), fields.path("samplers") +
-                                                         " names a sampler that is not here: " +
-                                                         named.begin()->substr(0, 64)));
+    fields.fail(unsupported(
+        fields.path("samplers"),
+        fields.path("samplers") + " names an unknown sampler: " + named.begin()->substr(0, 64)));
   }
 }
 
@@ -129,7 +129,7 @@ void read_bias(const Fields& fields, SamplingOverrides& out) {
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
       if (error != std::errc() || end != key.data() + key.size() || id < 0) {
         fields.fail(
-            invalid_value(path, path + " has a key that is no token id: " + key.substr(0, 64)));
+            invalid_value(path, path + " has a key that is not a token id: " + key.substr(0, 64)));
         return;
       }
       const auto amount = bias_of(fields, value);

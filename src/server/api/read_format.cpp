@@ -57,7 +57,7 @@ void read_schema_or_text(const Fields& fields, const char* name, const ApiLimits
   JsonBudget budget = request_budget();
   const auto parsed = parse_json(text, budget);
   if (!parsed.ok() || !parsed->is_object()) {
-    const std::string why = parsed.ok() ? "is no object" : parsed.error().message;
+    const std::string why = parsed.ok() ? "is not an object" : parsed.error().message;
     fields.fail(
         invalid_value(path, fmt::format("{} as a text must be a JSON schema, and {}", path, why)));
     return;

@@ -33,7 +33,7 @@ Result<int32_t> parse_count(std::string_view text) {
   const auto value = whole_number(text);
   if (!value || *value < 0 || *value > kMostCount)
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("\"{}\" is no number from 0 to {}", text, kMostCount)};
+                 fmt::format("\"{}\" is not a number from 0 to {}", text, kMostCount)};
   return *value;
 }
 
@@ -54,7 +54,7 @@ Status read_setting(std::string_view word, ApiKey& key) {
         });
     if (!fine)
       return Error{ErrorKind::invalid_argument,
-                   "a name is made of 1 to 64 letters, digits, '.', '_' and '-'"};
+                   "a name has 1 to 64 letters, digits, '.', '_' and '-'"};
     key.name = value;
     return {};
   } else if (name == "max-requests") {
@@ -70,9 +70,9 @@ Status read_setting(std::string_view word, ApiKey& key) {
     key.limits.models = parse_names(value);
     return {};
   }
-  return Error{
-      ErrorKind::invalid_argument,
-      "behind a key stand name=, max-requests=, max-queue=, priority=LOW..HIGH, models= or admin"};
+  return Error{ErrorKind::invalid_argument,
+               "a key can be followed by name=, max-requests=, max-queue=, priority=LOW..HIGH, "
+               "models= or admin"};
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ Result<std::vector<ApiKey>> parse_keys(std::string_view text, const std::string&
     keys.push_back(std::move(key));
   }
   // An empty file would silently disable authentication.
-  if (keys.empty()) return Error{ErrorKind::invalid_argument, path + ": holds no key"};
+  if (keys.empty()) return Error{ErrorKind::invalid_argument, path + ": contains no key"};
   return keys;
 }
 
@@ -111,8 +111,9 @@ Result<PriorityRange> parse_priority_range(std::string_view text) {
   const auto lowest = whole_number(text.substr(0, dots));
   const auto highest = whole_number(dots == std::string_view::npos ? "" : text.substr(dots + 2));
   if (!lowest || !highest || *lowest < -100 || *highest > 100 || *lowest > *highest)
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("\"{}\" is no range of priorities: LOW..HIGH within -100..100", text)};
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("\"{}\" is not a range of priorities: LOW..HIGH within -100..100", text)};
   return PriorityRange{*lowest, *highest};
 }
 

@@ -134,7 +134,7 @@ void Workers::work_on(const Item& item) noexcept {
   // If this also fails for lack of memory, the exchange ends by itself.
   guarded("an answer to that", [&] {
     if (how == Guarded::no_memory) error = out_of_memory();
-    if (how == Guarded::failed) error = internal_error("the request could not be worked on");
+    if (how == Guarded::failed) error = internal_error("the request could not be processed");
     if (error) refuse_(item.exchange, *error);
   });
 }

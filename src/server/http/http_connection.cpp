@@ -61,7 +61,7 @@ void Connection::failed(Guarded how) noexcept {
     if (how == Guarded::no_memory) {
       refuse(503, "busy", "the server has no memory left for this request; try again");
     } else {
-      refuse(500, "internal_error", "the request could not be worked on");
+      refuse(500, "internal_error", "the request could not be processed");
     }
   };
   const bool may_tell = !answered_ && (phase_ == Phase::busy || reader_.begun());

@@ -119,7 +119,7 @@ std::string framing_fault(const Headers& headers, unsigned version) {
     if (same_name(name, "Transfer-Encoding")) {
       ++codings;
       if (!same_name(value, "chunked")) return "Transfer-Encoding must be chunked";
-      if (version < 11) return "HTTP/1.0 knows no Transfer-Encoding";
+      if (version < 11) return "HTTP/1.0 has no Transfer-Encoding";
     }
   }
   if (version >= 11 && hosts != 1) return "one Host header is needed";

@@ -188,7 +188,7 @@ bool RequestReader::head_is_good() {
   } else if (count_fields(block) > static_cast<size_t>(options_.max_fields)) {
     refuse(431, "too_many_headers", "the request has too many header fields");
   } else if (has_folded_line(block)) {
-    refuse(400, "invalid_request", "a header field goes on in a second line");
+    refuse(400, "invalid_request", "a header field continues on a second line");
   } else {
     head_bytes_ = bytes;
     return true;

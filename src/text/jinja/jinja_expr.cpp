@@ -325,7 +325,7 @@ bool Interpreter::bind_parameters(const MacroDefinition& definition, const Argum
 Value Interpreter::call_loop(Loop& loop, const Arguments& args) {
   Recursion recursion(rt_);
   if (rt_.failed()) return {};
-  if (!loop.statement->recursive) return rt_.fail("'loop' can be called in a recursive for only");
+  if (!loop.statement->recursive) return rt_.fail("'loop' can only be called in a recursive for");
   if (args.positional.size() != 1 || !args.named.empty())
     return rt_.fail("loop() takes one argument");
   Scope* const outer_scope = scope_;

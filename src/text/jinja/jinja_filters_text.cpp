@@ -168,7 +168,7 @@ Value filter_round(Runtime& rt, const Value& input, const Arguments& args) {
     return Value::of((method == "ceil" ? std::ceil(number * scale) : std::floor(number * scale)) /
                      scale);
   }
-  if (method != "common") return rt.fail("round knows 'common', 'ceil' and 'floor'");
+  if (method != "common") return rt.fail("round takes 'common', 'ceil' or 'floor'");
   if (precision < 0) {
     const double scale = std::pow(10.0, static_cast<double>(-precision));
     return Value::of(std::nearbyint(number / scale) * scale);

@@ -101,7 +101,7 @@ void put_number(Sink& sink, const FormatSpec& spec, const Value& value, bool who
       digits.insert(0, static_cast<size_t>(fewest_digits) - digits.size(), '0');
   } else {
     if (spec.precision > kMaxPrecision) {
-      sink.runtime().fail_limit("format: more than 1000 digits behind the point");
+      sink.runtime().fail_limit("format: more than 1000 digits after the point");
       return;
     }
     negative = std::signbit(value.number()) && !std::isnan(value.number());

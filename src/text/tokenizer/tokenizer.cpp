@@ -81,7 +81,7 @@ Status check_sizes(const VocabularyData& data) {
   if (data.tokens.empty()) return Error{ErrorKind::corrupt, "the vocabulary has no tokens"};
   if (data.tokens.size() > kMaxTokens || data.merges.size() > kMaxTokens) {
     return Error{ErrorKind::corrupt,
-                 fmt::format("the vocabulary has {} tokens and {} merges, more than braid counts",
+                 fmt::format("the vocabulary has {} tokens and {} merges, more than braid supports",
                              data.tokens.size(), data.merges.size())};
   }
   if (!data.types.empty() && data.types.size() < data.tokens.size()) {

@@ -43,7 +43,7 @@ class Reader {
       options.push_back(out_.sequence(std::move(parts)));
     } while (take('|'));
     if (at_ != text_.size())
-      fail(text_[at_] == ')' ? "a bracket closes that none opened" : "^ or $ in its midst");
+      fail(text_[at_] == ')' ? "an unmatched closing bracket" : "^ or $ in the middle");
     if (!why_.empty()) return std::nullopt;
     return out_.choice(std::move(options));
   }
@@ -97,7 +97,7 @@ class Reader {
       case '{':
         return fail("a repetition of nothing");
       case '^':
-        return fail("^ or $ in its midst");
+        return fail("^ or $ in the middle");
       default:
         return out_.character(one_character());
     }
@@ -108,15 +108,15 @@ class Reader {
     if (take('?')) {
       if (take('<') && at_ < text_.size() && text_[at_] != '=' && text_[at_] != '!') {
         const size_t end = text_.find('>', at_);
-        if (end == std::string_view::npos) return fail("a group's name has no end");
+        if (end == std::string_view::npos) return fail("a group name without an end");
         at_ = end + 1;
       } else if (!take(':')) {
-        return fail("looking ahead or behind");
+        return fail("lookahead or lookbehind");
       }
     }
     const Node inner = choice(depth + 1);
     if (!why_.empty()) return inner;
-    if (at_ < text_.size() && text_[at_] == '$') return fail("^ or $ in its midst");
+    if (at_ < text_.size() && text_[at_] == '$') return fail("^ or $ in the middle");
     return take(')') || out_.budget().used_up() ? inner : fail("a bracket that is not closed");
   }
 
@@ -177,7 +177,7 @@ class Reader {
     if (code && *code <= 0x10FFFF) return *code;
     if (std::isalnum(static_cast<unsigned char>(c)) != 0)
       return fail(std::string("\\") + c +
-                  (c == 'x' || c == 'u' ? " without a character's number" : "")),
+                  (c == 'x' || c == 'u' ? " without a character number" : "")),
              U'\0';
     return static_cast<char32_t>(c);
   }
@@ -196,7 +196,7 @@ class Reader {
       if (at_ + 1 < text_.size() && text_[at_] == '-' && text_[at_ + 1] != ']') {
         ++at_;
         high = class_member(inner);
-        if (inner || high < low) return fail("a range in a class that is none");
+        if (inner || high < low) return fail("an invalid range in a class");
       }
       set.push_back({low, high});
     }

@@ -180,7 +180,7 @@ int32_t SchemaNodes::resolve(Literal literal) {
   if (literal % 2 == 0) return id;
   const int32_t negation = negation_of(id);
   if (negation != kUnknown) return negation;
-  unsupported("what a schema inside not, if or oneOf says");
+  unsupported("the content of a schema inside not, if or oneOf");
   return 0;
 }
 

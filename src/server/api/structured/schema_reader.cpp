@@ -103,14 +103,14 @@ std::optional<SchemaReader::Set> SchemaReader::choose(const Set& set, const Clos
 Shape SchemaReader::build(const Set& set, int depth) {
   const Closure closure = nodes_.close(set);
   if (stopped()) return 0;
-  if (closure.empty) return nothing("what is said of one value contradicts itself");
+  if (closure.empty) return nothing("the constraints of a value contradict each other");
   const bool listed =
       std::any_of(closure.literals.begin(), closure.literals.end(),
                   [&](Literal literal) { return !nodes_.node(literal).values.empty(); });
   if (listed) return enumeration(closure);
   std::vector<Set> ways;
   if (!choose(set, closure, ways)) return leaf(closure, depth);
-  if (ways.empty()) return nothing("no alternative of a value is left");
+  if (ways.empty()) return nothing("a value has no alternative left");
   std::vector<Shape> shapes;
   for (Set& way : ways) {
     shapes.push_back(shape_of(std::move(way), depth + 1));
@@ -241,7 +241,7 @@ Shape SchemaReader::number(const Closure& closure) {
     nodes_.fail(budget_.sentence("the range of a number"));
     return 0;
   }
-  if (automaton->empty()) return nothing("no number is in a range of it");
+  if (automaton->empty()) return nothing("no number is in one of its ranges");
   return regulars_[key] = shapes_.regular(std::move(*automaton));
 }
 
@@ -303,9 +303,10 @@ SchemaReader::Text SchemaReader::text(const Closure& closure, std::string& key, 
   if (made && (out.least > 0 || out.most >= 0))
     made = with_length(*made, character(), out.least, out.most, budget_);
   if (budget_.used_up())
-    nodes_.fail(budget_.sentence(patterns.empty() ? "a string"
-                                                  : "the pattern " + shown(*patterns.begin()) +
-                                                        " with what else is said of its string"));
+    nodes_.fail(budget_.sentence(patterns.empty()
+                                     ? "a string"
+                                     : "the pattern " + shown(*patterns.begin()) +
+                                           " with the other constraints of its string"));
   out.none = made && made->empty();
   out.content = std::move(made);
   return out;
@@ -316,7 +317,7 @@ Shape SchemaReader::string(const Closure& closure) {
   Text found = text(closure, key, true);
   if (stopped()) return 0;
   if (const auto known = regulars_.find(key); known != regulars_.end()) return known->second;
-  if (found.none) return nothing("no string is as long or of the form that it asks for");
+  if (found.none) return nothing("no string has the required length and form");
   if (found.content) return regulars_[key] = shapes_.regular(found.content->quoted());
   return found.least == 0 && found.most < 0 ? shapes_.any_string()
                                             : shapes_.bounded_string(found.least, found.most);
@@ -425,7 +426,7 @@ Shape SchemaReader::object(const Closure& closure, int depth) {
   if (stopped()) return 0;
   const auto possible = more.empty() ? static_cast<int64_t>(names.size()) : INT64_MAX;
   if (most >= 0 && least > most) return nothing("maxProperties is below minProperties");
-  if (least > possible) return nothing("minProperties is more than there can be members");
+  if (least > possible) return nothing("minProperties is above the number of possible members");
   if (least > static_cast<int64_t>(required.size()))
     nodes_.unsupported("the keyword minProperties");
   if (most >= 0 && most < possible) nodes_.unsupported("the keyword maxProperties");
