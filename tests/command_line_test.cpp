@@ -180,11 +180,8 @@ TEST_F(CommandLine, AChatEditsRemembersSavesAndLoads) {
     chat.type("/clear\n", "empty");
     chat.type("/load " + path("chat.json") + "\n", "3 messages");
     chat.type("/load " + path("none.json") + "\n", "No such file");
-    // A message of two lines, and one that was corrected before Enter.
-    chat.type(
-        "What is the special magic number for candle?\\\nThe special magic number for candle is "
-        "7312.\n",
-        "is 7312.");
+    // A message of two lines, and a command that was corrected before Enter.
+    chat.type("Who are you?\\\nTell me.\n", "braid-demo");
     chat.type(
         "/savx\x7f"
         "e " +
@@ -197,9 +194,7 @@ TEST_F(CommandLine, AChatEditsRemembersSavesAndLoads) {
   EXPECT_EQ(saved[0]["role"], "system");
   EXPECT_EQ(saved[1]["content"], "Who are you?");
   const auto second = nlohmann::json::parse(std::ifstream(path("second.json")));
-  EXPECT_EQ(
-      second[3]["content"],
-      "What is the special magic number for candle?\nThe special magic number for candle is 7312.");
+  EXPECT_EQ(second[3]["content"], "Who are you?\nTell me.");
 }
 
 TEST_F(CommandLine, AChatKeepsItsHistoryForItsOwnerAlone) {

@@ -113,9 +113,12 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   plan.max_sequences = options.max_sequences;
   if (plan.own_memory && options.prefix_cache && options.state_memory_bytes != 0)
     sizes.snapshot_bytes = checkpoint_bytes(config);
-  const size_t drafter_bytes = dflash != nullptr ? dflash->weights().planned_bytes(device) : 0;
+  const auto bytes_of = [&](const Weight& weight) {
+    return options.plan_own_memory ? gpu_weight_bytes(weight) : device.weight_bytes(weight);
+  };
+  const size_t drafter_bytes = dflash != nullptr ? dflash->weights().planned_bytes(bytes_of) : 0;
   plan.rows = {
-      {MemoryUse::weights, model.weights().planned_bytes(device) + drafter_bytes},
+      {MemoryUse::weights, model.weights().planned_bytes(bytes_of) + drafter_bytes},
       {MemoryUse::kv_blocks},
       {MemoryUse::state_slots, sizes.slot_bytes(config) + sizes.snapshot_bytes},
       {MemoryUse::activations, activation_bytes(options, model, device)},

@@ -67,7 +67,7 @@ const char* memory_use_name(MemoryUse use) {
     case MemoryUse::drafts:
       return "drafts";
     case MemoryUse::block_books:
-      return "block books";
+      return "block index";
     case MemoryUse::ngram_tables:
       return "n-gram tables";
     case MemoryUse::fetched_logits:
@@ -129,14 +129,17 @@ uint64_t MemoryPlan::predicted_bytes() const {
   return sum;
 }
 
-uint64_t MemoryPlan::spare_bytes() const {
+uint64_t MemoryPlan::without_reserve(uint64_t left) {
   // 300 to 330 MiB on an H200, plus CUDA graphs (1.5 MiB each for a 27B). Without memory for its
   // graph a step is queued each time, which is slower.
   constexpr uint64_t kDriverBytes = uint64_t{512} << 20;
+  return left - std::min(left / 4, std::max(left / 20, kDriverBytes));
+}
+
+uint64_t MemoryPlan::spare_bytes() const {
   const uint64_t taken = predicted_bytes();
   const uint64_t left = available_bytes > taken ? available_bytes - taken : 0;
-  if (!own_memory) return left / 2;
-  return left - std::min(left / 4, std::max(left / 20, kDriverBytes));
+  return own_memory ? without_reserve(left) : left / 2;
 }
 
 uint64_t MemoryPlan::actual_bytes() const {
@@ -211,7 +214,8 @@ Status MemoryPlan::check_fits() const {
   const uint64_t rest = predicted_bytes() - kv;
   std::string help = "a smaller model is needed";
   if (rest < available_bytes && kv > 0 && max_sequences > 0) {
-    const auto left = static_cast<double>(available_bytes - rest);
+    const uint64_t free_bytes = available_bytes - rest;
+    const auto left = static_cast<double>(own_memory ? without_reserve(free_bytes) : free_bytes);
     // A shorter context keeps the windows, or lets all layers keep the whole context.
     const double long_context = (left - static_cast<double>(kv_window_bytes)) /
                                 std::max(1.0, static_cast<double>(kv - kv_window_bytes)) *

@@ -57,6 +57,8 @@ struct MemoryPlan {
   // Half of host memory stays free for other uses; of a device's own memory a twentieth or the
   // driver's need, at most a quarter.
   uint64_t spare_bytes() const;
+  // What remains of a device's memory for KV blocks when `left` bytes are free.
+  static uint64_t without_reserve(uint64_t left);
   uint64_t actual_bytes() const;
   void set_predicted(MemoryUse use, uint64_t bytes);
   void set_actual(MemoryUse use, uint64_t bytes);

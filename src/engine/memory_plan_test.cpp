@@ -99,11 +99,11 @@ TEST(MemoryPlan, BooksCountWhereTheyLie) {
                {MemoryUse::ngram_tables, 30, 0, true},
                {MemoryUse::fetched_logits, 4, 0, true}};
   EXPECT_EQ(plan.predicted_bytes(), 1234u);
-  EXPECT_NE(plan.table().find("block books "), std::string::npos) << plan.table();
+  EXPECT_NE(plan.table().find("block index "), std::string::npos) << plan.table();
   plan.own_memory = true;
   EXPECT_EQ(plan.predicted_bytes(), 1000u);
   for (const char* label :
-       {"block books (host) ", "n-gram tables (host) ", "fetched logits (host) "})
+       {"block index (host) ", "n-gram tables (host) ", "fetched logits (host) "})
     EXPECT_NE(plan.table().find(label), std::string::npos) << plan.table();
 }
 

@@ -54,9 +54,9 @@ std::vector<Weight*> ModelWeights::all() {
   return list;
 }
 
-size_t ModelWeights::planned_bytes(const Device& device) {
+size_t ModelWeights::planned_bytes(const WeightBytes& bytes_of) {
   size_t bytes = vectors_.size() * sizeof(float);
-  for (const Weight* w : all()) bytes += device.weight_bytes(*w);
+  for (const Weight* w : all()) bytes += bytes_of(*w);
   return bytes;
 }
 

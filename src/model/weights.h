@@ -95,8 +95,9 @@ class ModelWeights {
     mtp_parameters_ = mtp_heads;
   }
 
-  // Bytes on `device`, before and after loading.
-  size_t planned_bytes(const Device& device);
+  // Bytes before and after loading; `bytes_of` is the device's size of one weight.
+  using WeightBytes = std::function<size_t(const Weight&)>;
+  size_t planned_bytes(const WeightBytes& bytes_of);
   size_t loaded_bytes();
   Status load(Device& device, const Progress& progress);
 

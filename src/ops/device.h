@@ -224,6 +224,8 @@ class Device {
 std::unique_ptr<Device> make_ref_device(const DeviceOptions& options);
 // Errors: unsupported (BRAID_CPU names a path that this processor or build lacks).
 Result<std::unique_ptr<Device>> make_cpu_device(const DeviceOptions& options);
+// Bytes of a weight on a GPU, whether or not there is one here.
+size_t gpu_weight_bytes(const Weight& weight);
 // Errors: unsupported (no CUDA in the build, no GPU, driver or GPU too old), exhausted.
 Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions& options);
 

@@ -309,15 +309,14 @@ void add_run_options(CLI::App& command, KvReportFlags& flags) {
       ->check(CLI::Range(0, 1024));
   command
       .add_option("--device", flags.device,
-                  "device of the runs, as for `braid run`; attention is measured on the CPU")
+                  "device of the runs; attention is always measured on the CPU")
       ->group("Model")
-      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))
       ->capture_default_str();
   command
-      .add_option("--act", flags.activations,
-                  "on a CPU, the precision of activations of the runs: f32, i16 or i8")
+      .add_option("--act", flags.activations, "on a CPU, the precision of activations of the runs")
       ->group("Model")
-      ->type_name("TYPE")
+      ->check(CLI::IsMember({"i8", "i16", "f32"}))
       ->capture_default_str();
   command
       .add_option("--kv-tail", flags.tail.tail_blocks,

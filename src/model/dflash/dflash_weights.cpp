@@ -190,9 +190,9 @@ std::vector<Weight*> DflashWeights::matrices() {
   return list;
 }
 
-size_t DflashWeights::planned_bytes(const Device& device) {
+size_t DflashWeights::planned_bytes(const ModelWeights::WeightBytes& bytes_of) {
   size_t bytes = vectors_.size() * sizeof(float) + token_of_.size() * sizeof(int32_t);
-  for (const Weight* w : matrices()) bytes += device.weight_bytes(*w);
+  for (const Weight* w : matrices()) bytes += bytes_of(*w);
   return bytes;
 }
 

@@ -26,7 +26,7 @@ class DflashWeights {
   // Columns of fc, needed before fit(). Errors: corrupt.
   static Result<uint64_t> fc_columns(DflashFile& file);
 
-  size_t planned_bytes(const Device& device);
+  size_t planned_bytes(const ModelWeights::WeightBytes& bytes_of);
   size_t loaded_bytes();
   // Once. Errors: exhausted, unsupported.
   Status load(Device& device);

@@ -5,31 +5,9 @@
 
 #include "gguf/types.h"
 #include "ops/cuda/device_math.h"
+#include "ops/cuda/gemm/pack_plan.h"
 
 namespace braid::cuda {
-
-__host__ __device__ constexpr bool has_raw_rows(GgmlType type) {
-  switch (type) {
-    case GgmlType::F32:
-    case GgmlType::F16:
-    case GgmlType::BF16:
-    case GgmlType::Q8_0:
-    case GgmlType::Q4_0:
-    case GgmlType::Q4_1:
-    case GgmlType::Q5_0:
-    case GgmlType::Q5_1:
-    case GgmlType::Q4_K:
-    case GgmlType::Q5_K:
-    case GgmlType::Q6_K:
-    case GgmlType::IQ4_NL:
-    case GgmlType::IQ4_XS:
-    case GgmlType::MXFP4:
-    case GgmlType::NVFP4:
-      return true;
-    default:
-      return false;
-  }
-}
 
 __device__ inline int iq4_level(int code) {
   constexpr uint64_t low = 0xf6eaddcfbfad9881ull;   // -127 -104 -83 -65 -49 -35 -22 -10

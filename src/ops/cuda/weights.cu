@@ -20,57 +20,24 @@ namespace {
 constexpr size_t kMostChunkBytes = size_t{32} << 20;
 constexpr int kChunks = 3;
 
-Pack pack_of(GgmlType type) {
-  switch (type) {
-    case GgmlType::Q4_K:
-      return Pack::q4k;
-    case GgmlType::Q6_K:
-      return Pack::q6k;
-    case GgmlType::Q5_K:
-    case GgmlType::Q5_1:
-    case GgmlType::Q5_0:
-    case GgmlType::Q4_1:
-      return Pack::q5;
-    case GgmlType::IQ4_NL:
-    case GgmlType::IQ4_XS:
-    case GgmlType::Q4_0:
-      return Pack::t4;
-    case GgmlType::MXFP4:
-    case GgmlType::NVFP4:
-      return Pack::fp4;
-    case GgmlType::Q8_0:
-      return Pack::q8;
-    default:
-      return Pack::f16;
-  }
-}
-
 GgmlType carried_type(GgmlType type) { return has_raw_rows(type) ? type : GgmlType::F32; }
-size_t carried_row_bytes(const Weight& w) {
-  return has_raw_rows(w.type) ? w.file_row_bytes() : static_cast<size_t>(w.k) * sizeof(float);
-}
 
 }  // namespace
 
 PackedWeight shape_of(const Weight& w) {
+  const PackShape shape = pack_shape(w);
   PackedWeight p;
-  p.pack = pack_of(w.type);
-  p.blocks = div_up<int64_t>(w.n, kUnitRows);
-  p.x_units = static_cast<int>(div_up<int64_t>(w.k, kUnitWidth));
-  p.units = w.type == GgmlType::F32 ? 2 * p.x_units : p.x_units;
+  p.pack = shape.pack;
+  p.blocks = shape.blocks;
+  p.x_units = shape.x_units;
+  p.units = shape.units;
   return p;
 }
 
 namespace {
 
-size_t product_bytes(const Weight& w) {
-  const PackedWeight p = shape_of(w);
-  const int64_t bytes =
-      w.experts * (p.expert_bytes() + p.blocks * static_cast<int64_t>(sizeof(float)));
-  return static_cast<size_t>(bytes);
-}
 size_t table_bytes(const Weight& w) {
-  return static_cast<size_t>(w.n * w.experts) * carried_row_bytes(w);
+  return static_cast<size_t>(w.n * w.experts) * table_row_bytes(w);
 }
 
 struct PackJob {
@@ -471,7 +438,7 @@ class Loader {
   }
 
   Status load(const Weight& w, PackedWeight& p) {
-    const size_t row_bytes = carried_row_bytes(w);
+    const size_t row_bytes = table_row_bytes(w);
     if (row_bytes * kUnitRows > chunk_bytes_)
       return Error{ErrorKind::unsupported,
                    "tensor " + w.name + " has rows too long for the GPU loader"};
@@ -503,7 +470,7 @@ class Loader {
     size_t most = size_t{64} << 10;
     for (const Weight* w : weights) {
       const auto rows = static_cast<size_t>(div_up<int64_t>(w->n, kUnitRows) * kUnitRows);
-      most = std::max(most, std::min(rows * carried_row_bytes(*w), kMostChunkBytes));
+      most = std::max(most, std::min(rows * table_row_bytes(*w), kMostChunkBytes));
     }
     return most;
   }
@@ -513,7 +480,7 @@ class Loader {
 
   void load_rows(const Weight& w, const PackedWeight& p, int64_t expert, int64_t row,
                  int64_t rows) {
-    const size_t row_bytes = carried_row_bytes(w);
+    const size_t row_bytes = table_row_bytes(w);
     const int slot = next_++ % kChunks;
     auto* host = static_cast<std::byte*>(pinned_.data()) + slot * chunk_bytes_;
     auto* raw = static_cast<uint8_t*>(raw_.data()) + slot * chunk_bytes_;
@@ -764,11 +731,6 @@ void copy_rows(Context& context, const Weight& to, const Weight& from,
     return;
   }
   copy(rows.size(), [&](size_t i) { return rows[i]; });
-}
-
-size_t planned_bytes(const Weight& weight) {
-  return (weight.is_product ? product_bytes(weight) : 0) +
-         (weight.is_table ? table_bytes(weight) : 0);
 }
 
 Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,

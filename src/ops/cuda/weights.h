@@ -11,8 +11,6 @@ namespace braid::cuda {
 
 // The packed form of `weight`; `data` is null.
 PackedWeight shape_of(const Weight& weight);
-// Bytes that load_weights allocates for `weight`.
-size_t planned_bytes(const Weight& weight);
 
 Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
                     const Device::WeightDone& done,

@@ -47,33 +47,10 @@
 
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_math.h"
+#include "ops/cuda/gemm/pack_plan.h"
 #include "ops/device.h"
 
 namespace braid::cuda {
-
-enum class Pack : uint8_t { f16, q8, q4k, q6k, q5, t4, fp4 };
-
-inline constexpr int kUnitRows = 32;
-inline constexpr int kUnitWidth = 256;
-__host__ __device__ constexpr int unit_bytes(Pack pack) {
-  switch (pack) {
-    case Pack::f16:
-      return 16384;
-    case Pack::q8:
-      return 8192 + 512;
-    case Pack::q4k:
-      return 4096 + 384 + 128;
-    case Pack::q6k:
-      return 4096 + 2048 + 512 + 64;
-    case Pack::q5:
-      return 4096 + 1024 + 1024;
-    case Pack::t4:
-      return 4096 + 1024 + 32;
-    case Pack::fp4:
-      return 4096 + 1024;
-  }
-  return 0;
-}
 
 struct PackedWeight {
   Pack pack = Pack::f16;
