@@ -23,7 +23,7 @@ help:
 	@echo "make coverage      what the unit tests reach, for each folder of src/"
 	@echo "make lint          clang-tidy over what differs from main, or FILES=\"a.cpp b.cpp\""
 	@echo "make format        clang-format all sources         make format-check   only look"
-	@echo "make docs          tables and plots of docs/ anew   make docs-check     only look; links and paths, too"
+	@echo "make docs          tables, plots and reference pages of docs/   make docs-check     only look; also the English"
 
 setup:
 	@tools/setup.sh
@@ -86,12 +86,15 @@ format: setup-dev
 format-check: setup-dev
 	@git ls-files -co --exclude-standard $(SOURCES) | xargs clang-format-14 --dry-run --Werror
 
-docs:
+# The reference pages are written by the program.
+docs: build
 	@tools/plot_benchmarks.py
+	@tools/reference.py build/braid
 
 docs-check:
 	@tools/plot_benchmarks.py --check
 	@tools/check_docs.py
+	@tools/check_comments.py
 
 clean:
 	rm -rf build build-debug build-tsan build-coverage build-lint

@@ -1,5 +1,5 @@
-// deploy_files_test.cpp -- what deploy/ has for proxies, Kubernetes and systemd is what these programs
-// take, as far as they are installed, and its times fit together.
+// deploy_files_test.cpp -- proxies, Kubernetes and systemd accept the files of deploy/, as far as they
+// are installed, and the times in these files fit together.
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -105,7 +105,7 @@ TEST_F(DeployFiles, OptionsOfKubernetesExist) {
   EXPECT_GT(count, 5);
 }
 
-// Whoever ends the program waits until its own two delays are over.
+// A supervisor waits longer than the two delays of the program together.
 TEST_F(DeployFiles, TimesFitTogether) {
   const std::string deployment = text_of(kDeploy / "kubernetes/base/deployment.yaml");
   EXPECT_GE(number(deployment, "terminationGracePeriodSeconds"),

@@ -1,5 +1,5 @@
-// docs_test.cpp -- the pages say what the program does: reference pages are what it prints about itself, and commands
-// in fenced blocks marked `sh run` work as they stand.
+// docs_test.cpp -- pages say what the program does: reference pages are its own output, and commands
+// in fenced blocks marked `sh run` work.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ std::vector<fs::path> pages() {
   return out;
 }
 
-// Between "<!-- begin: braid docs NAME -->" and "<!-- end: braid docs NAME -->", which stand on lines of their own.
+// The part between two lines with the marks "begin: braid docs NAME" and "end: braid docs NAME".
 TEST(Docs, ReferencePagesAreWhatTheProgramPrints) {
   for (const std::string name : {"cli", "api", "metrics", "errors"}) {
     const std::string page = read(fs::path(BRAID_SOURCE_DIR) / "docs/reference" / (name + ".md"));

@@ -118,8 +118,8 @@ TEST(Includes, FoldersFormNoCircle) {
   }
 }
 
-// HTTP knows no API and no model. The engine knows token ids only, never text. A model knows Ops, never a device's
-// kernels, and neither does anybody above it but where instruction sets are chosen.
+// HTTP knows no API and no model. The engine knows token ids only, never text. A model knows Ops,
+// never the kernels of a device.
 TEST(Includes, CrossNoBorder) {
   const auto below = [](const Folder& folder, const char* parent) {
     return folder == parent || is_inside(folder, parent);

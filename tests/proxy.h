@@ -21,8 +21,8 @@
 
 namespace braid::test {
 
-// A port of 127.0.0.1 that is free now, and that the system gives to no connection by itself: whoever ends
-// can begin on it again.
+// A free port of 127.0.0.1 outside the range that the system gives to connections, so a program can
+// take it again after a restart.
 inline uint16_t free_port() {
   static int next = 0;
   for (int tries = 0; tries < 8000; ++tries) {
@@ -51,8 +51,8 @@ inline std::string text_of(const std::filesystem::path& path) {
   return out.str();
 }
 
-// `config` with each line that begins like `begin` (behind blanks) as `line`, which is one line or several
-// or none; `count` says how many there were.
+// `config` with `line`, which may be several lines or none, in place of each line that begins with
+// `begin` after blanks. `count` gets the number of replaced lines.
 inline std::string with_lines(const std::string& config, const std::string& begin,
                               const std::string& line, int* count) {
   std::istringstream in(config);
@@ -71,7 +71,7 @@ inline std::string with_lines(const std::string& config, const std::string& begi
 
 class HaProxy {
  public:
-  // `folder` holds its files. port is 0 if the configuration is not what is expected or HAProxy ended.
+  // `folder` holds its files. port is 0 if the configuration is not as expected or HAProxy ended.
   HaProxy(const std::string& config, const std::filesystem::path& folder,
           const std::vector<uint16_t>& replicas)
       : socket_(folder / "haproxy.sock") {

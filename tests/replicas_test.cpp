@@ -1,7 +1,7 @@
-// replicas_test.cpp -- three replicas of `braid serve` behind HAProxy, as deploy/proxy/haproxy.cfg has it.
+// replicas_test.cpp -- three replicas of `braid serve` behind HAProxy with deploy/proxy/haproxy.cfg.
 //
-// What operators are promised (docs/replicas.md): conversations find their caches, events pass as they are
-// made, refusals pass unchanged, and a rolling restart fails no request.
+// Promises of docs/replicas.md: conversations find their caches, events pass without delay, refusals
+// pass unchanged, and a rolling restart fails no request.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -273,7 +273,7 @@ std::vector<std::string> keep_asking(uint16_t port, int user, const std::string&
   return failed;
 }
 
-// As systemd or Kubernetes do it: SIGTERM, wait for the end, start again at the same place, wait until the
+// As systemd or Kubernetes: SIGTERM, wait for the end, start again on the same port, wait until the
 // proxy uses it.
 TEST_F(Replicas, ARollingRestartFailsNoRequest) {
   ASSERT_NO_FATAL_FAILURE(start({"--drain-delay", "5", "--late-head", "5"}));

@@ -1,7 +1,7 @@
 // log.h -- messages for the person who runs braid; stdout belongs to the program's results.
 //
-// Levels: trace, debug, info, warn, error, critical, off. The environment's BRAID_LOG chooses one of them. Without it: warn, of
-// servers info.
+// Levels: trace, debug, info, warn, error, critical, off. BRAID_LOG in the environment chooses one.
+// The default is warn, of servers info.
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -12,7 +12,7 @@
 
 namespace braid {
 
-// Sets up the logger on stderr. Call once, from main. An unknown level is a warning, and the default holds.
+// Sets up the logger on stderr. Call once, from main. An unknown level causes a warning.
 void init_log();
 
 struct LogOptions {
@@ -24,7 +24,8 @@ struct LogOptions {
 // For a program that runs on its own: lines begin with the time. Errors: io, an unknown level.
 Status log_as_server(const LogOptions& options = {});
 
-// Opens the file again, after a rotation has moved it. Without a file: nothing. Error: io; the old file stays.
+// Opens the file again after a rotation has moved it. Without a file it does nothing. Errors: io;
+// then the old file stays open.
 Status reopen_log();
 
 }  // namespace braid

@@ -92,7 +92,7 @@ class Engine {
 
   const ModelConfig& config() const { return model_->config(); }
   const MemoryPlan& memory() const { return memory_.plan; }
-  // Names of the cache's formats for which the device has no kernels ("q5_0 and tq3_0"); empty: none.
+  // Formats of the cache without kernels on this device, "q5_0 and tq3_0"; empty: there are none.
   std::string slow_kv_formats() const;
   const EngineStats& stats() const { return stats_; }
   const Scheduler& scheduler() const { return *scheduler_; }

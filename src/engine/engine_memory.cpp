@@ -59,7 +59,8 @@ ModelConfig trunk_of(ModelConfig config) {
 
 }  // namespace
 
-// Automatic choices, the widest first. Narrower formats must be requested (docs/design/kv-cache.md).
+// Automatic choices, the widest first. Narrower formats are chosen by the user
+// (docs/design/kv-cache.md).
 constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
 
 Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& device) {

@@ -69,7 +69,7 @@ class Catalog {
   const std::vector<ModelFile>& files() const { return files_; }
   std::optional<size_t> find(std::string_view name) const;
   std::string nearest(std::string_view name) const;
-  // What a client is told that asks for it.
+  // The message for a client that asks for an unknown model.
   std::string unknown_model(std::string_view name) const;
 
  private:

@@ -5,8 +5,8 @@
 
 #include "base/log.h"
 #include "engine/engine.h"
-#include "server/engine_backend.h"
 #include "server/api/structured/grammar_cache.h"
+#include "server/engine_backend.h"
 #include "text/tokenizer/vocabulary.h"
 
 namespace braid::server {

@@ -63,10 +63,11 @@ class ChatTemplate {
   std::shared_ptr<const ChatTemplate> with_tools_;
 };
 
-// The template of a model file: tokenizer.chat_template, and tokenizer.chat_template.tool_use for conversations
-// with tools; without them the built-in one, if the vocabulary has its marks.
-// `choice` takes its place: the name of another template in the file ("rag" for tokenizer.chat_template.rag),
-// else a file with a Jinja template. Errors: what does not parse, is not there, or cannot be read.
+// The template of a model file: tokenizer.chat_template, and for conversations with tools
+// tokenizer.chat_template.tool_use. Without them the built-in one, if the vocabulary has its marks.
+// `choice` replaces it: the name of another template in the file ("rag" for
+// tokenizer.chat_template.rag), else a Jinja file. Errors: a template that does not parse, a file
+// that does not exist or cannot be read.
 Result<ChatTemplate> read_chat_template(const GgufFile& file, const Tokenizer& tokenizer,
                                         const std::string& choice = {});
 

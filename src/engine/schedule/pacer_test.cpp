@@ -8,7 +8,7 @@
 namespace braid {
 namespace {
 
-// A step takes 4 ms undisturbed, else 10 % more; a row of a layer 0.02 ms.
+// A step takes 4 ms alone, else 10 % more; a row of a layer 0.02 ms.
 double part_ms(StepPart part, int32_t rows, int32_t position) {
   double ms = 0;
   for (int32_t r = 0; r < rows; ++r)

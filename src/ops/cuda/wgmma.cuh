@@ -58,18 +58,18 @@ __device__ inline uint64_t wgmma_operand_at(uint64_t operand, uint32_t offset) {
 #define BRAID_SUMS_16(n) BRAID_SUMS_8(n), BRAID_SUMS_8(n + 8)
 #define BRAID_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define BRAID_NAMES_16 BRAID_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define BRAID_NAMES_32                                                                \
-  BRAID_NAMES_16                                                                      \
-      ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, " \
-      "%31"
-#define BRAID_NAMES_48                                                                \
-  BRAID_NAMES_32                                                                      \
-      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-      "%47"
-#define BRAID_NAMES_64                                                                \
-  BRAID_NAMES_48                                                                      \
-      ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, " \
-      "%63"
+#define BRAID_NAMES_32                                                            \
+  BRAID_NAMES_16                                                                  \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, " \
+  "%31"
+#define BRAID_NAMES_48                                                            \
+  BRAID_NAMES_32                                                                  \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+  "%47"
+#define BRAID_NAMES_64                                                            \
+  BRAID_NAMES_48                                                                  \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, " \
+  "%63"
 #define BRAID_NAMES_128                                                                          \
   BRAID_NAMES_64                                                                                 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \

@@ -1,6 +1,7 @@
 // channel.cpp -- c6, c5, c4, c3: a scale and a zero for each channel over the 32 cells of a block.
 //
 //   x[t][d] = r[t] * (s[d] * code[t][d] + z[d])
+//
 // Channels of keys differ in mean and width, but k_norm makes rows equally long, so scales per
 // channel fit better than scales per row; r of K is 1. A long row of V would widen all channels of
 // its block, so r of V is the row's root mean square.

@@ -1,5 +1,5 @@
-// error_codes.h -- every error code that a client can meet, what it means and what to do: docs/reference/errors.md is
-// made of it, and a test holds the sources to it.
+// error_codes.h -- every error code of the server, its cause and its cure, for
+// docs/reference/errors.md. A test compares the table with the sources.
 #pragma once
 
 #include <span>

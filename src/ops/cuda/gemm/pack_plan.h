@@ -1,5 +1,5 @@
-// pack_plan.h -- which form a weight has on the GPU, and its size: for kernels, for loading, and for
-// plans on machines without a GPU.
+// pack_plan.h -- form and size of a weight on the GPU, for kernels, for loading, and for plans on
+// machines without a GPU.
 #pragma once
 
 #include <cstddef>
