@@ -2,8 +2,8 @@
 //
 //   chat MODEL.gguf "first question" "second question"
 //
-// The questions run together. Each sentence is printed as soon as it is complete. A sink is called on
-// the engine's thread and must not block it, so it only hands the text over.
+// The questions run together. Each sentence is printed as soon as it is complete. A sink is called
+// on the engine's thread and must not block it, so it only hands the text over.
 #include <condition_variable>
 #include <cstdio>
 #include <memory>

@@ -1,5 +1,5 @@
-// deploy_files_test.cpp -- proxies, Kubernetes and systemd accept the files of deploy/, as far as they
-// are installed, and the times in these files fit together.
+// deploy_files_test.cpp -- proxies, Kubernetes and systemd take the files of deploy/, as far as
+// they are installed, and the times in these files fit together.
 #include <gtest/gtest.h>
 
 #include <regex>

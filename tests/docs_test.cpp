@@ -1,4 +1,4 @@
-// docs_test.cpp -- pages say what the program does: reference pages are its own output, and commands
+// docs_test.cpp -- pages say what the program does: reference pages are its output, and commands
 // in fenced blocks marked `sh run` work.
 
 #include <gtest/gtest.h>

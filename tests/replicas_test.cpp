@@ -1,7 +1,7 @@
-// replicas_test.cpp -- three replicas of `braid serve` behind HAProxy with deploy/proxy/haproxy.cfg.
+// replicas_test.cpp -- three replicas of `braid serve` behind HAProxy (deploy/proxy/haproxy.cfg).
 //
-// Promises of docs/replicas.md: conversations find their caches, events pass without delay, refusals
-// pass unchanged, and a rolling restart fails no request.
+// Promises of docs/replicas.md: conversations find their caches, events pass without delay, and
+// refusals unchanged; a rolling restart fails no request.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -41,8 +41,8 @@ std::optional<spdlog::level::level_enum> wanted_level() {
   return text == nullptr ? std::nullopt : level_of(text);
 }
 
-// Fields of a request's line (server/app.cpp): access id=7 path="/v1" ms=1.5. Values with blanks are
-// JSON strings.
+// Fields of a request's line (server/app.cpp): access id=7 path="/v1" ms=1.5. Values with blanks
+// are JSON strings.
 void add_fields(std::string_view line, nlohmann::ordered_json& out) {
   while (!line.empty()) {
     const size_t equals = line.find('='), blank = line.find(' ');
