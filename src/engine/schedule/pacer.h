@@ -1,7 +1,7 @@
 // pacer.h -- bounds the token gaps of decoding sequences while a prompt is computed beside them.
 //
-// A gap stays below `gap_limit` decoding steps without a prompt. Measured times give the prompt's time
-// between two decoding steps (the slice), its chunk size, and the time of parts:
+// A gap stays below `gap_limit` decoding steps without a prompt. Measured times give the prompt's
+// time between two decoding steps (the slice), its chunk size, and the time of parts:
 // - step_ms: moving average of decoding steps; without a prompt, for decoding_ sequences.
 // - row_ms[part]: moving averages per row; for attention per row and position.
 //
