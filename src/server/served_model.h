@@ -46,8 +46,7 @@ struct AnswerPolicy {
   Thinking thinking = Thinking::automatic;
   LateSystem late_system = LateSystem::attach;
   std::optional<bool> preserve_thinking;  // unset: if the client sends reasoning back
-  bool calls_in_reasoning = true;
-  bool low_priority_first = false;  // priorities as in vLLM: the lowest runs first
+  bool low_priority_first = false;        // priorities as in vLLM: the lowest runs first
   // Constraint of calls when the client sets none: offered names (names), also schemas (full).
   enum class ToolForm { free, names, full } tool_form = ToolForm::free;
   int64_t default_max_tokens = -1;      // without one in the request; -1: rest of the context

@@ -185,7 +185,7 @@ bool AnswerParser::step_prose() {
   size_t count = 0;
   active[count++] = tags().think.close;
   if (!seen_any_) active[count++] = tags().think.open;
-  if (tools && (!reasoning || format_.calls_in_reasoning)) active[count++] = tags().call.open;
+  if (tools) active[count++] = tags().call.open;
   if (tools && !reasoning) active[count++] = tags().function.open;
 
   const std::string_view text = rest();

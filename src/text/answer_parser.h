@@ -84,7 +84,6 @@ struct AnswerFormat {
   bool offered_only = false;                  // calls of other tools are text
   // Tools under a mask: their values end at the first closing tag in a valid place.
   std::set<std::string, std::less<>> held;
-  bool calls_in_reasoning = true;  // accept a call (strict rules) before the block is closed
   size_t max_value_bytes = size_t{8}
                            << 20;  // of a buffered argument; a longer one becomes a string
 };

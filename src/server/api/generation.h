@@ -42,7 +42,6 @@ struct ApiLimits {
   size_t max_schema_bytes = size_t{256} << 10;
   bool reject_media = false;       // false: images become a placeholder
   bool prefill_assistant = false;  // OpenAI chat: a last assistant message is continued
-  bool allow_request_template = false;
 };
 
 // Values set by the request. Others come from the server or the model.

@@ -458,7 +458,6 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     }
     out.format.may_think = thinking;
     out.format.dialect = dialect;
-    out.format.calls_in_reasoning = policy.calls_in_reasoning;
   } else {
     for (const PromptInput& input : generation->prompts) {
       auto ids = completion_tokens(*generation, input, model);

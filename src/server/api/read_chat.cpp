@@ -264,7 +264,7 @@ ApiResult<Generation> read_chat(const Json& body, const ApiLimits& limits) {
         fields.fail(unsupported("modalities", "modalities: only text can be generated"));
     }
   }
-  if (fields.has("chat_template") && !limits.allow_request_template) {
+  if (fields.has("chat_template")) {
     fields.fail(
         unsupported("chat_template", "chat_template: this server uses the template of its model"));
   }

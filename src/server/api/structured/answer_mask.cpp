@@ -307,7 +307,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     if (most >= 0)
       rules.think_budget = rules.think_budget < 0 ? most : std::min(rules.think_budget, most);
     rules.thought_loops = loop_rules(generation, policy).thought;
-    if (policy.calls_in_reasoning && !generation.tools.empty()) {
+    if (!generation.tools.empty()) {
       rules.call_open = id_of(tokenizer, dialect.call.open);
       rules.call_close = id_of(tokenizer, dialect.call.close);
     }
