@@ -151,8 +151,7 @@ class HeadCache {
   void load_unit(const KvCodec& codec, KvSide side, const std::byte* unit, float* out) const {
     const int32_t head_dim = kv_.shape.head_dim;
     codec.decode(reinterpret_cast<const uint8_t*>(unit), head_dim, side, out);
-    for (int64_t t = 0; t < kBlockTokens; ++t)
-      kv_unrotate(codec.rotation, out + t * head_dim, head_dim);
+    for (int64_t t = 0; t < kBlockTokens; ++t) kv_unrotate(codec, out + t * head_dim, head_dim);
   }
 
   const KvLayer& kv_;

@@ -68,7 +68,7 @@ HeadRows through(const KvCodec& codec, KvSide side, std::vector<float> exact, in
     float* rows = head.decoded.data() + u * unit_values;
     codec.decode(unit.data(), head_dim, side, rows);
     for (int32_t t = 0; t < kBlockTokens; ++t)
-      kv_unrotate(codec.rotation, rows + int64_t{t} * head_dim, head_dim);
+      kv_unrotate(codec, rows + int64_t{t} * head_dim, head_dim);
     for (size_t i = 0; i < unit_values && !mean.empty(); ++i)
       rows[i] += f16_to_f32(mean[i % static_cast<size_t>(head_dim)]);
   }

@@ -94,7 +94,7 @@ const Subject kSubjects[] = {
      "cpu",
      true,
      "q8_0",
-     "c3",
+     "c5",
      {0, 1}},
     // Attention with windows only; sealing still requires checkpoints.
     {"Qwen3Q5",
@@ -163,7 +163,7 @@ const Subject kSubjects[] = {
      "cuda",
      true,
      "q8_0",
-     "c3",
+     "c5",
      {0, 1}},
     {"LagunaQ8Cuda",
      "/tests/goldens/tiny/laguna-head-q8_0.gguf",

@@ -77,8 +77,7 @@ TEST(KvUnitKernels, AreForTheirFormatsAlone) {
   EXPECT_TRUE(cpu::has_unit_kernels(kv::kQ4_0, 128));
   EXPECT_TRUE(cpu::has_unit_kernels(kv::kC4, 64));
   EXPECT_FALSE(cpu::has_unit_kernels(kv::kQ8_0, 32));
-  EXPECT_FALSE(cpu::has_unit_kernels(kv::kRotatedQ8_0, 256));
-  EXPECT_FALSE(cpu::has_unit_kernels(kv::kRotatedQ4_0, 256));
+  EXPECT_FALSE(cpu::has_unit_kernels(kv::kTbq4_0, 256));
   EXPECT_FALSE(cpu::has_unit_kernels(kv::kQ4_1, 256));
   EXPECT_FALSE(cpu::has_unit_kernels(kv::kC5, 256));
 }

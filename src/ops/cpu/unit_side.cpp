@@ -38,7 +38,7 @@ void restore_rows(const UnitSide& side, const std::byte* unit, float* rows, int6
   for (int64_t t = kBlockTokens - 1; t >= 0; --t) {
     float* row = rows + t * row_stride;
     std::memmove(row, rows + t * side.head_dim, static_cast<size_t>(side.head_dim) * sizeof(float));
-    kv_unrotate(side.codec->rotation, row, side.head_dim);
+    kv_unrotate(*side.codec, row, side.head_dim);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
+#include "ops/cuda/attention/unit_kind.h"
 #include "ops/cuda/choose.cuh"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/delta/delta_common.h"
@@ -123,11 +124,12 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
     return refuse("attention heads of " + std::to_string(needs.head_dim) +
                   " (multiples of 8 up to " + std::to_string(cuda::kMaxHeadDim) + ")");
   if (needs.k_codec != nullptr &&
-      !cuda::takes_units(*needs.k_codec, *needs.v_codec, needs.head_dim))
+      (needs.head_dim > cuda::kMostUnitWidth || needs.head_dim % cuda::kUnitWidthUnit != 0))
     return refuse("a KV cache of " + std::string(needs.k_codec->name) + " and " +
                   std::string(needs.v_codec->name) + " with heads of " +
-                  std::to_string(needs.head_dim) + " (they take " +
-                  cuda::names_of_units(needs.head_dim) + ")");
+                  std::to_string(needs.head_dim) + " (multiples of " +
+                  std::to_string(cuda::kUnitWidthUnit) + " up to " +
+                  std::to_string(cuda::kMostUnitWidth) + ")");
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +

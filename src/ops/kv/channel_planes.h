@@ -10,10 +10,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include "gguf/half.h"
 #include "ops/kv/code_planes.h"
@@ -68,84 +65,6 @@ constexpr int64_t channel_plane_bytes(int32_t head_dim) {
 template <typename Byte>
 ChannelPlanes<Byte> channel_planes(Byte* at, int32_t head_dim) {
   return {at, at + head_dim, at + 2 * int64_t{head_dim}};
-}
-
-// Ties to even.
-inline uint8_t affine_code(float y, float middle, float s, int most_code) {
-  const auto most = static_cast<float>(most_code);
-  return static_cast<uint8_t>(
-      std::clamp(std::nearbyint((y - middle) / s + 0.5f * most), 0.0f, most));
-}
-
-// rows [32][head_dim]. `shares`: parts of a channel's range to try for its scale, descending; the
-// first with the least squared error is kept.
-template <int bits>
-void encode_channels(const float* rows, int32_t head_dim, std::span<const float> shares,
-                     uint8_t* codes, const ChannelPlanes<uint8_t>& planes) {
-  constexpr int kMost = (1 << bits) - 1;
-  std::vector<float> middles(static_cast<size_t>(head_dim));
-  std::vector<float> halves(static_cast<size_t>(head_dim));
-  float farthest = 0;
-  float widest = 0;
-  for (int32_t d = 0; d < head_dim; ++d) {
-    float low = rows[d];
-    float high = rows[d];
-    for (int32_t t = 1; t < kBlockTokens; ++t) {
-      low = std::min(low, rows[int64_t{t} * head_dim + d]);
-      high = std::max(high, rows[int64_t{t} * head_dim + d]);
-    }
-    const auto i = static_cast<size_t>(d);
-    middles[i] = (low + high) * 0.5f;
-    halves[i] = (high - low) * 0.5f;
-    farthest = std::max(farthest, std::fabs(middles[i]));
-    widest = std::max(widest, halves[i]);
-  }
-  const auto step_of = [](float share, float half) {
-    return std::max(2.0f * share * half / static_cast<float>(kMost), kLeastScale);
-  };
-  const uint16_t zstep_bits = f32_to_f16(farthest / kMostMiddle);
-  const float zstep = f16_to_f32(zstep_bits);
-  const int e0 = grid_base(step_of(shares.front(), widest));
-  store_head(planes.head, zstep_bits, e0);
-  for (int32_t d = 0; d < head_dim; ++d) {
-    const auto i = static_cast<size_t>(d);
-    const float m = zstep == 0.0f
-                        ? 0.0f
-                        : std::clamp(std::nearbyint(middles[i] / zstep), -kMostMiddle, kMostMiddle);
-    planes.m[d] = static_cast<uint8_t>(static_cast<int8_t>(m));
-    float least = INFINITY;
-    uint8_t best[kBlockTokens] = {};
-    for (const float share : shares) {
-      const uint8_t byte = grid_byte(step_of(share, halves[i]), e0);
-      const float s = grid_scale(byte, e0);
-      const float z = m * zstep - s * (0.5f * static_cast<float>(kMost));
-      uint8_t tried[kBlockTokens];
-      float error = 0;
-      for (int32_t t = 0; t < kBlockTokens; ++t) {
-        const float y = rows[int64_t{t} * head_dim + d];
-        tried[t] = affine_code(y, m * zstep, s, kMost);
-        const float off = y - (s * static_cast<float>(tried[t]) + z);
-        error += off * off;
-      }
-      if (!(error < least)) continue;
-      least = error;
-      planes.s[d] = byte;
-      std::copy_n(tried, kBlockTokens, best);
-    }
-    put_codes<bits>(codes, head_dim, d, best);
-  }
-}
-
-template <int bits>
-void decode_channels(const uint8_t* codes, const ChannelPlanes<const uint8_t>& planes,
-                     int32_t head_dim, float* rows) {
-  for (int32_t d = 0; d < head_dim; ++d) {
-    const ChannelScale c = planes.scale(d, (1 << bits) - 1);
-    uint8_t channel[kBlockTokens];
-    get_codes<bits>(codes, head_dim, d, channel);
-    for (int32_t t = 0; t < kBlockTokens; ++t)
-      rows[int64_t{t} * head_dim + d] = c.s * static_cast<float>(channel[t]) + c.z;
-  }
 }
 
 }  // namespace braid::kv

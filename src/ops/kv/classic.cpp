@@ -5,7 +5,6 @@
 
 #include "gguf/block_layouts.h"
 #include "ops/kv/formats.h"
-#include "ops/kv/rotation.h"
 #include "ops/kv/row_forms.h"
 
 namespace braid::kv {
@@ -54,16 +53,13 @@ using FormQ5_0 = ClassicForm<GgmlType::Q5_0, 5, false>;
 using FormQ4_1 = ClassicForm<GgmlType::Q4_1, 4, true>;
 using FormQ4_0 = ClassicForm<GgmlType::Q4_0, 4, false>;
 
-template <typename Form, bool rotated>
+template <typename Form>
 void classic_encode(const float* rows, int32_t head_dim, KvSide, uint8_t* unit) {
   const int64_t row_bytes = form_row_bytes<Form>(head_dim);
   std::vector<uint8_t> blocks(static_cast<size_t>(row_bytes) * kBlockTokens);
-  std::vector<float> row(static_cast<size_t>(head_dim));
   for (int32_t t = 0; t < kBlockTokens; ++t) {
-    row.assign(rows + int64_t{t} * head_dim, rows + int64_t{t + 1} * head_dim);
-    if (rotated) kv_rotate(KvRotation::signed_groups, row.data(), head_dim);
     uint8_t* out = blocks.data() + t * row_bytes;
-    encode_row(Form::kType, row.data(), out, head_dim);
+    encode_row(Form::kType, rows + int64_t{t} * head_dim, out, head_dim);
     for (uint8_t* block = out; block < out + row_bytes; block += Form::kBytes) {
       for (int plane = 0; plane < Form::kFactors; ++plane)
         Form::put_factor(block, plane, finite_half(Form::factor(block, plane)));
@@ -81,27 +77,20 @@ void classic_decode(const uint8_t* unit, int32_t head_dim, KvSide, float* rows) 
     decode_row(Form::kType, blocks.data() + t * row_bytes, rows + int64_t{t} * head_dim, head_dim);
 }
 
-template <typename Form, bool rotated>
+template <typename Form>
 constexpr KvCodec classic_codec(std::string_view name) {
   KvCodec c = codec_of_form<Form>(name);
-  c.rotation = rotated ? KvRotation::signed_groups : KvRotation::none;
-  c.head_dim_unit = rotated ? kRotationGroup : Form::kGroup;
-  c.encode = classic_encode<Form, rotated>;
+  c.encode = classic_encode<Form>;
   c.decode = classic_decode<Form>;
   return c;
 }
 
 }  // namespace
 
-const KvCodec kQ8_0 = classic_codec<FormQ8_0, false>("q8_0");
-const KvCodec kQ5_1 = classic_codec<FormQ5_1, false>("q5_1");
-const KvCodec kQ5_0 = classic_codec<FormQ5_0, false>("q5_0");
-const KvCodec kQ4_1 = classic_codec<FormQ4_1, false>("q4_1");
-const KvCodec kQ4_0 = classic_codec<FormQ4_0, false>("q4_0");
-const KvCodec kRotatedQ8_0 = classic_codec<FormQ8_0, true>("r_q8_0");
-const KvCodec kRotatedQ5_1 = classic_codec<FormQ5_1, true>("r_q5_1");
-const KvCodec kRotatedQ5_0 = classic_codec<FormQ5_0, true>("r_q5_0");
-const KvCodec kRotatedQ4_1 = classic_codec<FormQ4_1, true>("r_q4_1");
-const KvCodec kRotatedQ4_0 = classic_codec<FormQ4_0, true>("r_q4_0");
+const KvCodec kQ8_0 = classic_codec<FormQ8_0>("q8_0");
+const KvCodec kQ5_1 = classic_codec<FormQ5_1>("q5_1");
+const KvCodec kQ5_0 = classic_codec<FormQ5_0>("q5_0");
+const KvCodec kQ4_1 = classic_codec<FormQ4_1>("q4_1");
+const KvCodec kQ4_0 = classic_codec<FormQ4_0>("q4_0");
 
 }  // namespace braid::kv

@@ -1,7 +1,8 @@
 // code_planes.h -- codes and factors of a unit in canonical order.
 //
-// Codes: [channel][32 cells], so that one vector has a channel of all cells. Codes of 3, 5 and 6
-// bits are two planes: low bits, then high bits. In a plane of b bits a channel takes 4 b bytes:
+// Codes: [channel][32 cells], so that one vector has a channel of all cells. Codes of 3 and 5 bits
+// are two planes: all bits but the highest, then the highest. In a plane of b bits a channel takes
+// 4 b bytes:
 //   8 bits  byte t is cell t
 //   4 bits  byte j: cell j in the low nibble, cell j + 16 in the high one
 //   2 bits  byte j: cells j, j + 8, j + 16, j + 24 from the lowest bits up
@@ -75,7 +76,7 @@ void put_codes(uint8_t* planes, int32_t head_dim, int32_t channel, const uint8_t
   put_plane<kLow>(planes + int64_t{4} * kLow * channel, codes, 0);
   if constexpr (bits > kLow) {
     uint8_t* high = planes + code_bytes(kLow, head_dim);
-    put_plane<bits - kLow>(high + int64_t{4} * (bits - kLow) * channel, codes, kLow);
+    put_plane<1>(high + int64_t{4} * channel, codes, kLow);
   }
 }
 
@@ -86,23 +87,10 @@ void get_codes(const uint8_t* planes, int32_t head_dim, int32_t channel, uint8_t
   add_plane<kLow>(planes + int64_t{4} * kLow * channel, codes, 0);
   if constexpr (bits > kLow) {
     const uint8_t* high = planes + code_bytes(kLow, head_dim);
-    add_plane<bits - kLow>(high + int64_t{4} * (bits - kLow) * channel, codes, kLow);
+    add_plane<1>(high + int64_t{4} * channel, codes, kLow);
   }
 }
 
 inline constexpr int64_t kFactorBytes = 2 * kBlockTokens;
-
-// Divides a row by its factor, which is stored.
-inline void divide_row(float* row, int32_t head_dim, float factor, uint8_t* stored) {
-  store_half(stored, factor);
-  const float by = load_half(stored);
-  for (int32_t d = 0; d < head_dim; ++d) row[d] /= by;
-}
-inline void multiply_rows(float* rows, int32_t head_dim, const uint8_t* factors) {
-  for (int32_t t = 0; t < kBlockTokens; ++t) {
-    const float by = load_half(factors + 2 * t);
-    for (int32_t d = 0; d < head_dim; ++d) rows[int64_t{t} * head_dim + d] *= by;
-  }
-}
 
 }  // namespace braid::kv

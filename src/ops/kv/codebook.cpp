@@ -1,10 +1,10 @@
-// codebook.cpp -- tbq4_0, tq3_0, tbq3_0: rotated unit vectors against one fixed codebook.
+// codebook.cpp -- tbq4_0, tq3_0: rotated unit vectors against one fixed codebook.
 //
 // After R the 128 values of a group are close to independent normals of variance 1/128, so one
 // codebook fits all rows. The stored norm is the row's norm divided by that of its codes, which
 // keeps the row's length. The plain norm would make scores 1 % (4 bits) or 3 % (3 bits) smaller.
-// Factors of a unit (row_forms.h) are norms, per 128 channels. tq3_0 and tbq3_0 have the same units
-// but different rows: tq3_0 repeats the norm four times, tbq3_0 packs three bits after each other.
+// Factors of a unit (row_forms.h) are norms, per 128 channels. Rows of tq3_0 have each norm four
+// times.
 #include <array>
 #include <cmath>
 
@@ -88,23 +88,6 @@ struct FormTq3 : CodebookForm {
   }
 };
 
-// A norm, then bit 3 i of a little-endian stream is the lowest of code i.
-struct FormTbq3 : CodebookForm {
-  static constexpr int kBits = 3;
-  static constexpr int64_t kBytes = 50;
-  static uint8_t code(const uint8_t* b, int i) {
-    int code = 0;
-    for (int bit = 3 * i; bit < 3 * i + 3; ++bit)
-      code |= (b[2 + bit / 8] >> bit % 8 & 1) << (bit - 3 * i);
-    return static_cast<uint8_t>(code);
-  }
-  static void put_code(uint8_t* b, int i, uint8_t code) {
-    for (int bit = 3 * i; bit < 3 * i + 3; ++bit)
-      b[2 + bit / 8] =
-          static_cast<uint8_t>(b[2 + bit / 8] | (code >> (bit - 3 * i) & 1) << bit % 8);
-  }
-};
-
 template <typename Form>
 void codebook_encode(const float* rows, int32_t head_dim, KvSide, uint8_t* unit) {
   for (int32_t group = 0; group < head_dim / kRotationGroup; ++group) {
@@ -137,7 +120,7 @@ void codebook_decode(const uint8_t* unit, int32_t head_dim, KvSide, float* rows)
 template <typename Form>
 constexpr KvCodec codebook_codec(std::string_view name) {
   KvCodec c = codec_of_form<Form>(name);
-  c.rotation = KvRotation::signed_groups;
+  c.rotated = true;
   c.encode = codebook_encode<Form>;
   c.decode = codebook_decode<Form>;
   return c;
@@ -147,6 +130,5 @@ constexpr KvCodec codebook_codec(std::string_view name) {
 
 const KvCodec kTbq4_0 = codebook_codec<FormTbq4>("tbq4_0");
 const KvCodec kTq3_0 = codebook_codec<FormTq3>("tq3_0");
-const KvCodec kTbq3_0 = codebook_codec<FormTbq3>("tbq3_0");
 
 }  // namespace braid::kv

@@ -7,9 +7,7 @@ namespace braid::kv {
 
 extern const KvCodec kF32, kF16, kBf16;                  // plain.cpp
 extern const KvCodec kQ8_0, kQ5_1, kQ5_0, kQ4_1, kQ4_0;  // classic.cpp
-extern const KvCodec kRotatedQ8_0, kRotatedQ5_1, kRotatedQ5_0, kRotatedQ4_1, kRotatedQ4_0;
-extern const KvCodec kTbq4_0, kTq3_0, kTbq3_0;  // codebook.cpp
-extern const KvCodec kC6, kC5, kC4, kC3;        // channel.cpp
-extern const KvCodec kKvarn4, kKvarn3;          // kvarn.cpp
+extern const KvCodec kTbq4_0, kTq3_0;                    // codebook.cpp
+extern const KvCodec kC5, kC4;                           // channel.cpp
 
 }  // namespace braid::kv

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <vector>
 
 #include "base/check.h"
@@ -19,11 +18,8 @@ namespace braid {
 namespace {
 
 constexpr std::array kTable = {
-    &kv::kF32,         &kv::kF16,         &kv::kBf16,        &kv::kQ8_0,   &kv::kRotatedQ8_0,
-    &kv::kC6,          &kv::kQ5_1,        &kv::kRotatedQ5_1, &kv::kC5,     &kv::kQ5_0,
-    &kv::kRotatedQ5_0, &kv::kQ4_1,        &kv::kRotatedQ4_1, &kv::kKvarn4, &kv::kC4,
-    &kv::kQ4_0,        &kv::kRotatedQ4_0, &kv::kTbq4_0,      &kv::kKvarn3, &kv::kC3,
-    &kv::kTq3_0,       &kv::kTbq3_0,
+    &kv::kF32,  &kv::kF16,  &kv::kBf16, &kv::kQ8_0, &kv::kQ5_1,   &kv::kC5,
+    &kv::kQ5_0, &kv::kQ4_1, &kv::kC4,   &kv::kQ4_0, &kv::kTbq4_0, &kv::kTq3_0,
 };
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
@@ -62,11 +58,6 @@ Status kv_codec_accepts(const KvCodec& codec, int32_t head_dim) {
                  fmt::format("KV cache type {} needs heads whose width is a multiple of {}, not {}",
                              codec.name, codec.head_dim_unit, head_dim)};
   }
-  if (codec.rotation == KvRotation::head && !std::has_single_bit(static_cast<uint32_t>(head_dim))) {
-    return Error{ErrorKind::unsupported,
-                 fmt::format("KV cache type {} needs heads whose width is a power of two, not {}",
-                             codec.name, head_dim)};
-  }
   return {};
 }
 
@@ -89,15 +80,8 @@ bool kv_encode(const KvCodec& codec, int32_t head_dim, KvSide side, const uint16
   return true;
 }
 
-void kv_rotate(KvRotation rotation, float* row, int32_t head_dim) {
-  if (rotation == KvRotation::head) kv::hadamard(row, head_dim);
-  if (rotation != KvRotation::signed_groups) return;
-  for (int32_t at = 0; at < head_dim; at += kv::kRotationGroup) kv::rotate_group(row + at);
-}
-
-void kv_unrotate(KvRotation rotation, float* row, int32_t head_dim) {
-  if (rotation == KvRotation::head) kv::hadamard(row, head_dim);
-  if (rotation != KvRotation::signed_groups) return;
+void kv_unrotate(const KvCodec& codec, float* row, int32_t head_dim) {
+  if (!codec.rotated) return;
   for (int32_t at = 0; at < head_dim; at += kv::kRotationGroup) kv::unrotate_group(row + at);
 }
 

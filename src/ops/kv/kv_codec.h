@@ -25,17 +25,10 @@ namespace braid {
 enum class KvSide : uint8_t { k, v };
 inline constexpr KvSide kKvSides[] = {KvSide::k, KvSide::v};
 
-enum class KvRotation : uint8_t {
-  none,
-  signed_groups,  // R of rotation.h, for each 128 values
-  head,           // H: all values of the head, no signs
-};
-
 struct KvCodec {
   std::string_view name;
-  KvRotation rotation = KvRotation::none;
-  bool by_block = false;      // scales span the cells of a block: rows cannot be decoded alone
-  int32_t head_dim_unit = 1;  // head_dim must be a multiple; with `head` also a power of two
+  bool rotated = false;       // by R of rotation.h, each 128 values by themselves
+  int32_t head_dim_unit = 1;  // head_dim must be a multiple
 
   int64_t (*unit_bytes)(int32_t head_dim, KvSide side) = nullptr;
   // rows [32][head_dim], finite, not rotated.
@@ -69,8 +62,7 @@ Status kv_codec_accepts(const KvCodec& codec, int32_t head_dim);
                              const uint16_t* rows, int64_t row_stride, const uint16_t* k_mean,
                              uint8_t* unit);
 
-// One row of head_dim values, into the stored domain or back.
-void kv_rotate(KvRotation rotation, float* row, int32_t head_dim);
-void kv_unrotate(KvRotation rotation, float* row, int32_t head_dim);
+// One row of head_dim values, out of the stored domain.
+void kv_unrotate(const KvCodec& codec, float* row, int32_t head_dim);
 
 }  // namespace braid

@@ -67,7 +67,7 @@ inline std::vector<float> decoded(const KvCodec& codec, int32_t head_dim, KvSide
   std::vector<float> rows(static_cast<size_t>(kBlockTokens) * static_cast<size_t>(head_dim));
   codec.decode(unit.data(), head_dim, side, rows.data());
   for (int32_t t = 0; t < kBlockTokens; ++t)
-    kv_unrotate(codec.rotation, rows.data() + int64_t{t} * head_dim, head_dim);
+    kv_unrotate(codec, rows.data() + int64_t{t} * head_dim, head_dim);
   return rows;
 }
 

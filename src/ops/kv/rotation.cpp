@@ -16,11 +16,9 @@ void flip_signs(float* x, const uint32_t (&signs)[4]) {
   }
 }
 
-}  // namespace
-
-void hadamard(float* x, int32_t size) {
-  for (int32_t h = 1; h < size; h *= 2) {
-    for (int32_t j = 0; j < size; ++j) {
+void hadamard(float* x) {
+  for (int32_t h = 1; h < kRotationGroup; h *= 2) {
+    for (int32_t j = 0; j < kRotationGroup; ++j) {
       if (j & h) continue;
       const float a = x[j];
       const float b = x[j + h];
@@ -28,19 +26,21 @@ void hadamard(float* x, int32_t size) {
       x[j + h] = a - b;
     }
   }
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)));
-  for (int32_t j = 0; j < size; ++j) x[j] *= scale;
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(kRotationGroup)));
+  for (int32_t j = 0; j < kRotationGroup; ++j) x[j] *= scale;
 }
+
+}  // namespace
 
 void rotate_group(float* x) {
   flip_signs(x, kSigns.before);
-  hadamard(x, kRotationGroup);
+  hadamard(x);
   flip_signs(x, kSigns.after);
 }
 
 void unrotate_group(float* x) {
   flip_signs(x, kSigns.after);
-  hadamard(x, kRotationGroup);
+  hadamard(x);
   flip_signs(x, kSigns.before);
 }
 

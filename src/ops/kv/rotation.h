@@ -1,4 +1,4 @@
-// rotation.h -- orthonormal rotations that spread outlier channels, and the sum of fixed order.
+// rotation.h -- an orthonormal rotation that spreads outlier channels, and the sum of fixed order.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,6 @@ inline constexpr int32_t kRotationGroup = 128;
 // order over sqrt(128), in stages h = 1, 2, .. 64: (x[j], x[j + h]) becomes sum and difference.
 void rotate_group(float* x);
 void unrotate_group(float* x);
-
-// In place, the same H of `size` values (a power of two), without signs; its own inverse.
-void hadamard(float* x, int32_t size);
 
 // Sum of n values, n a multiple of 32, as a warp or vector does it: 32 sums over every 32nd value
 // in ascending order, then p[i] += p[i + h] for h = 16, 8, .. 1.

@@ -223,7 +223,7 @@ TEST_P(OnCard, SealedBlocksHaveFastForms) {
     int32_t sequences, certain, uncertain;
     bool in_place;
   };
-  for (const char* format : {"q8_0", "c6", "tbq4_0"}) {
+  for (const char* format : {"q8_0", "c5", "tbq4_0"}) {
     const auto codec = find_kv_codec(format);
     ASSERT_TRUE(codec.ok());
     Device::WorkspaceNeeds needs;

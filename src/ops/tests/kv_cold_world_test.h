@@ -72,10 +72,6 @@ inline SealingDevices sealing_devices() {
   return devices;
 }
 
-inline bool seals(const DeviceCase& device, const ColdShape& shape) {
-  return World(device).device().accepts(shape.needs()).ok();
-}
-
 // A TestBatch with tables of hot blocks, some removable, and of cold ones for certain rows.
 class ColdBatch {
  public:

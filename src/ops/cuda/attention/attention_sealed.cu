@@ -30,7 +30,7 @@ constexpr int kFewestWarps = 2;
 constexpr int kQueries = kSealedQueries;
 
 struct UnitArgs {
-  UnitForms forms;
+  UnitKinds kinds;
   int k_pieces, v_pieces;      // 16-byte pieces per unit
   int v_offset, table_offset;  // offsets in a warp's part of shared memory
   int warp_bytes;
@@ -114,10 +114,10 @@ __device__ inline void rotate_row(float (&x)[8], int lane, bool back) {
 // A kernel for one kind of K and V saves code and registers.
 template <UnitKind kKind>
 struct OneKind {
-  __device__ static constexpr UnitKind of(const UnitForm&) { return kKind; }
+  __device__ static constexpr UnitKind of(UnitKind) { return kKind; }
 };
 struct AnyKinds {
-  __device__ static UnitKind of(const UnitForm& form) { return form.kind; }
+  __device__ static UnitKind of(UnitKind kind) { return kind; }
 };
 
 template <int kHeadDim, typename Kinds>
@@ -207,7 +207,7 @@ struct SealedReader {
         seen.y = border_of(a.tail, own) * kBlockTokens;
         load_query(x, t, head);
       }
-      if (u.forms.k.rotated) rotate_row(x, lane, false);
+      if (is_rotated(Kinds::of(u.kinds.k))) rotate_row(x, lane, false);
       uint32_t out[4];
       float sum = 0;
 #pragma unroll
@@ -237,11 +237,11 @@ struct SealedReader {
                           &sh.sums[0][0], a.scale};
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = 0;
-    score_unit<kHeadDim>(Kinds::of(u.forms.k), s, memory, memory + u.table_offset, levels, queries,
+    score_unit<kHeadDim>(Kinds::of(u.kinds.k), s, memory, memory + u.table_offset, levels, queries,
                          lane);
   }
   __device__ void add_values(const uint32_t (&p)[4]) {
-    add_unit<kHeadDim>(Kinds::of(u.forms.v), o, p, memory + u.v_offset, memory + u.table_offset,
+    add_unit<kHeadDim>(Kinds::of(u.kinds.v), o, p, memory + u.v_offset, memory + u.table_offset,
                        levels, lane);
   }
 
@@ -324,7 +324,7 @@ struct SealedReader {
   __device__ void finish(const SealedItem& it) {
     constexpr int kRow = kHeadDim + 4;
     const int g = lane / 4, c = lane % 4;
-    const float unit = sum_unit(Kinds::of(u.forms.v));
+    const float unit = sum_unit(Kinds::of(u.kinds.v));
     auto* sums = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -359,7 +359,7 @@ struct SealedReader {
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[i] = fmaf(weight, y[i], x[i]);
       }
-      if (u.forms.v.rotated) rotate_row(x, lane, true);
+      if (is_rotated(Kinds::of(u.kinds.v))) rotate_row(x, lane, true);
       if (!active) continue;
       const int packed = it.query0 + query, token = packed * a.group_inverse >> 16;
       const int head = it.kv_head * a.group + packed - token * a.group;
@@ -429,8 +429,8 @@ __global__ __launch_bounds__(32 * kMostWarps,
   if (waiting && blockIdx.x == 0) wait_for_previous();
 }
 
-UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
-  UnitArgs u{.forms = forms};
+UnitArgs unit_args(const KvCold& cold, UnitKinds kinds, int head_dim) {
+  UnitArgs u{.kinds = kinds};
   const auto k_bytes = static_cast<int>(cold.k_unit_bytes),
              v_bytes = static_cast<int>(cold.v_unit_bytes);
   u.k_pieces = k_bytes / 16;
@@ -438,11 +438,11 @@ UnitArgs unit_args(const KvCold& cold, UnitForms forms, int head_dim) {
   u.v_offset = k_bytes;
   u.table_offset = k_bytes + v_bytes;
   const auto either = [&](UnitFamily family) {
-    return family_of(forms.k.kind) == family || family_of(forms.v.kind) == family;
+    return family_of(kinds.k) == family || family_of(kinds.v) == family;
   };
   if (either(UnitFamily::codebook)) {
-    const bool key = family_of(forms.k.kind) == UnitFamily::codebook;
-    u.level_bits = bits_of_kind(key ? forms.k.kind : forms.v.kind);
+    const bool key = family_of(kinds.k) == UnitFamily::codebook;
+    u.level_bits = bits_of_kind(key ? kinds.k : kinds.v);
     u.level_bytes = kLevelBytes;
   }
   // Also holds the sums of eight queries at the end.
@@ -478,9 +478,9 @@ bool launch(Context& context, const AttentionArgs& args, const UnitArgs& u) {
 
 template <int kHeadDim>
 bool launch_by_kind(Context& context, const AttentionArgs& args, const UnitArgs& u) {
-  if (u.forms.k.kind != u.forms.v.kind) return launch<kHeadDim, AnyKinds>(context, args, u);
+  if (u.kinds.k != u.kinds.v) return launch<kHeadDim, AnyKinds>(context, args, u);
   bool launched = false;
-  with_kind(u.forms.k.kind, [&]<UnitKind kKind>() {
+  with_kind(u.kinds.k, [&]<UnitKind kKind>() {
     if constexpr (reads_codes(kKind)) launched = launch<kHeadDim, OneKind<kKind>>(context, args, u);
   });
   return launched;
@@ -490,13 +490,12 @@ bool launch_by_kind(Context& context, const AttentionArgs& args, const UnitArgs&
 
 bool attention_sealed(Context& context, const AttentionArgs& args) {
   const KvCold& cold = args.kv.cold;
-  const auto k = unit_form(cold.k_codec->name), v = unit_form(cold.v_codec->name);
-  if (!k || !v || !reads_codes(k->kind) || !reads_codes(v->kind)) return false;
+  const UnitKind k = unit_kind(cold.k_codec->name), v = unit_kind(cold.v_codec->name);
+  if (!reads_codes(k) || !reads_codes(v)) return false;
   // One table of levels serves K and V.
-  const bool books =
-      family_of(k->kind) == UnitFamily::codebook && family_of(v->kind) == UnitFamily::codebook;
-  if (books && k->kind != v->kind) return false;
-  const UnitArgs u = unit_args(cold, {*k, *v}, args.head_dim);
+  const bool books = family_of(k) == UnitFamily::codebook && family_of(v) == UnitFamily::codebook;
+  if (books && k != v) return false;
+  const UnitArgs u = unit_args(cold, {k, v}, args.head_dim);
   switch (args.head_dim) {
     case 256:
       return launch_by_kind<256>(context, args, u);

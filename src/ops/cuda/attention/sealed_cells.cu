@@ -17,10 +17,8 @@
 namespace braid::cuda {
 namespace {
 
-UnitForms forms_of(const KvCold& cold) {
-  const auto k = unit_form(cold.k_codec->name), v = unit_form(cold.v_codec->name);
-  BRAID_CHECK(k && v);  // guaranteed by Device::accepts
-  return {*k, *v};
+UnitKinds kinds_of(const KvCold& cold) {
+  return {unit_kind(cold.k_codec->name), unit_kind(cold.v_codec->name)};
 }
 
 // x: KV head of a block, y: K or V.
@@ -53,7 +51,7 @@ __global__ __launch_bounds__(kUnitThreads) void image_kernel(const __grid_consta
 
 SealArgs seal_args(const KvLayer& kv) {
   BRAID_CHECK(kv.shape.k_format == KvFormat::f16 && kv.shape.v_format == KvFormat::f16);
-  return {.kv = kv, .forms = forms_of(kv.cold)};
+  return {.kv = kv, .kinds = kinds_of(kv.cold)};
 }
 
 void launch_seals(Context& context, const SealArgs& args, int64_t blocks) {
@@ -62,21 +60,6 @@ void launch_seals(Context& context, const SealArgs& args, int64_t blocks) {
 }
 
 }  // namespace
-
-bool takes_units(const KvCodec& k, const KvCodec& v, int32_t head_dim) {
-  return unit_form(k.name) && unit_form(v.name) && head_dim <= kMostUnitWidth && head_dim % 32 == 0;
-}
-
-std::string names_of_units(int32_t head_dim) {
-  std::string names;
-  for (const KvCodec* codec : kv_codecs()) {
-    if (!kv_codec_accepts(*codec, head_dim).ok() || !takes_units(*codec, *codec, head_dim))
-      continue;
-    if (!names.empty()) names += ", ";
-    names += codec->name;
-  }
-  return names;
-}
 
 void seal_filled(Context& context, const KvLayer& kv, const Batch& batch) {
   if (batch.tokens == 0 || batch.sequences == 0) return;
@@ -114,7 +97,7 @@ SealedStep make_image(Context& context, const SealedWorkspace& work, const Atten
   BRAID_CHECK(bands <= work.bands.bands && batch.tokens <= work.tokens);
   BRAID_CHECK(bands * (int64_t{batch.blocks_per_sequence} + 1) <= work.table_entries);
   BRAID_CHECK(image_blocks <= work.image_blocks && kv.shape.k_block_bytes() <= work.block_bytes);
-  ImageArgs args{.kv = kv, .forms = forms_of(kv.cold), .tail = kv.cold.tail};
+  ImageArgs args{.kv = kv, .kinds = kinds_of(kv.cold), .tail = kv.cold.tail};
   args.rows = {batch.position, batch.sequence, batch.first_row, batch.rows,
                batch.certain,  batch.context,  batch.tokens,    batch.sequences};
   args.bands = work.bands;
@@ -132,7 +115,7 @@ SealedStep make_image(Context& context, const SealedWorkspace& work, const Atten
   const auto sequences = static_cast<size_t>(batch.sequences);
   launch_early(context, band_kernel, dim3(1), kBandThreads,
                sequences * (sizeof(SequenceBorders) + 3 * sizeof(int32_t)), args);
-  const bool rotated = args.forms.k.rotated || args.forms.v.rotated;
+  const bool rotated = is_rotated(args.kinds.k) || is_rotated(args.kinds.v);
   const int64_t most =
       std::min<int64_t>(image_blocks * kv.shape.kv_heads, int64_t{2} * context.processors);
   launch_early(context, image_kernel, dim3(static_cast<unsigned>(most), 2), kUnitThreads,

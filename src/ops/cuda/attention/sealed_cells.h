@@ -2,16 +2,12 @@
 #pragma once
 
 #include <span>
-#include <string>
 
 #include "ops/cuda/attention/row_bands.h"
 #include "ops/cuda/context.h"
 #include "ops/ops.h"
 
 namespace braid::cuda {
-
-bool takes_units(const KvCodec& k, const KvCodec& v, int32_t head_dim);
-std::string names_of_units(int32_t head_dim);
 
 // For the largest step (row_bands.h). Every layer of a step overwrites it.
 struct SealedWorkspace {

@@ -7,7 +7,7 @@
 //
 // Codes become f16 by masking alone: code << 4 n as the bits of an f16 is code 2^(4 n - 24), exact
 // within the ten bits of a mantissa. All codes of an operand row lie at the same bits, so the power
-// of two is one factor per row. Factors of channels (c3 to c6) go into q or the unit's sums of
+// of two is one factor per row. Factors of channels (c5, c4) go into q or the unit's sums of
 // values. Factors of rows and groups (classic types, codebooks) go into sums of scores or into the
 // weights. Offsets of codes are products with constants. High bits are first moved to the places of
 // a nibble plane.
@@ -54,7 +54,7 @@ inline constexpr uint32_t kNibble0 = 0x000f000f, kNibble1 = 0x00f000f0;
 inline constexpr uint32_t kEvenBytes = 0x00ff00ff;
 
 // r[0] and r[2] get codes at bit 0 of their halves, r[1] and r[3] at bit 4. `low`: nibbles r[0] to
-// r[3] from each half's lowest bits up; `high`: the upper bits, in the same places.
+// r[3] from each half's lowest bits up; `high`: the fifth bits, at the lowest bits of nibbles.
 template <int kBits>
 __device__ inline void numbers_of(uint32_t (&r)[4], uint32_t low, uint32_t high) {
   const uint32_t low8 = low >> 8;
@@ -63,7 +63,7 @@ __device__ inline void numbers_of(uint32_t (&r)[4], uint32_t low, uint32_t high)
   r[2] = low8 & kNibble0;
   r[3] = low8 & kNibble1;
   if constexpr (kBits > 4) {
-    constexpr uint32_t kHigh0 = kBits == 6 ? 0x00300030 : 0x00100010, kHigh1 = kHigh0 << 4;
+    constexpr uint32_t kHigh0 = 0x00100010, kHigh1 = kHigh0 << 4;
     const uint32_t up = high << 4, down = high >> 4;
     r[0] |= up & kHigh0;
     r[1] |= up & kHigh1;
@@ -76,8 +76,8 @@ __device__ inline void numbers_of(uint32_t (&r)[4], uint32_t low, uint32_t high)
 template <int kHeadDim, int kBits>
 struct Planes {
   static constexpr int kLow = low_bits_of(kBits);
-  static constexpr int kHigh = kBits - kLow;
-  static_assert(kBits <= 6);
+  static constexpr bool kHasHigh = kBits > kLow;  // then of one bit
+  static_assert(kBits <= 5);
   const uint8_t* unit;
   int lane;
 
@@ -115,9 +115,7 @@ struct Planes {
       if constexpr (kLow == 2) {
         low[i] = (key_pairs(unit, channel) & 0x33333333) | key_bits(unit + 8 * kHeadDim, channel)
                                                                << 2;
-      } else if constexpr (kHigh == 2) {
-        high[i] = key_pairs(unit + 16 * kHeadDim, channel);
-      } else if constexpr (kHigh == 1) {
+      } else if constexpr (kHasHigh) {
         high[i] = key_bits(unit + 16 * kHeadDim, channel);
       }
     }
@@ -130,9 +128,7 @@ struct Planes {
       if constexpr (kLow == 2) {
         low[i] = (value_pairs(unit, channel) & 0x33333333) |
                  value_bits(unit + 8 * kHeadDim, channel) << 2;
-      } else if constexpr (kHigh == 2) {
-        high[i] = value_pairs(unit + 16 * kHeadDim, channel);
-      } else if constexpr (kHigh == 1) {
+      } else if constexpr (kHasHigh) {
         high[i] = value_bits(unit + 16 * kHeadDim, channel);
       }
     }
@@ -198,8 +194,9 @@ __device__ inline void score_product(float (&sum)[2][4], const uint32_t (&low)[4
 // Factors of sums of codes: 2^24 and 2^20 for the two kinds of rows.
 __device__ inline float row_unit(int i) { return power_of_two(i < 2 ? 24 : 20); }
 
+// Minus half of the code range, as f16.
 __host__ __device__ constexpr uint32_t half_range_bits(int bits) {
-  return bits == 3 ? 0xc300 : bits == 4 ? 0xc780 : bits == 5 ? 0xcbc0 : 0xcfe0;
+  return bits == 4 ? 0xc780 : 0xcbc0;
 }
 
 // [product of 16 channels][c] of f16 pairs s(2 c, 2 c + 1), s(2 c + 8, 2 c + 9), z of the same;

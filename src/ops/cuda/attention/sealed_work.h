@@ -8,9 +8,9 @@
 
 namespace braid::cuda {
 
-struct UnitForms {
-  UnitForm k, v;
-  BRAID_BOTH UnitForm of(bool value) const { return value ? v : k; }
+struct UnitKinds {
+  UnitKind k = UnitKind::f16, v = UnitKind::f16;
+  BRAID_BOTH UnitKind of(bool value) const { return value ? v : k; }
 };
 
 BRAID_BOTH inline std::byte* rows_at(std::byte* pool, const KvShape& shape, int64_t block,
@@ -27,7 +27,7 @@ inline constexpr int kSealsPerLaunch = 240;
 
 struct SealArgs {
   KvLayer kv;
-  UnitForms forms = {};
+  UnitKinds kinds = {};
   // Of a batch; null: there is a list.
   const int32_t* certain = nullptr;
   const int32_t* context = nullptr;
@@ -60,14 +60,14 @@ BRAID_BOTH void seal_item(Block& block, UnitScratch& sh, const SealArgs& a, int 
   if (seal.hot < 0 || seal.hot >= a.kv.blocks || seal.cold < 0 || seal.cold >= a.kv.cold.blocks)
     return;
   seal_unit(
-      block, sh, a.forms.of(value), shape.head_dim, value,
+      block, sh, a.kinds.of(value), shape.head_dim, value,
       reinterpret_cast<const uint16_t*>(rows_at(value ? a.kv.v : a.kv.k, shape, seal.hot, head)),
       reinterpret_cast<uint8_t*>(unit_at(a.kv, value, seal.cold, head)));
 }
 
 struct ImageArgs {
   KvLayer kv;
-  UnitForms forms = {};
+  UnitKinds kinds = {};
   KvTail tail = {};
   BandRows rows = {};
   Bands bands = {};
@@ -114,7 +114,7 @@ BRAID_BOTH void make_entry(Block& block, UnitRows* rows, const ImageArgs& a, boo
   if (e.sealed) {
     const int32_t cold = a.cold_table[at];
     if (cold < 0 || cold >= a.kv.cold.blocks) return;
-    expand_unit(block, rows, a.forms.of(value), shape.head_dim, value,
+    expand_unit(block, rows, a.kinds.of(value), shape.head_dim, value,
                 reinterpret_cast<const uint8_t*>(unit_at(a.kv, value, cold, head)),
                 reinterpret_cast<uint16_t*>(to));
     return;

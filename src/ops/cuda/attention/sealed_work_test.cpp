@@ -14,8 +14,8 @@ namespace {
 
 using namespace test;
 
-UnitForms forms_of(const ColdShape& shape) {
-  return {*unit_form(shape.k->name), *unit_form(shape.v->name)};
+UnitKinds kinds_of(const ColdShape& shape) {
+  return {unit_kind(shape.k->name), unit_kind(shape.v->name)};
 }
 BandRows rows_of(const Batch& b) {
   return {b.position, b.sequence, b.first_row, b.rows, b.certain, b.context, b.tokens, b.sequences};
@@ -23,7 +23,7 @@ BandRows rows_of(const Batch& b) {
 
 // Filled blocks get the units that kv_seal gives them; all others are unchanged.
 TEST(SealedWork, SealsWhatRowsFill) {
-  for (const char* name : {"q8_0", "c4", "tbq4_0", "r_q4_0", "c6", "f16"}) {
+  for (const char* name : {"q8_0", "c4", "tbq4_0", "q4_1", "c5", "f16"}) {
     const ColdShape shape{
         .heads = 2, .kv_heads = 2, .head_dim = 128, .k = codec_of(name), .v = codec_of(name)};
     Random random(3);
@@ -40,7 +40,7 @@ TEST(SealedWork, SealsWhatRowsFill) {
         filled.push_back({batch.blocks_of(s)[b], batch.cold_blocks_of(s)[b]});
     expected.world().ops().kv_seal(expected.kv(), filled);
 
-    SealArgs args{.kv = own.kv(), .forms = forms_of(shape)};
+    SealArgs args{.kv = own.kv(), .kinds = kinds_of(shape)};
     args.certain = batch.certain;
     args.context = batch.context;
     args.hot_table = batch.block_table;
@@ -82,7 +82,7 @@ class Image {
                    std::byte{0x7e});
     layer_.k = k_.data();
     layer_.v = v_.data();
-    ImageArgs args{.kv = kv, .forms = forms_of(shape), .tail = shape.tail, .rows = rows_of(b)};
+    ImageArgs args{.kv = kv, .kinds = kinds_of(shape), .tail = shape.tail, .rows = rows_of(b)};
     args.bands = {first_row_.data(),   rows_.data(),
                   certain_.data(),     context_.data(),
                   form_rows_.data(),   exact_from_.data(),
@@ -150,8 +150,8 @@ class Image {
 };
 
 TEST(SealedWork, AttentionOverTheImageIsThatOverUnits) {
-  constexpr const char* kFormats[][2] = {{"q8_0", "q8_0"},  {"c4", "c4"},     {"tbq4_0", "tbq4_0"},
-                                         {"f16", "c3"},     {"r_q4_0", "c6"}, {"c5", "q5_1"},
+  constexpr const char* kFormats[][2] = {{"q8_0", "q8_0"},  {"c4", "c4"},   {"tbq4_0", "tbq4_0"},
+                                         {"f16", "tq3_0"},  {"q4_0", "c5"}, {"c5", "q5_1"},
                                          {"bf16", "tq3_0"}, {"q4_1", "f32"}};
   Random random(11);
   for (int round = 0; round < 48; ++round) {

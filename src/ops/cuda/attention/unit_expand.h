@@ -32,9 +32,8 @@ struct PlaneWords {
 template <int kBits>
 struct ChannelCodes {
   static constexpr int kLow = low_bits_of(kBits);
-  static constexpr int kHigh = kBits > kLow ? kBits - kLow : 1;
   PlaneWords<kLow> low;
-  PlaneWords<kHigh> high;
+  PlaneWords<1> high;
   BRAID_BOTH void load(const uint8_t* unit, int width, int channel) {
     low.load(unit, channel);
     if constexpr (kBits > kLow) high.load(unit + code_plane_bytes(kLow, width), channel);
@@ -127,17 +126,17 @@ BRAID_BOTH void read_unit(int thread, int threads, int width, bool value, const 
   }
 }
 
-// out: f16 [32][width], 4-byte aligned. `rows`: for rotated forms only.
+// out: f16 [32][width], 4-byte aligned. `rows`: for rotated kinds only.
 template <typename Block>
-BRAID_BOTH void expand_unit(Block& block, UnitRows* rows, UnitForm form, int width, bool value,
+BRAID_BOTH void expand_unit(Block& block, UnitRows* rows, UnitKind kind, int width, bool value,
                             const uint8_t* unit, uint16_t* out) {
   const auto write = [&](int t, int d, float x, float y) {
     reinterpret_cast<uint32_t*>(out)[(t * width + d) / 2] =
         saturated_half(x) | static_cast<uint32_t>(saturated_half(y)) << 16;
   };
-  with_kind(form.kind, [&]<UnitKind kKind>() {
+  with_kind(kind, [&]<UnitKind kKind>() {
     block.each([&](int thread) {
-      if (!form.rotated) {
+      if constexpr (!is_rotated(kKind)) {
         read_unit<kKind>(thread, Block::kSize, width, value, unit, write);
       } else {
         read_unit<kKind>(thread, Block::kSize, width, value, unit,
@@ -148,7 +147,7 @@ BRAID_BOTH void expand_unit(Block& block, UnitRows* rows, UnitForm form, int wid
       }
     });
   });
-  if (!form.rotated) return;
+  if (!is_rotated(kind)) return;
   rotate_rows(block, *rows, width, true);
   block.each([&](int thread) {
     for (int t = thread / 32; t < kBlockTokens; t += Block::kSize / 32)

@@ -1,7 +1,7 @@
 // unit_rotation.h -- the rotation R of ops/kv/rotation.h on a unit's 32 rows, by a thread block.
 #pragma once
 
-#include "ops/cuda/attention/unit_form.h"
+#include "ops/cuda/attention/unit_kind.h"
 #include "ops/kv/format_numbers.h"
 
 namespace braid::cuda {

@@ -45,7 +45,7 @@ BRAID_BOTH void pack_codes(Block& block, const UnitRows& rows, int width, uint8_
     pack_plane<kLow>(reinterpret_cast<uint32_t*>(unit) + kLow * channel, rows, channel, 0);
     if constexpr (kBits > kLow) {
       auto* high = reinterpret_cast<uint32_t*>(unit + code_plane_bytes(kLow, width));
-      pack_plane<kBits - kLow>(high + (kBits - kLow) * channel, rows, channel, kLow);
+      pack_plane<1>(high + channel, rows, channel, kLow);
     }
   });
 }
@@ -334,7 +334,7 @@ BRAID_BOTH void seal_numbers(Block& block, const UnitRows& rows, int width, uint
 // rows: f16 [32][width]. The unit is zeros if a number is NaN; infinities become the largest
 // number.
 template <typename Block>
-BRAID_BOTH void seal_unit(Block& block, UnitScratch& sh, UnitForm form, int width, bool value,
+BRAID_BOTH void seal_unit(Block& block, UnitScratch& sh, UnitKind kind, int width, bool value,
                           const uint16_t* rows, uint8_t* unit) {
   block.each([&](int thread) {
     if (thread == 0) sh.refused = 0;
@@ -348,14 +348,12 @@ BRAID_BOTH void seal_unit(Block& block, UnitScratch& sh, UnitForm form, int widt
   });
   if (sh.refused != 0) {
     block.each([&](int thread) {
-      const int words = unit_bytes_of(form.kind, width, value) / 4;
+      const int words = unit_bytes_of(kind, width, value) / 4;
       for (int i = thread; i < words; i += Block::kSize) reinterpret_cast<uint32_t*>(unit)[i] = 0;
     });
     return;
   }
-  if (form.rotated && family_of(form.kind) == UnitFamily::classic)
-    rotate_rows(block, sh.rows, width, false);
-  with_kind(form.kind, [&]<UnitKind kKind>() {
+  with_kind(kind, [&]<UnitKind kKind>() {
     if constexpr (family_of(kKind) == UnitFamily::number) {
       seal_numbers<kKind>(block, sh.rows, width, unit);
     } else if constexpr (family_of(kKind) == UnitFamily::classic) {

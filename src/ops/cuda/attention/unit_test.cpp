@@ -53,16 +53,15 @@ std::vector<std::pair<std::string, Rows>> all_rows(int32_t width) {
   return all;
 }
 
-std::vector<uint8_t> sealed(const KvCodec& codec, UnitForm form, int32_t width, KvSide side,
+std::vector<uint8_t> sealed(const KvCodec& codec, UnitKind kind, int32_t width, KvSide side,
                             const Rows& rows, int order) {
   HostBlock<kUnitThreads> block(order);
   auto scratch = std::make_unique<UnitScratch>();
   std::memset(static_cast<void*>(scratch.get()), 0xa5, sizeof(UnitScratch));
   const auto bytes = static_cast<size_t>(codec.unit_bytes(width, side));
-  EXPECT_EQ(unit_bytes_of(form.kind, width, side == KvSide::v), static_cast<int>(bytes))
-      << codec.name;
+  EXPECT_EQ(unit_bytes_of(kind, width, side == KvSide::v), static_cast<int>(bytes)) << codec.name;
   std::vector<uint8_t> unit(bytes + 64, 0xa5);
-  seal_unit(block, *scratch, form, width, side == KvSide::v, rows.data(), unit.data());
+  seal_unit(block, *scratch, kind, width, side == KvSide::v, rows.data(), unit.data());
   for (size_t i = bytes; i < unit.size(); ++i)
     EXPECT_EQ(unit[i], 0xa5) << codec.name << " writes behind";
   unit.resize(bytes);
@@ -71,28 +70,23 @@ std::vector<uint8_t> sealed(const KvCodec& codec, UnitForm form, int32_t width, 
 
 template <typename Run>
 void for_all_units(Run run) {
-  int forms = 0;
   for (const KvCodec* codec : kv_codecs()) {
-    const auto form = unit_form(codec->name);
-    if (!form) continue;
-    ++forms;
     for (const int32_t width : {64, 96, 128, 192, 256}) {
       if (!kv_codec_accepts(*codec, width).ok()) continue;
       for (const KvSide side : kKvSides)
         for (const auto& [name, rows] : all_rows(width))
-          run(*codec, *form, width, side, rows,
+          run(*codec, unit_kind(codec->name), width, side, rows,
               std::string(codec->name) + (side == KvSide::k ? " K " : " V ") +
                   std::to_string(width) + " " + name);
     }
   }
-  EXPECT_EQ(forms, 20);
 }
 
 TEST(GpuUnits, SealedBytesAreThoseOfTheCodec) {
   int order = 0;
-  for_all_units([&](const KvCodec& codec, UnitForm form, int32_t width, KvSide side,
+  for_all_units([&](const KvCodec& codec, UnitKind kind, int32_t width, KvSide side,
                     const Rows& rows, const std::string& what) {
-    EXPECT_EQ(sealed(codec, form, width, side, rows, order++ % 3),
+    EXPECT_EQ(sealed(codec, kind, width, side, rows, order++ % 3),
               encoded(codec, width, side, rows))
         << what;
   });
@@ -100,13 +94,12 @@ TEST(GpuUnits, SealedBytesAreThoseOfTheCodec) {
 
 TEST(GpuUnits, NumbersThatAreNoneLeaveZeros) {
   for (const KvCodec* codec : kv_codecs()) {
-    const auto form = unit_form(codec->name);
-    if (!form) continue;
+    const UnitKind kind = unit_kind(codec->name);
     for (const KvSide side : kKvSides) {
       for (const size_t at : {size_t{0}, size_t{4000}, size_t{32 * 128 - 1}}) {
         Rows rows = all_rows(128)[0].second;
         rows[at] = 0xfe01;
-        const std::vector<uint8_t> unit = sealed(*codec, *form, 128, side, rows, 2);
+        const std::vector<uint8_t> unit = sealed(*codec, kind, 128, side, rows, 2);
         EXPECT_EQ(unit, std::vector<uint8_t>(unit.size(), 0)) << codec->name;
       }
     }
@@ -115,13 +108,13 @@ TEST(GpuUnits, NumbersThatAreNoneLeaveZeros) {
 
 TEST(GpuUnits, ExpandedRowsAreWhatTheCodecDecodes) {
   int order = 0;
-  for_all_units([&](const KvCodec& codec, UnitForm form, int32_t width, KvSide side,
+  for_all_units([&](const KvCodec& codec, UnitKind kind, int32_t width, KvSide side,
                     const Rows& rows, const std::string& what) {
     const std::vector<uint8_t> unit = encoded(codec, width, side, rows);
     HostBlock<kUnitThreads> block(order++ % 3);
     auto scratch = std::make_unique<UnitRows>();
     Rows out(rows.size() + 8, 0xa5a5);
-    expand_unit(block, form.rotated ? scratch.get() : nullptr, form, width, side == KvSide::v,
+    expand_unit(block, is_rotated(kind) ? scratch.get() : nullptr, kind, width, side == KvSide::v,
                 unit.data(), out.data());
     for (size_t i = rows.size(); i < out.size(); ++i)
       EXPECT_EQ(out[i], 0xa5a5) << what << " writes behind";
@@ -136,15 +129,15 @@ TEST(GpuUnits, ExpandedRowsAreWhatTheCodecDecodes) {
 TEST(GpuUnits, AnyBytesExpand) {
   Noise noise(77);
   for (const KvCodec* codec : kv_codecs()) {
-    const auto form = unit_form(codec->name);
-    if (!form || family_of(form->kind) == UnitFamily::number) continue;
+    const UnitKind kind = unit_kind(codec->name);
+    if (family_of(kind) == UnitFamily::number) continue;
     for (const KvSide side : kKvSides) {
       std::vector<uint8_t> unit(static_cast<size_t>(codec->unit_bytes(128, side)));
       for (uint8_t& b : unit) b = noise.byte() & 0x7b;  // no infinity or NaN as f16
       HostBlock<kUnitThreads> block(2);
       auto scratch = std::make_unique<UnitRows>();
       Rows out(32 * 128);
-      expand_unit(block, scratch.get(), *form, 128, side == KvSide::v, unit.data(), out.data());
+      expand_unit(block, scratch.get(), kind, 128, side == KvSide::v, unit.data(), out.data());
       std::vector<float> exact = decoded(*codec, 128, side, unit);
       for (float& x : exact) x = std::clamp(x, -65504.0f, 65504.0f);
       EXPECT_EQ(out, halves_of(exact)) << codec->name;

@@ -1,19 +1,22 @@
-// unit_form.h -- formats of sealed blocks that kernels support, and the layout of their units
+// unit_kind.h -- formats of sealed blocks as kernels know them, and the layout of their units
 // (code_planes.h, channel_planes.h, row_forms.h of ops/kv).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <optional>
+#include <iterator>
 #include <string_view>
 
+#include "base/check.h"
 #include "ops/batch.h"
 #include "ops/cuda/both.h"
 
 namespace braid::cuda {
 
-inline constexpr int kMostUnitWidth = 256;  // of a head
+// A head's width is a multiple of the first and at most the second.
+inline constexpr int kUnitWidthUnit = 32;
+inline constexpr int kMostUnitWidth = 256;
 inline constexpr int kUnitThreads = 256;
-inline constexpr int kMostUnitGroups = kMostUnitWidth / 32;
 
 enum class UnitFamily : uint8_t {
   number,    // rows of numbers
@@ -21,33 +24,17 @@ enum class UnitFamily : uint8_t {
   codebook,  // levels of 128 rotated values, and a norm
   channel,   // scale and zero per channel; of V also a factor per row
 };
-enum class UnitKind : uint8_t {
-  f32,
-  f16,
-  bf16,
-  q8_0,
-  q5_1,
-  q5_0,
-  q4_1,
-  q4_0,
-  tbq4,
-  tq3,
-  c6,
-  c5,
-  c4,
-  c3
-};
-
-struct UnitForm {
-  UnitKind kind = UnitKind::f16;
-  bool rotated = false;
-};
+enum class UnitKind : uint8_t { f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, tbq4, tq3, c5, c4 };
 
 BRAID_BOTH constexpr UnitFamily family_of(UnitKind kind) {
   return kind <= UnitKind::bf16   ? UnitFamily::number
          : kind <= UnitKind::q4_0 ? UnitFamily::classic
          : kind <= UnitKind::tq3  ? UnitFamily::codebook
                                   : UnitFamily::channel;
+}
+// By R of ops/kv/rotation.h.
+BRAID_BOTH constexpr bool is_rotated(UnitKind kind) {
+  return family_of(kind) == UnitFamily::codebook;
 }
 BRAID_BOTH constexpr int bits_of_kind(UnitKind kind) {
   switch (kind) {
@@ -58,8 +45,6 @@ BRAID_BOTH constexpr int bits_of_kind(UnitKind kind) {
       return 16;
     case UnitKind::q8_0:
       return 8;
-    case UnitKind::c6:
-      return 6;
     case UnitKind::q5_1:
     case UnitKind::q5_0:
     case UnitKind::c5:
@@ -70,7 +55,6 @@ BRAID_BOTH constexpr int bits_of_kind(UnitKind kind) {
     case UnitKind::c4:
       return 4;
     case UnitKind::tq3:
-    case UnitKind::c3:
       return 3;
   }
   return 0;
@@ -79,7 +63,7 @@ BRAID_BOTH constexpr bool has_minimum(UnitKind kind) {
   return kind == UnitKind::q5_1 || kind == UnitKind::q4_1;
 }
 
-// Codes of 3, 5 and 6 bits are two planes.
+// Codes of 3 and 5 bits are two planes, the second of one bit.
 BRAID_BOTH constexpr int low_bits_of(int bits) { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
 BRAID_BOTH constexpr int code_plane_bytes(int bits, int width) { return 4 * bits * width; }
 
@@ -98,25 +82,14 @@ BRAID_BOTH constexpr int unit_bytes_of(UnitKind kind, int width, bool value) {
   return 0;
 }
 
-// By the codec's name; none: not supported.
-inline std::optional<UnitForm> unit_form(std::string_view name) {
-  struct Named {
-    std::string_view name;
-    UnitKind kind;
-  };
-  constexpr Named kPlain[] = {
-      {"f32", UnitKind::f32},   {"f16", UnitKind::f16},   {"bf16", UnitKind::bf16},
-      {"q8_0", UnitKind::q8_0}, {"q5_1", UnitKind::q5_1}, {"q5_0", UnitKind::q5_0},
-      {"q4_1", UnitKind::q4_1}, {"q4_0", UnitKind::q4_0}, {"c6", UnitKind::c6},
-      {"c5", UnitKind::c5},     {"c4", UnitKind::c4},     {"c3", UnitKind::c3}};
-  if (name == "tbq4_0") return UnitForm{UnitKind::tbq4, true};
-  if (name == "tq3_0" || name == "tbq3_0") return UnitForm{UnitKind::tq3, true};
-  const bool rotated = name.substr(0, 2) == "r_";
-  if (rotated) name.remove_prefix(2);
-  for (const Named& n : kPlain)
-    if (n.name == name && (!rotated || family_of(n.kind) == UnitFamily::classic))
-      return UnitForm{n.kind, rotated};
-  return std::nullopt;
+// By the codec's name.
+inline UnitKind unit_kind(std::string_view name) {
+  constexpr std::string_view kNames[] = {"f32",  "f16",  "bf16",   "q8_0",  "q5_1", "q5_0",
+                                         "q4_1", "q4_0", "tbq4_0", "tq3_0", "c5",   "c4"};
+  static_assert(std::size(kNames) == static_cast<size_t>(UnitKind::c4) + 1);
+  const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
+  BRAID_CHECK(found != std::end(kNames));
+  return static_cast<UnitKind>(found - std::begin(kNames));
 }
 
 // Calls run.template operator()<kind>(), on the caller's side (host or device).
@@ -146,14 +119,10 @@ BRAID_BOTH void with_kind(UnitKind kind, Run run) {
       return run.template operator()<UnitKind::tbq4>();
     case UnitKind::tq3:
       return run.template operator()<UnitKind::tq3>();
-    case UnitKind::c6:
-      return run.template operator()<UnitKind::c6>();
     case UnitKind::c5:
       return run.template operator()<UnitKind::c5>();
     case UnitKind::c4:
       return run.template operator()<UnitKind::c4>();
-    case UnitKind::c3:
-      return run.template operator()<UnitKind::c3>();
   }
 }
 
