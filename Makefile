@@ -1,6 +1,6 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both install what is missing (tools/setup.sh), then build in
 # build/ with the preset "release" of CMakePresets.json what they need: the program, or all.
-.PHONY: demo test test-debug test-tsan build install setup setup-test setup-dev fuzz coverage lint format format-check docs docs-check clean help
+.PHONY: demo test test-debug test-tsan build install uninstall setup setup-test setup-dev fuzz coverage lint format format-check docs docs-check clean help
 
 # Two gigabytes of memory per compile job are enough; all cores otherwise.
 JOBS ?= $(shell nproc)
@@ -42,6 +42,10 @@ build: setup
 PREFIX ?= /usr/local
 install: build
 	@DESTDIR="$(DESTDIR)" cmake --install build --prefix "$(PREFIX)"
+
+# What the last `make install` has put there.
+uninstall:
+	@xargs -d '\n' rm -f < build/install_manifest.txt
 
 demo: build
 	@tools/demo.sh build/braid

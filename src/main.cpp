@@ -5,6 +5,7 @@
 #include <exception>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/log.h"
@@ -27,6 +28,23 @@ std::string shortened(std::string message) {
   if (size_t most = 300; message.size() > most) {
     while (most > 0 && (static_cast<unsigned char>(message[most]) & 0xC0) == 0x80) --most;
     message.replace(most, std::string::npos, "...");
+  }
+  return message;
+}
+
+// CLI11's words for a wrong value, as a sentence.
+std::string plain(std::string message) {
+  constexpr std::string_view kConvert = "Could not convert: ";
+  if (message.starts_with(kConvert)) {
+    message.erase(0, kConvert.size());
+    const size_t equals = message.find(" = ");
+    if (equals != message.npos) message.replace(equals, 3, ": ");
+    return message + " is not a number";
+  }
+  const size_t choices = message.find(" not in {");
+  if (choices != message.npos && message.ends_with("}")) {
+    message.pop_back();
+    message.replace(choices, 9, " is not one of ");
   }
   return message;
 }
@@ -57,7 +75,7 @@ int run(CLI::App& app, std::vector<std::string> typed, const int* exit_code) {
       cli::write_result(text.str());
       return with_results_written(code);
     }
-    cli::print_error(shortened(error.what()));
+    cli::print_error(shortened(plain(error.what())));
     return 2;
   } catch (const std::exception& error) {
     cli::print_error(error.what());

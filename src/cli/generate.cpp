@@ -34,13 +34,17 @@ class AnswerPrinter {
   }
   void finish() {
     if (!raw_) show(splitter_.finish());
+    ended_thinking = thinking_;
     end_thought();
   }
+
+  bool ended_thinking = false;  // after finish(): nothing was said
 
  private:
   void show(const ThoughtSplitter::Parts& parts) {
     if (!parts.thought.empty()) {
       if (!thinking_ && colour_) put_thought("\x1b[2m");
+      if (!thinking_ && !on_terminal_) put_thought("thinking: ");
       thinking_ = true;
       put_thought(parts.thought);
     }
@@ -77,6 +81,7 @@ class StreamSink : public Sink {
     progress_.clear();
     show(detokenizer_.flush());
     printer_.finish();
+    answer.ended_thinking = printer_.ended_thinking;
     answer.end = event;
     done = true;
   }
@@ -161,9 +166,11 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed, boo
   const Usage& usage = answer.end.usage;
   const double generation_tok_s = answer.end.timings.generation_tok_s(usage);
   const double gb_s = generation_tok_s * static_cast<double>(model.engine->step_read_bytes()) / 1e9;
-  const char* why = answer.end.reason == FinishReason::length ? ", cut at the limit"
-                    : answer.interrupted                      ? ", stopped"
-                                                              : "";
+  const char* why =
+      answer.end.reason == FinishReason::length
+          ? (answer.ended_thinking ? ", cut at the limit while thinking" : ", cut at the limit")
+      : answer.interrupted ? ", stopped"
+                           : "";
   std::string prompt_speed;  // empty if the prompt was interrupted
   if (usage.generated_tokens > 0 || !answer.interrupted)
     prompt_speed = fmt::format(" at {:.0f} tok/s", answer.end.timings.prompt_tok_s(usage));

@@ -26,7 +26,9 @@ Result<GgufFile> open_model_file(const std::string& path) {
   auto file = GgufFile::open(path);
   // Probably a message without -p.
   if (!file.ok() && file.error().kind == ErrorKind::not_found && !path.ends_with(".gguf"))
-    return Error{ErrorKind::not_found, file.error().message + " (a message is given with -p)"};
+    return Error{ErrorKind::not_found, file.error().message +
+                                           " (a message is given with -p; `braid serve --discover "
+                                           "--list-models` lists files of other programs)"};
   return file;
 }
 

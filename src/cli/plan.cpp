@@ -75,18 +75,22 @@ class HollowFile {
   size_t bytes_ = 0;
 };
 
+constexpr uint64_t kLeastMemory = uint64_t{64} << 20;
 constexpr int32_t kLeastContext = 1024;  // a smaller one counts as not fitting
 
 // The largest context in each recommended format, with all other options as given.
 std::string context_table(const GgufFile& file, const EngineOptions& options) {
   std::string out =
       fmt::format("{:<12} {:>18} {:>12}\n", "-ctk, -ctv", "tokens of context", "KV cache");
-  for (const char* name : {"f16", "q8_0", "c5", "c4"}) {
+  std::vector<std::string> names = {"f16", "q8_0", "c5", "c4"};
+  if (options.k_codec != nullptr && options.k_codec == options.v_codec &&
+      std::find(names.begin(), names.end(), options.k_codec->name) == names.end())
+    names.insert(names.begin(), std::string(options.k_codec->name));
+  for (const std::string& name : names) {
     const auto codec = find_kv_codec(name);
     EngineOptions tried = options;
     tried.k_format = tried.v_format = KvFormat::f16;
-    tried.k_codec = tried.v_codec =
-        std::string_view(name) == "f16" || !codec.ok() ? nullptr : *codec;
+    tried.k_codec = tried.v_codec = name == "f16" || !codec.ok() ? nullptr : *codec;
     tried.kv_auto = false;
     tried.context_tokens = 0;
     const auto plan = Engine::plan_memory(file, tried);
@@ -109,6 +113,10 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
   if (!flags.memory.empty()) {
     const auto size = parse_size(flags.memory);
     if (!size.ok()) return Error{size.error().kind, "--memory: " + size.error().message};
+    if (*size < kLeastMemory)
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("--memory {} are {}; {}G is meant?", flags.memory,
+                               format_bytes(*size), flags.memory)};
     options.memory_limit_bytes = *size;
     options.plan_own_memory = flags.model.device != "cpu";
     if (options.plan_own_memory) options.device = "cpu";  // CPU sizes stand in for those of a GPU
@@ -135,7 +143,11 @@ int run_plan(const PlanFlags& flags) {
     const Status status = print_plan(*file, file->name(), flags);
     return status.ok() ? 0 : fail(status.error());
   }
-  const RandomShape* shape = find_random_shape(flags.shape);
+  // "qwen3.8-27b" is the shape 27b.
+  std::string name = flags.shape;
+  for (const char* family : {"qwen3.5-", "qwen3.6-", "qwen3.8-"})
+    if (CLI::detail::to_lower(name).starts_with(family)) name.erase(0, std::strlen(family));
+  const RandomShape* shape = find_random_shape(name);
   if (shape == nullptr)
     return fail({ErrorKind::invalid_argument,
                  fmt::format("--shape {} is not one of {}", flags.shape, shape_names())});

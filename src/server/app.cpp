@@ -111,10 +111,14 @@ std::optional<HttpAnswer> ServerApp::check(const HttpRequest& request) {
   if (const auto fault = context_.access.fault(request)) return refuse(request, *fault);
   const Route* route = find_route(request.path);
   if (route == nullptr) {
-    return refuse(request, {.status = 404,
-                            .type = "not_found_error",
-                            .code = "not_found",
-                            .message = "there is nothing at " + request.path.substr(0, 256)});
+    return refuse(request,
+                  {.status = 404,
+                   .type = "not_found_error",
+                   .code = "not_found",
+                   .message = "there is nothing at " + request.path.substr(0, 256) +
+                              (request.path.starts_with("/api/")
+                                   ? ": Ollama's API is not offered; /v1/chat/completions is"
+                                   : "")});
   }
   const bool like_get =
       request.method == "HEAD" || (request.method == "OPTIONS" && route->use == Route::Use::probe);

@@ -449,30 +449,30 @@ void add_row_options(CLI::App& command, BenchFlags& flags) {
   command.add_option("-p,--n-prompt", flags.prompts, "prompt lengths, comma-separated; 0: none")
       ->group(kGroup)
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   command.add_option("-n,--n-gen", flags.generations, "answer lengths, comma-separated; 0: none")
       ->group(kGroup)
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0, 1 << 30))
       ->capture_default_str();
   command.add_option("-d,--depth", flags.depth, "tokens of the prompt before each answer of -n")
       ->group(kGroup)
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   command
       .add_option("--fill", flags.fill,
                   "with -d, --batch or --profile: compute the first N prompt tokens and the last "
                   "step only. Other KV blocks are copies, so only the speed of decoding counts. A "
                   "multiple of 32; 0: compute all")
       ->group(kGroup)
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   command.add_option("-r,--repetitions", flags.repetitions, "timed runs of each row")
       ->group(kGroup)
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command.add_option("--fit", flags.fit, "fit the cost per token over a prompt of N tokens")
       ->group(kGroup)
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   command.add_option("-o,--output", flags.output, "format of the results")
       ->group(kGroup)
       ->check(CLI::IsMember({"md", "json"}))
@@ -510,7 +510,7 @@ std::vector<CLI::Option*> add_serving_options(CLI::App& command, ServingBenchFla
   auto* shared_prefix =
       command.add_option("--shared-prefix", flags.shared_prefix,
                          "--requests prompts arrive at once; their first N tokens are the same");
-  shared_prefix->group(kGroup)->check(CLI::NonNegativeNumber);
+  shared_prefix->group(kGroup)->check(CLI::Range(0, 1 << 30));
   command.add_option("--requests", flags.requests, "with --shared-prefix: number of prompts")
       ->group(kGroup)
       ->check(CLI::Range(1, 100000))
@@ -526,7 +526,7 @@ std::vector<CLI::Option*> add_serving_options(CLI::App& command, ServingBenchFla
   auto* interference =
       command.add_option("--interference", flags.interference,
                          "a prompt of N tokens arrives while --users sequences decode");
-  interference->group(kGroup)->check(CLI::NonNegativeNumber);
+  interference->group(kGroup)->check(CLI::Range(0, 1 << 30));
   command.add_option("--users", flags.users, "with --interference: number of decoding sequences")
       ->group(kGroup)
       ->check(CLI::Range(1, 4096))
@@ -534,7 +534,7 @@ std::vector<CLI::Option*> add_serving_options(CLI::App& command, ServingBenchFla
       ->needs(interference);
   auto* conversation = command.add_option("--conversation", flags.conversation,
                                           "a conversation grows to N tokens in --turns turns");
-  conversation->group(kGroup)->check(CLI::NonNegativeNumber);
+  conversation->group(kGroup)->check(CLI::Range(0, 1 << 30));
   command.add_option("--turns", flags.turns, "with --conversation: number of turns")
       ->group(kGroup)
       ->check(CLI::Range(1, 1000))

@@ -9,6 +9,7 @@
 #include <cctype>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "cli/options/listing.h"
 
@@ -16,7 +17,7 @@ namespace braid::cli {
 namespace {
 
 constexpr std::string_view kLayers =
-    "is not needed: all layers are on the GPU (or --device cpu: none)";
+    "is not needed: all layers go to the GPU, if the build and the machine have one (--device)";
 constexpr std::string_view kAttention = "is not needed: attention is always the fast one";
 constexpr std::string_view kMapping = "is not needed: weights are read once and stay in memory";
 constexpr std::string_view kTemplates = "is not needed: the model's template is always used";
@@ -198,6 +199,8 @@ class Reader {
     const std::string_view near = nearest(name, all);
     for (const Habit& habit : kHabits)
       if (habit.name == near) return std::string(habit.text);
+    for (const ShortName& known : kShortNames)  // --ctk
+      if (name == "-" + std::string(known.name)) return std::string(known.name);
     return std::string(near);
   }
 
@@ -235,7 +238,8 @@ std::span<const Habit> habits() { return kHabits; }
 
 std::string_view nearest(std::string_view word, std::span<const std::string> names) {
   std::string_view best;
-  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
+  // Short words are near to everything.
+  size_t least = word.size() < 5 ? 2 : word.size() / 3 + 1;
   for (const std::string& name : names) {
     // A prefix counts as one edit.
     const size_t edits = word.size() > 4 && name.starts_with(word) ? 1 : distance(word, name);
@@ -261,12 +265,18 @@ Result<Arguments> read_arguments(const CLI::App& app, std::span<const std::strin
     if (!command->get_group().empty()) names.push_back(command->get_name());
   }
   if (first.starts_with("-")) {
+    const bool known =
+        first == "-h" || first == "--help" || first == "--help-all" || first == "--version";
+    if (!known)
+      return wrong(fmt::format("a command comes before {}: braid run {} ...", first, first));
     out.words.assign(typed.begin(), typed.end());
     return out;
   }
   if (first.ends_with(".gguf"))
     return wrong(
         fmt::format("a command comes first: braid run {}, or braid serve {}", first, first));
+  for (const auto& [name, text] : kCommandHabits)
+    if (first == name) return wrong(fmt::format("braid has no command {}: {}", first, text));
   const std::string_view near = nearest(first, names);
   return wrong(fmt::format("braid has no command {}{}; there are {}", first,
                            near.empty() ? "" : fmt::format(" (did you mean {}?)", near),

@@ -45,15 +45,25 @@ std::string check_spec_types(const std::string& text) {
                           : text + " is not made of none, ngram, mtp, dflash and auto, with commas";
 }
 
+// "32k" of a context: 32768.
+std::string tokens_of_thousands(std::string text) {
+  if (text.size() < 2 || (text.back() != 'k' && text.back() != 'K')) return text;
+  const std::string digits = text.substr(0, text.size() - 1);
+  const bool number = digits.size() < 7 && digits.find_first_not_of("0123456789") == digits.npos;
+  return number ? std::to_string(1024 * std::stol(digits)) : text;
+}
+
 void add_model_part(CLI::App& command, ModelFlags& flags) {
   OptionGroup group(command, "Model");
   group.add("-m,--model,MODEL", flags.model, "GGUF file; without it the toy model inside braid")
       ->type_name("FILE");
   group
       .add("-c,--ctx-size", flags.context,
-           "tokens of context of one conversation (default: the model's, or as many as fit in "
+           "tokens of context of one conversation, e.g. 32k (default: the model's, or as many as "
+           "fit in "
            "memory)")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(tokens_of_thousands)
+      ->check(CLI::Range(0, 1 << 30));
   group
       .add("--device", flags.device,
            "auto takes the GPU if there is one; ref is the slow scalar reference")
@@ -62,7 +72,7 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
   group.add("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
       ->check(CLI::Range(0, 1024));
   group.add("-b,--batch-size", flags.batch, "an upper limit of -ub, known from llama.cpp")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1 << 30));
   group
       .add("--ubatch-size", flags.ubatch,
            "prompt tokens of one step (default: 512 on a CPU; chosen by model and memory on a GPU)")
