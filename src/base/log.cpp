@@ -10,6 +10,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -106,6 +107,11 @@ void set_form(spdlog::sinks::sink& sink, const LogOptions& options) {
 }
 
 Result<spdlog::sink_ptr> open_file(const LogOptions& options) {
+  // spdlog would make the folder, and a misspelled one would hide the log.
+  std::error_code ignored;
+  const auto folder = std::filesystem::path(options.file).parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder, ignored))
+    return Error{ErrorKind::not_found, options.file + ": there is no such folder for the log"};
   try {
     auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
     set_form(*sink, options);

@@ -76,7 +76,9 @@ TEST_F(LogFile, IsOpenedAgainAfterARotation) {
 }
 
 TEST_F(LogFile, ThatCannotBeWrittenIsAnError) {
-  EXPECT_FALSE(log_as_server({.file = (folder_ / "none" / "log").string() + "/"}).ok());
+  EXPECT_FALSE(log_as_server({.file = (folder_ / "none" / "log").string()}).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+  EXPECT_FALSE(log_as_server({.file = folder_.string()}).ok());
   EXPECT_FALSE(log_as_server({.level = "loud"}).ok());
 }
 

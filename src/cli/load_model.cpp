@@ -72,15 +72,15 @@ Result<LoadedModel> load_model(const ModelFlags& flags,
   return loaded;
 }
 
-Result<std::string> read_text(const std::string& path) {
-  constexpr size_t kMaxBytes = size_t{1} << 30;
+Result<std::string> read_text(const std::string& path, size_t most_bytes) {
   std::string text;
   auto slurp = [&](std::istream& in) -> Status {
     char buffer[1 << 16];
     while (in.read(buffer, sizeof buffer), in.gcount() > 0) {
       text.append(buffer, static_cast<size_t>(in.gcount()));
-      if (text.size() > kMaxBytes)
-        return Error{ErrorKind::exhausted, path + ": is larger than 1 GiB of text"};
+      if (text.size() > most_bytes)
+        return Error{ErrorKind::exhausted,
+                     fmt::format("{}: is larger than {}", path, format_bytes(most_bytes))};
     }
     return {};
   };

@@ -44,8 +44,8 @@ struct LoadedModel {
 Result<LoadedModel> load_model(const ModelFlags& flags,
                                const std::function<void(EngineOptions&)>& adjust = nullptr);
 
-// A file, or stdin for "-", without a byte order mark. Errors: not_found, io, exhausted (> 1 GiB).
-Result<std::string> read_text(const std::string& path);
+// A file, or stdin for "-", without a byte order mark. Errors: not_found, io, exhausted.
+Result<std::string> read_text(const std::string& path, size_t most_bytes = size_t{1} << 30);
 
 uint64_t peak_memory_bytes();
 

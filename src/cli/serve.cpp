@@ -99,7 +99,7 @@ Result<server::Catalog> make_catalog(ServeFlags& flags) {
   }
   catalog.add_all(found);
   for (const std::string& path : flags.preset_files) {
-    BRAID_ASSIGN(const std::string text, read_text(path));
+    BRAID_ASSIGN(const std::string text, read_text(path, kMostSettingsBytes));
     BRAID_TRY(catalog.add_presets(text, std::filesystem::path(path).parent_path().string(), path));
   }
   for (const std::string& alias : flags.aliases) {
@@ -167,9 +167,11 @@ Status reload(const ServeFlags& flags, server::HttpServer& http, server::App& ap
   if (secure) BRAID_TRY(http.reload_certificate());
   const size_t count = keys.size();
   if (!flags.key_files.empty()) app.set_api_keys(std::move(keys));
-  spdlog::info("SIGHUP: reloaded{}{}",
-               flags.key_files.empty() ? "" : fmt::format(" {} API keys", count),
-               secure ? " the certificate " + flags.http.tls_certificate : "");
+  std::string what = flags.key_files.empty() ? "" : fmt::format("{} API keys", count);
+  if (secure)
+    what +=
+        (what.empty() ? "the certificate " : " and the certificate ") + flags.http.tls_certificate;
+  spdlog::info("SIGHUP: reloaded {}", what);
   return {};
 }
 

@@ -11,13 +11,14 @@
 #include <vector>
 
 #include "cli/load_model.h"
+#include "cli/serve_options.h"
 #include "server/endpoints/access.h"
 
 namespace braid::cli {
 
 Status read_config(CLI::App& command, const std::string& path) {
   if (path.empty()) return {};
-  BRAID_ASSIGN(const std::string text, read_text(path));
+  BRAID_ASSIGN(const std::string text, read_text(path, kMostSettingsBytes));
   const auto wrong = [&path](const std::string& what) {
     return Error{ErrorKind::invalid_argument, path + ": " + what};
   };

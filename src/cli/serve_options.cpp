@@ -21,7 +21,7 @@ namespace braid::cli {
 
 Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiKey>& keys) {
   for (const std::string& path : files) {
-    BRAID_ASSIGN(const std::string text, read_text(path));
+    BRAID_ASSIGN(const std::string text, read_text(path, kMostSettingsBytes));
     BRAID_ASSIGN(auto found, server::parse_keys(text, path));
     keys.insert(keys.end(), found.begin(), found.end());
   }
@@ -108,6 +108,13 @@ Status complete(ServeFlags& flags) {
   const bool no_keys = flags.given_keys.empty() && flags.key_files.empty();
   if (empty_key || (variable != nullptr && *variable == '\0' && no_keys)) {
     return Error{ErrorKind::invalid_argument, "an API key is empty (--api-key, BRAID_API_KEY)"};
+  }
+  for (const std::string& key : flags.given_keys) {
+    const auto sendable = [](unsigned char c) { return c > ' ' && c < 0x7f; };
+    if (!std::all_of(key.begin(), key.end(), sendable))
+      return Error{ErrorKind::invalid_argument,
+                   "an API key has a blank, a line break or a letter beyond ASCII, which no client "
+                   "can send (--api-key, BRAID_API_KEY)"};
   }
   flags.app.api_keys.assign(flags.given_keys.begin(), flags.given_keys.end());
   BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));

@@ -15,6 +15,9 @@
 
 namespace braid::cli {
 
+// Of a file with keys, options or presets.
+inline constexpr size_t kMostSettingsBytes = size_t{16} << 20;
+
 struct ServeFlags {
   ModelFlags model;
   SamplingChoice sampling;

@@ -188,8 +188,10 @@ void ServerApp::log_access(const HttpRequest& request, const Route* route, int s
   const std::string key = context_.access.identify(request).name;
   spdlog::info("access id={} from={}{} method={} path={} status={} bytes={} ms={:.1f}{}",
                request.id, request.remote, key.empty() ? "" : " key=" + key,
-               request.method.substr(0, 16), dump(request.path.substr(0, 256)), status, bytes, ms,
-               note);
+               request.method.substr(0, 16),
+               Json(request.path.substr(0, 256))
+                   .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace),
+               status, bytes, ms, note);
 }
 
 HttpHandlers ServerApp::handlers() {

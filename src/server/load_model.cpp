@@ -17,6 +17,16 @@ Result<Tokenizer> tokenizer_of(const GgufFile& file) {
   return Tokenizer::create(std::move(vocabulary));
 }
 
+// A template that fails on the simplest conversation will fail on all.
+void warn_of_template(const ChatTemplate& chat) {
+  const auto simple = nlohmann::ordered_json::array({chat_message("user", "Hello")});
+  const auto text = chat.render(simple, nullptr);
+  if (!text.ok())
+    spdlog::warn("the chat template fails on one user message: {}", text.error().message);
+  else if (text->text.find("Hello") == std::string::npos)
+    spdlog::warn("the chat template leaves out the text of a user's message");
+}
+
 }  // namespace
 
 Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options) {
@@ -32,6 +42,7 @@ Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOp
   if (chat.ok()) {
     model->chat.emplace(std::move(*chat));
     model->abilities = probe_template(*model->chat);
+    warn_of_template(*model->chat);
   } else if (!options.chat_template.empty()) {
     return chat.error();
   } else {

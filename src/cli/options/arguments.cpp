@@ -99,6 +99,20 @@ constexpr Habit kHabits[] = {
     {"--ssl-key-file", Habit::renamed, "--tls-key", 1},
 };
 
+// Commands of other programs.
+constexpr std::pair<std::string_view, std::string_view> kCommandHabits[] = {
+    {"pull",
+     "it downloads nothing. Give a GGUF file with -m; `braid serve --discover` offers what Hugging "
+     "Face, Ollama and LM Studio have downloaded"},
+    {"list", "`braid serve --discover --list-models` lists what other programs have downloaded"},
+    {"ls", "`braid serve --discover --list-models` lists what other programs have downloaded"},
+    {"show", "`braid inspect FILE` shows a model file"},
+    {"chat", "`braid run` without -p and -f is a chat"},
+    {"cli", "`braid run` answers a message or chats"},
+    {"server", "it is `braid serve`"},
+    {"ps", "/metrics and the page of `braid serve` show what runs"},
+};
+
 // Edit distance with swaps of neighbors.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);

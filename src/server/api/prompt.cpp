@@ -26,9 +26,13 @@ constexpr size_t kMaxCheckpoints = 64;
 // Maximum of log probabilities that one request may keep until they are sent.
 constexpr int64_t kMaxKeptLogprobs = 1 << 20;
 
-ApiError template_error(const Error& error) {
-  const bool limit = error.kind == ErrorKind::exhausted;
-  return {.code = limit ? "context_length_exceeded" : "chat_template_error",
+// A render goes beyond its limits because the conversation is long, or because the template loops.
+ApiError template_error(const Error& error, const Messages& messages) {
+  constexpr size_t kLongBytes = size_t{1} << 20;
+  size_t bytes = 0;
+  for (const Message& message : messages) bytes += message.text.size();
+  const bool too_long = error.kind == ErrorKind::exhausted && bytes >= kLongBytes;
+  return {.code = too_long ? "context_length_exceeded" : "chat_template_error",
           .param = "messages",
           .message = "the chat template refused the conversation: " + error.message};
 }
@@ -80,7 +84,7 @@ ApiResult<RenderedText> render_continued(const Generation& generation, const Ser
   options.add_generation_prompt = false;
   auto rendered =
       model.chat->render(template_messages(messages, model.abilities), generation.tools, options);
-  if (!rendered.ok()) return template_error(rendered.error());
+  if (!rendered.ok()) return template_error(rendered.error(), messages);
   const size_t at = rendered->text.rfind(kSentinel);
   if (at == std::string::npos) {
     return unsupported("messages",
@@ -358,7 +362,7 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
   }
   auto text =
       model.chat->render(template_messages(messages, model.abilities), generation.tools, options);
-  if (!text.ok()) return template_error(text.error());
+  if (!text.ok()) return template_error(text.error(), messages);
   out.text = std::move(*text);
   if (!generation.tools.empty() && messages[0].role == Role::system) {
     // Templates of the family print tools before the system text.

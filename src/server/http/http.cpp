@@ -76,9 +76,14 @@ class Server : public HttpServer {
     fresh->set_password_callback(
         [](size_t, asio::ssl::context::password_purpose) { return std::string(); }, error);
     fresh->use_certificate_chain_file(options.tls_certificate, error);
-    if (error) return Error{ErrorKind::corrupt, options.tls_certificate + ": " + error.message()};
+    if (error)
+      return Error{ErrorKind::corrupt,
+                   options.tls_certificate + ": holds no certificate in PEM: " + error.message()};
     fresh->use_private_key_file(options.tls_key, asio::ssl::context::pem, error);
-    if (error) return Error{ErrorKind::corrupt, options.tls_key + ": " + error.message()};
+    if (error)
+      return Error{
+          ErrorKind::corrupt,
+          options.tls_key + ": holds no private key in PEM that can be read: " + error.message()};
     if (SSL_CTX_check_private_key(fresh->native_handle()) != 1) {
       return Error{ErrorKind::corrupt,
                    options.tls_key + ": is not the key of " + options.tls_certificate};
