@@ -173,18 +173,6 @@ class Connection {
 
   std::string host = "localhost";  // of the Host field
   bool connected = false;
-  bool closed_cleanly = false;  // TLS: the server said that this was all
-  std::string received;
-
- private:
-  int status() const { return received.size() < 12 ? 0 : std::stoi(received.substr(9, 3)); }
-  std::string body() const {
-    const size_t at = received.find("\r\n\r\n");
-    return at == std::string::npos ? "" : received.substr(at + 4);
-  }
-
-  std::string host = "localhost";  // of the Host field
-  bool connected = false;
   bool closed_cleanly = false;  // TLS: received close_notify
   std::string received;
 

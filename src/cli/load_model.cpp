@@ -23,6 +23,12 @@ namespace braid::cli {
 
 Result<GgufFile> open_model_file(const std::string& path) {
   if (path.empty()) return GgufFile::parse(default_model(), kDefaultModelName);
+  constexpr size_t kLongestPath = 4096;
+  if (path.size() > kLongestPath)
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("the name of the model's file has {} bytes (a message is given with -p)",
+                    path.size())};
   auto file = GgufFile::open(path);
   // Probably a message without -p.
   if (!file.ok() && file.error().kind == ErrorKind::not_found && !path.ends_with(".gguf"))

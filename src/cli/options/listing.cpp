@@ -85,8 +85,19 @@ ListedOption describe(const CLI::Option& option) {
 
 }  // namespace
 
+namespace {
+
+// CLI11 gives a command its parent's footer if it has none of its own.
+std::string footer_of(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent != nullptr && parent->get_footer() == command.get_footer() ? ""
+                                                                           : command.get_footer();
+}
+
+}  // namespace
+
 ListedCommand list_command(const CLI::App& command) {
-  ListedCommand out{command.get_name(), command.get_description(), command.get_footer(), {}};
+  ListedCommand out{command.get_name(), command.get_description(), footer_of(command), {}};
   std::vector<std::string> groups;  // in order of registration
   std::vector<ListedOption> all;
   for (const CLI::Option* option : command.get_options()) {
