@@ -456,7 +456,7 @@ TEST_F(ServeTest, AHangupWithNothingToReadIsNoEnd) {
   Served server(with_small({}));
   ASSERT_NE(server.port, 0) << server.log();
   server.signal(SIGHUP);
-  ASSERT_TRUE(server.wait_log("nothing to reload")) << server.log();
+  ASSERT_TRUE(server.wait_log("no keys and no certificate to reload")) << server.log();
   EXPECT_EQ(get(server.port, "/health")["status"], "ok");
   server.signal(SIGTERM);
   EXPECT_EQ(server.wait(), 0);

@@ -145,7 +145,7 @@ TEST_F(AbuseTest, TooDeep) {
        R"({"messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"a",)"
        R"("type":"function","function":{"name":"f","arguments":"{\"a\":)" +
            open + close + R"(}"}}]},{"role":"tool","tool_call_id":"a","content":"y"}]})",
-       400, "chat_template_error"});
+       400, "context_length_exceeded"});
   expect(abuses);
 }
 

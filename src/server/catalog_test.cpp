@@ -195,7 +195,7 @@ TEST_F(CatalogTest, WrongPresetsAndAliasesAreNamed) {
       {R"({"x": 3})", "must be an object"},
       {R"({"../x": {"model": "a"}})", "cannot be a model's name"},
       {R"({"x": {}})", "model must be"},
-      {R"({"x": {"model": "b"}})", "no listed model"},
+      {R"({"x": {"model": "b"}})", "neither a listed model"},
       {R"({"x": {"model": "a", "temperature": "hot"}})", "temperature must be a number"},
       {R"({"x": {"model": "a", "temperature": 50}})", "temperature must be a number"},
       {R"({"x": {"model": "a", "repetition_penalty": 50}})", "repetition_penalty must be a number"},

@@ -93,22 +93,5 @@ TEST(RequestFields, ManyMembersMakeNoReadSlow) {
   EXPECT_LT(trace.compared(), 40 * kMembers);
 }
 
-TEST(RequestFields, WhatTheDocumentationCallsIgnoredStandsInTheTable) {
-  const std::string text = documentation();
-  const size_t begin = text.find("Ignored on purpose"),
-               end = text.find("Tools that run elsewhere", begin);
-  ASSERT_NE(end, std::string::npos);
-  size_t fields = 0;
-  for (size_t at = text.find('`', begin); at < end; at = text.find('`', at + 1)) {
-    const size_t close = text.find('`', at + 1);
-    const std::string name = text.substr(at + 1, close - at - 1);
-    at = close;
-    if (name == "include") continue;  // partly read
-    ++fields;
-    EXPECT_EQ(field_state(name, Endpoint::chat), FieldState::ignored) << name;
-  }
-  EXPECT_GT(fields, 20u);
-}
-
 }  // namespace
 }  // namespace braid::server
