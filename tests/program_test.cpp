@@ -462,11 +462,11 @@ TEST_F(BadInput, KvReport) {
 TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
   const auto all = run_braid({"--help"});
   EXPECT_EQ(all.exit_code, 0);
-  for (const char* command : {"run", "bench", "ppl", "kv-report", "inspect", "quantize"}) {
+  for (const char* command : {"run", "plan", "bench", "ppl", "kv-report", "inspect", "quantize"}) {
     EXPECT_NE(all.out.find(command), std::string::npos);
     EXPECT_EQ(run_braid({command, "--help"}).exit_code, 0);
   }
-  const auto run = run_braid({"run", "--help"});
+  const auto run = run_braid({"run", "--help-all"});
   for (const char* option : {"-m", "-p", "-f", "-n", "-c", "-t", "-b", "-ub", "--temp", "--top-k",
                              "--top-p", "--min-p", "--seed", "-s", "--raw", "BRAID_MODEL"}) {
     EXPECT_NE(run.out.find(option), std::string::npos) << option;

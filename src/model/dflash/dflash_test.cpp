@@ -324,7 +324,7 @@ TEST(DflashFile, KeysOfGgufAreNamed) {
     return error_of(opened(bytes));
   };
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_string("general.architecture", "qwen35"); }),
-              "no DFlash drafter");
+              "not a DFlash drafter");
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.block_size", 1); }), "dflash.block_size");
   EXPECT_SAYS(with([](GgufWriter& w) { w.set_u32("dflash.block_count", 4000000000u); }),
               "dflash.block_count");
