@@ -95,7 +95,7 @@ TEST_F(DeployFiles, KustomizeRendersEveryFolder) {
 }
 
 TEST_F(DeployFiles, OptionsOfKubernetesExist) {
-  const std::string help = run_braid({"serve", "--help"}).out;
+  const std::string help = run_braid({"serve", "--help-all"}).out;
   const std::string deployment = text_of(kDeploy / "kubernetes/base/deployment.yaml");
   const std::regex option("- (--[a-z-]+)");
   int count = 0;

@@ -57,9 +57,12 @@ std::vector<std::string> commands() {
   std::vector<std::string> out;
   bool among = false;
   for (std::string line; std::getline(help, line);) {
-    if (among && line.rfind("  ", 0) != 0) break;
-    if (among) out.push_back(line.substr(2, line.find(' ', 2) - 2));
-    among = among || line == "Subcommands:";
+    if (line.rfind("Usage: ", 0) == 0) among = true;
+    if (!among || line.rfind("  ", 0) != 0) {
+      if (!out.empty()) break;
+      continue;
+    }
+    if (line[2] != ' ') out.push_back(line.substr(2, line.find(' ', 2) - 2));  // not a second line
   }
   return out;
 }
