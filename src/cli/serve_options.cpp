@@ -110,11 +110,12 @@ Status complete(ServeFlags& flags) {
     return Error{ErrorKind::invalid_argument, "an API key is empty (--api-key, BRAID_API_KEY)"};
   }
   for (const std::string& key : flags.given_keys) {
-    const auto sendable = [](unsigned char c) { return c > ' ' && c < 0x7f; };
-    if (!std::all_of(key.begin(), key.end(), sendable))
+    const auto sendable = [](unsigned char c) { return c >= ' ' && c != 0x7f; };
+    if (!std::all_of(key.begin(), key.end(), sendable) || key.starts_with(' ') ||
+        key.ends_with(' '))
       return Error{ErrorKind::invalid_argument,
-                   "an API key has a blank, a line break or a letter beyond ASCII, which no client "
-                   "can send (--api-key, BRAID_API_KEY)"};
+                   "an API key has a line break, or a blank at an end, which no client can send "
+                   "(--api-key, BRAID_API_KEY)"};
   }
   flags.app.api_keys.assign(flags.given_keys.begin(), flags.given_keys.end());
   BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
