@@ -64,7 +64,9 @@ void add_fields(std::string_view line, nlohmann::ordered_json& out) {
     const std::string_view value = line.substr(0, end);
     double number = 0;
     const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    const bool is_number = error == std::errc() && stop == value.data() + value.size();
+    // Names stay texts, whatever they look like: an id may be "12e4".
+    const bool is_name = key == "id" || key == "from" || key == "key";
+    const bool is_number = !is_name && error == std::errc() && stop == value.data() + value.size();
     auto json = parse_json(value);
     out[key] = json.ok() && (is_number || json->is_string()) ? std::move(*json)
                                                              : nlohmann::ordered_json(value);

@@ -30,13 +30,6 @@ struct PlanFlags {
   std::string memory;
 };
 
-std::string shape_names() {
-  std::string names;
-  for (const RandomShape& shape : random_shapes())
-    names += (names.empty() ? "" : ", ") + std::string(shape.name);
-  return names;
-}
-
 // A model file of a published shape. Metadata and sizes are real; tensor pages are never touched.
 class HollowFile {
  public:
@@ -149,7 +142,7 @@ int run_plan(const PlanFlags& flags) {
   const RandomShape* shape = find_random_shape(name);
   if (shape == nullptr)
     return fail({ErrorKind::invalid_argument,
-                 fmt::format("--shape {} is not one of {}", flags.shape, shape_names())});
+                 fmt::format("--shape {} is not one of {}", flags.shape, random_shape_names())});
   RandomOptions random;
   random.mix = flags.mix;
   random.with_mtp = flags.model.spec_type.find("auto") != std::string::npos ||
@@ -174,7 +167,8 @@ void add_plan(CLI::App& app, int* exit_code) {
   add_model_options(*command, flags->model,
                     kModelPart | kMemoryPart | kParallelPart | kCachePart | kDrafterPart);
   OptionGroup group(*command, "Plan");
-  group.add("--shape", flags->shape, "a published model instead of a file: " + shape_names())
+  group
+      .add("--shape", flags->shape, "a published model instead of a file: " + random_shape_names())
       ->type_name("NAME");
   group.add("--mix", flags->mix, "with --shape: the quantization, a name of `braid quantize`")
       ->type_name("NAME")

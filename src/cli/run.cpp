@@ -57,12 +57,15 @@ bool stdin_has_text() {
          (S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode));
 }
 
-// A pipe that stays open without data would block silently, hence the note.
+// The text of a pipe beside -p. A pipe that stays open and empty, as programs give to their
+// children, is left alone; -f - waits for it.
 Result<std::string> read_piped_text() {
+  constexpr int kPatienceMs = 3000;
   pollfd in{STDIN_FILENO, POLLIN, 0};
-  if (::poll(&in, 1, 1000) == 0)
-    print_note("waiting for the text that stdin adds to the message of -p (</dev/null adds none)");
-  return read_text("-");
+  if (::poll(&in, 1, kPatienceMs) != 0) return read_text("-");
+  print_note(
+      "nothing came from stdin in 3 seconds, so the message is -p alone (-f - waits for stdin)");
+  return std::string();
 }
 
 Result<std::string> message_of(const RunFlags& flags) {

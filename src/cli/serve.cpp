@@ -232,8 +232,7 @@ int serve(ServeFlags flags) {
     return fail(status.error());
   signals.serving();
   auto http = server::HttpServer::start(flags.http, app->handlers());
-  if (!http.ok())
-    return fail({http.error().kind, http.error().message + " (--host and --port choose another)"});
+  if (!http.ok()) return fail(http.error());
   server::HttpServer* listening = http->get();
   app->watch_http([listening] { return listening->load(); });
   const bool ipv6 = flags.http.address.find(':') != std::string::npos;

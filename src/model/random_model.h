@@ -52,6 +52,7 @@ struct RandomShape {
 };
 
 std::span<const RandomShape> random_shapes();
+std::string random_shape_names();  // for messages, with commas
 // Ignores case. Null if unknown.
 const RandomShape* find_random_shape(std::string_view name);
 

@@ -102,4 +102,11 @@ RandomParameters count_parameters(const RandomShape& shape) {
   return count;
 }
 
+std::string random_shape_names() {
+  std::string names;
+  for (const RandomShape& shape : random_shapes())
+    names += (names.empty() ? "" : ", ") + std::string(shape.name);
+  return names;
+}
+
 }  // namespace braid

@@ -61,13 +61,6 @@ constexpr int kWarmDepth = 2048;  // longest prompt of a warm-up
 // The token of the last prompt chunk, and eight to warm up and capture graphs of long contexts.
 int32_t untimed_tokens(const BenchFlags& flags) { return flags.depth > 0 ? 9 : 0; }
 
-std::string shape_names() {
-  std::string names;
-  for (const RandomShape& shape : random_shapes())
-    names += (names.empty() ? "" : ", ") + std::string(shape.name);
-  return names;
-}
-
 struct Row {
   std::string test;
   int32_t tokens = 0;
@@ -275,7 +268,7 @@ Status make_shape(BenchFlags& flags) {
   const RandomShape* shape = find_random_shape(flags.shape);
   if (shape == nullptr) {
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("--shape {} is not one of {}", flags.shape, shape_names())};
+                 fmt::format("--shape {} is not one of {}", flags.shape, random_shape_names())};
   }
   std::filesystem::path path = flags.save;
   if (path.empty()) {
@@ -547,7 +540,7 @@ void add_shape_options(CLI::App& command, BenchFlags& flags) {
   constexpr const char* kGroup = "Random weights";
   auto* shape = command.add_option(
       "--shape", flags.shape,
-      "random weights in the shape of a published model, instead of -m: " + shape_names());
+      "random weights in the shape of a published model, instead of -m: " + random_shape_names());
   shape->group(kGroup)->type_name("NAME");
   command
       .add_option("--mix", flags.mix,

@@ -5,10 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "cli/options/listing.h"
@@ -78,8 +75,8 @@ constexpr Habit kHabits[] = {
     {"--embedding", Habit::refused, "is not known: braid makes no embeddings"},
     {"--embeddings", Habit::refused, "is not known: braid makes no embeddings"},
     {"--lora", Habit::refused, "is not known: merge the adapter into the model file", 1},
-    {"--grammar", Habit::refused,
-     "is not known: a request names its JSON schema or grammar (response_format)", 1},
+    {"--grammar", Habit::refused, "is not known: a request names its JSON schema (response_format)",
+     1},
     {"--json-schema", Habit::refused, "is not known: a request names its schema (response_format)",
      1},
     {"--temperature", Habit::renamed, "--temp", 1},
@@ -132,7 +129,8 @@ size_t distance(std::string_view a, std::string_view b) {
 }
 
 bool is_number(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789.eE+-") == text.npos;
+  return text.find_first_of("0123456789") != text.npos &&
+         text.find_first_not_of("0123456789.eE+-") == text.npos;
 }
 
 Error wrong(std::string message) { return {ErrorKind::invalid_argument, std::move(message)}; }

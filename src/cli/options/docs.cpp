@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <map>
+#include <array>
 #include <memory>
 #include <sstream>
 #include <string_view>

@@ -83,10 +83,6 @@ ListedOption describe(const CLI::Option& option) {
   return out;
 }
 
-}  // namespace
-
-namespace {
-
 // CLI11 gives a command its parent's footer if it has none of its own.
 std::string footer_of(const CLI::App& command) {
   const CLI::App* parent = command.get_parent();
