@@ -29,7 +29,7 @@ class Counting : public Device {
   void to_device(void*, const void*, size_t size_bytes) override { add(size_bytes); }
   void rows_to_device(const Copy& c) override { add(c.bytes * static_cast<size_t>(c.rows)); }
   void to_host(void*, const void*, size_t) override {}
-  bool computes_in_host_memory() const override { return false; }
+  DeviceTraits traits() const override { return {.host_visible = false}; }
   void synchronize() override {}
   Ops& ops() override { std::abort(); }
 

@@ -54,7 +54,7 @@ class Terminal {
 
   int run() {
     print_status("{} on {}. /help shows the commands.\n", model_.name,
-                 model_.engine->device().description());
+                 model_.engine->devices().description());
     while (const auto line = editor_.read("> ")) {
       if (line->find_first_not_of(" \t\n") == std::string::npos) continue;
       if (*line == "/quit" || *line == "/exit" || *line == "/bye") return 0;

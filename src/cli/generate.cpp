@@ -183,7 +183,8 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed, boo
       format_bytes(model.engine->memory().actual_bytes()));
   if (!verbose) return short_line;
   return fmt::format("{} planned, {} at peak; {}, seed {}", short_line,
-                     format_bytes(peak_memory_bytes()), model.engine->device().description(), seed);
+                     format_bytes(peak_memory_bytes()), model.engine->devices().description(),
+                     seed);
 }
 
 }  // namespace braid::cli

@@ -103,16 +103,21 @@ std::string context_table(const GgufFile& file, const EngineOptions& options) {
 
 Status print_plan(const GgufFile& file, const std::string& title, const PlanFlags& flags) {
   BRAID_ASSIGN(EngineOptions options, engine_options(flags.model));
-  if (!flags.memory.empty()) {
-    const auto size = parse_size(flags.memory);
+  for (size_t begin = 0; begin < flags.memory.size();) {  // "24G,12G": two cards
+    const size_t end = std::min(flags.memory.find(',', begin), flags.memory.size());
+    const std::string text = flags.memory.substr(begin, end - begin);
+    const auto size = parse_size(text);
     if (!size.ok()) return Error{size.error().kind, "--memory: " + size.error().message};
     if (*size < kLeastMemory)
-      return Error{ErrorKind::invalid_argument,
-                   fmt::format("--memory {} are {}; {}G is meant?", flags.memory,
-                               format_bytes(*size), flags.memory)};
-    options.memory_limit_bytes = *size;
-    options.plan_own_memory = flags.model.device != "cpu";
-    if (options.plan_own_memory) options.device = "cpu";  // CPU sizes stand in for those of a GPU
+      return Error{ErrorKind::invalid_argument, fmt::format("--memory {} are {}; {}G is meant?",
+                                                            text, format_bytes(*size), text)};
+    options.memory_limit_bytes.push_back(*size);
+    begin = end + 1;
+  }
+  options.plan_own_memory = !flags.memory.empty() && flags.model.device != "cpu";
+  if (options.plan_own_memory) {  // CPU sizes stand in for those of a GPU
+    options.device = "cpu";
+    for (size_t i = 1; i < options.memory_limit_bytes.size(); ++i) options.device += ",cpu";
   }
   BRAID_ASSIGN(const MemoryPlan plan, Engine::plan_memory(file, options));
   const Status fits = plan.check_fits();

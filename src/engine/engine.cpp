@@ -158,11 +158,11 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   propose(step.plan);
   const Clock::time_point proposed = Clock::now();
   if (options_.hooks.fault != TestHooks::Fault::none && stats_.steps == options_.hooks.fault_step)
-    device_->fail_on_purpose(options_.hooks.fault == TestHooks::Fault::lasting);
+    devices_->last().fail_on_purpose(options_.hooks.fault == TestHooks::Fault::lasting);
   if (const Status queued = runner_->queue(step); !queued.ok()) fail_all(queued.error());
   const Clock::time_point queued = Clock::now();
   events_.deliver();
-  device_->synchronize();
+  devices_->synchronize();
   if (!device_works()) return false;
   const Clock::time_point computed = Clock::now();
   const int32_t prompt_tokens = step.plan.prompt_tokens;
@@ -177,7 +177,7 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   } else if (step.plan.decoding == 0) {
     scheduler_->pacer().observe_prompt(prompt_tokens, ms);
   }
-  const Clock::time_point started = device_->computes_in_host_memory() ? proposed : queued;
+  const Clock::time_point started = devices_->traits().asynchronous ? queued : proposed;
   stats_.drafts.draft_ms += ms_between(planned, proposed);
   (verified ? stats_.drafts.verify_ms : stats_.drafts.plain_ms) += ms_between(started, computed);
   stats_.drafts.host_ms +=
@@ -227,7 +227,7 @@ bool Engine::end_step(Step& step) {
 }
 
 bool Engine::device_works() {
-  if (const Status health = device_->health(); health_.ok() && !health.ok())
+  if (const Status health = devices_->health(); health_.ok() && !health.ok())
     fail_all(health.error());
   return health_.ok();
 }
@@ -335,8 +335,7 @@ void Engine::draft(StepPlan& plan) {
   DraftBudget* const budget = this->budget();
   const bool admitted = budget == nullptr || budget->admit(plan);
   // A recorded step cannot switch catching up on or off, so a GPU always catches up.
-  if (budget != nullptr)
-    model_->catch_up(budget->catches_up() || !device_->computes_in_host_memory());
+  if (budget != nullptr) model_->catch_up(budget->catches_up() || devices_->traits().records);
   if (!admitted) return;
   const Clock::time_point begin = Clock::now();
   drafter_->propose(plan, memory_.max_rows - plan.rows());
@@ -345,7 +344,7 @@ void Engine::draft(StepPlan& plan) {
       if (draft.source == DraftSource::other) draft.source = drafter_->source();
   if (budget == nullptr) return;
   const double drafting_ms = ms_between(begin, Clock::now());
-  budget->cut(plan, std::max(0.0, drafting_ms - records_->take_making_ms()));
+  budget->cut(plan, std::max(0.0, drafting_ms - take_making_ms()));
 }
 
 // Sequences that wait with an equal prompt continue from the same row of logits.
@@ -380,11 +379,27 @@ void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) 
         moves.push_back({static_cast<int32_t>(i), context + draft, context + n});
   }
   if (moves.empty()) return;
-  Ops& ops = device_->ops();
   const SequenceMemory memory = memory_.cache.memory();
-  if (!memory.delta.empty()) ops.delta_move(memory.delta, moves, step.batch);
-  if (memory.hidden) ops.hidden_move(memory.hidden, moves, step.batch);
-  for (const KvLayer& kv : memory.kv) ops.kv_move(kv, moves, step.batch.of_group(kv.group));
+  const int32_t last = devices_->count() - 1;
+  for (int32_t stage = 0; stage <= last; ++stage) {
+    const auto first = std::find_if(memory.delta.begin(), memory.delta.end(),
+                                    [&](const DeltaLayer& layer) { return layer.stage == stage; });
+    const auto end = std::find_if(first, memory.delta.end(),
+                                  [&](const DeltaLayer& layer) { return layer.stage != stage; });
+    if (first != end)
+      devices_->at(stage).ops().delta_move({first, end}, moves, step.batch.of_stage(stage));
+  }
+  if (memory.hidden)
+    devices_->last().ops().hidden_move(memory.hidden, moves, step.batch.of_stage(last));
+  for (const KvLayer& kv : memory.kv)
+    devices_->at(kv.stage).ops().kv_move(kv, moves,
+                                         step.batch.of_stage(kv.stage).of_group(kv.group));
+}
+
+double Engine::take_making_ms() {
+  double ms = 0;
+  for (Records& records : records_) ms += records.take_making_ms();
+  return ms;
 }
 
 void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
@@ -411,7 +426,7 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
   const auto proposed = std::exchange(proposed_, std::nullopt);
   if (DraftBudget* b = budget(); b != nullptr && proposed) {
     const double step_ms = ms_between(*proposed, Clock::now());
-    b->observe(plan, verdicts, std::max(0.0, step_ms - records_->take_making_ms()),
+    b->observe(plan, verdicts, std::max(0.0, step_ms - take_making_ms()),
                model_->take_catch_up_ms());
     stats_.drafts.pays = b->is_on();
     stats_.drafts.lost_ms = b->lost_ms();

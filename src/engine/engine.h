@@ -25,6 +25,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -46,7 +47,7 @@
 #include "engine/schedule/step_outputs.h"
 #include "gguf/gguf.h"
 #include "model/model.h"
-#include "ops/device.h"
+#include "ops/devices.h"
 
 namespace braid {
 
@@ -65,6 +66,10 @@ class Engine {
   // The file must outlive the engine. Errors: corrupt, unsupported (the file), exhausted (does not
   // fit), invalid_argument (options).
   static Result<std::unique_ptr<Engine>> create(const GgufFile& file, const EngineOptions& options);
+  // With the given devices instead of those that `options` name; engines may share them. A stage for
+  // each.
+  static Result<std::unique_ptr<Engine>> create(const GgufFile& file, const EngineOptions& options,
+                                                std::shared_ptr<Devices> devices);
 
   // create()'s plan, without loading.
   static Result<MemoryPlan> plan_memory(const GgufFile& file, const EngineOptions& options);
@@ -97,8 +102,8 @@ class Engine {
   const EngineStats& stats() const { return stats_; }
   const Scheduler& scheduler() const { return *scheduler_; }
   int32_t most_tokens() const { return scheduler_->most_tokens(); }
-  const Device& device() const { return *device_; }
-  Device& device() { return *device_; }
+  const Devices& devices() const { return *devices_; }
+  Devices& devices() { return *devices_; }
   const DiskTier* disk() const { return disk_.get(); }
   Model& model() { return *model_; }
   int32_t context_tokens() const { return memory_.plan.context_tokens; }
@@ -123,7 +128,8 @@ class Engine {
 
  private:
   Engine() = default;
-  Status open(const GgufFile& file, const EngineOptions& options);
+  Status open(const GgufFile& file, const EngineOptions& options, std::shared_ptr<Devices> devices);
+  Status plan(std::shared_ptr<Devices> devices);
   Status load();
   Status make_drafter(int32_t block_table);
   void choose_drafts();
@@ -148,11 +154,13 @@ class Engine {
   // Call after a wait. False: the device has failed, and all requests end.
   bool device_works();
   void fail_all(const Error& error);
+  // Time that recording has taken since the last call, which is not the work's own.
+  double take_making_ms();
   void install_hooks();
   Status validate(const Request& request) const;
 
   EngineOptions options_;
-  std::unique_ptr<Device> device_;  // outlives all holders of its memory
+  std::shared_ptr<Devices> devices_;  // outlive all holders of their memory
   std::unique_ptr<Model> model_;
   std::unique_ptr<Dflash> dflash_;  // taps the model's steps
   PrefixSecret secret_{};           // of this process or of options_.cache_dir
@@ -161,7 +169,7 @@ class Engine {
   StepOutputs outputs_;
   std::unique_ptr<DiskTier> disk_;  // its threads use memory_.disk_memory
   std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<Records> records_;  // CUDA graphs of runner and own_drafter_
+  std::deque<Records> records_;  // [stages], CUDA graphs of runner and own_drafter_
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Judge> judge_;
   std::optional<Step> interleaved_;       // the prompt's step in progress

@@ -63,25 +63,26 @@ ModelConfig trunk_of(ModelConfig config) {
 // (docs/design/kv-cache.md).
 constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
 
-Status EngineMemory::make_plan(EngineOptions& options, Model& model, Device& device) {
-  if (!options.kv_auto) return plan_with(options, model, device);
+Status EngineMemory::make_plan(EngineOptions& options, Model& model, Devices& devices) {
+  if (!options.kv_auto) return plan_with(options, model, devices);
   EngineOptions chosen = options;
   for (const std::string_view name : kChosenFormats) {
     EngineOptions tried = options;
     tried.k_format = tried.v_format = KvFormat::f16;
     tried.k_codec = tried.v_codec = name == "f16" ? nullptr : *find_kv_codec(name);
-    const Status status = plan_with(tried, model, device);
+    const Status status = plan_with(tried, model, devices);
     if (!status.ok() && status.error().kind == ErrorKind::unsupported)
       continue;  // unsupported by the model or the device
     chosen = tried;
     if (status.ok() && all_contexts_fit && plan.check_fits().ok()) break;
   }
   options = chosen;
-  return plan_with(options, model, device);
+  return plan_with(options, model, devices);
 }
 
-Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Device& device) {
+Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devices& devices) {
   const ModelConfig& config = model.config();
+  Device& device = devices.first();
   sizes = {};
   plan = {};
   host_images = {};
@@ -107,43 +108,211 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   // Files have no KV groups, so with a cache directory all layers keep all blocks.
   if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty() && !sizes.seals())
     sizes.window = config.largest_window();
-  BRAID_TRY(device.accepts(workspace_needs(options, model)));
-  plan.own_memory = !device.computes_in_host_memory() || options.plan_own_memory;
-  plan.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
-  if (options.memory_limit_bytes != 0) plan.available_bytes = options.memory_limit_bytes;
+  for (const Device* each : devices.all())
+    BRAID_TRY(each->accepts(workspace_needs(options, model)));
+  rows_alone = device.traits().rows_alone;
+  plan.own_memory = device.traits().own_memory || options.plan_own_memory;
   plan.max_sequences = options.max_sequences;
-  if (plan.own_memory && options.prefix_cache && options.state_memory_bytes != 0)
-    sizes.snapshot_bytes = checkpoint_bytes(config);
-  const auto bytes_of = [&](const Weight& weight) {
-    return options.plan_own_memory ? gpu_weight_bytes(weight) : device.weight_bytes(weight);
-  };
-  const size_t drafter_bytes = dflash != nullptr ? dflash->weights().planned_bytes(bytes_of) : 0;
-  plan.rows = {
-      {MemoryUse::weights, model.weights().planned_bytes(bytes_of) + drafter_bytes},
-      {MemoryUse::kv_blocks},
-      {MemoryUse::state_slots, sizes.slot_bytes(config) + sizes.snapshot_bytes},
-      {MemoryUse::activations, activation_bytes(options, model, device)},
-      {MemoryUse::logits, StepOutputs::bytes(logit_rows, config.vocabulary)},
-      {MemoryUse::workspaces, expected_workspaces(device, workspace_needs(options, model))}};
-
-  const bool runs_drafters =
-      options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
-  if (runs_drafters) plan.rows.push_back({MemoryUse::drafts});
-  plan.rows.push_back({MemoryUse::block_books, 0, 0, true});
-  if (options.spec_type.has(SpecType::ngram))
-    plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
-  if (plan.own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
+  sizes.snapshots = plan.own_memory && options.prefix_cache && options.state_memory_bytes != 0 &&
+                    sizes.resume_bytes(config) > 0;
+  BRAID_TRY(make_pools(options, devices));
+  BRAID_TRY(cut(options, model, devices));
+  plan_rows(options, model, devices);
   plan_books(options, config);
   if (options.state_memory_bytes != 0 && options.prefix_cache)
     plan.rows.push_back({MemoryUse::checkpoints, 0, 0, true});
   if (options.swap_memory_bytes != 0) plan.rows.push_back({MemoryUse::swap, 0, 0, true});
   BRAID_TRY(plan_blocks(options, config));
-  plan.set_predicted(MemoryUse::workspaces,
-                     expected_workspaces(device, workspace_needs(options, model)));
-  if (runs_drafters) plan.set_predicted(MemoryUse::drafts, draft_bytes(options));
+  plan_workspaces(options, model, devices);
   plan_books(options, config);
   plan_host_images(options, config);
   return plan_disk(options, config);
+}
+
+// Stages on devices that share memory have one pool.
+Status EngineMemory::make_pools(const EngineOptions& options, const Devices& devices) {
+  const auto count = static_cast<size_t>(devices.count());
+  const std::vector<uint64_t>& limits = options.memory_limit_bytes;
+  if (limits.size() > 1 && limits.size() != count)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{} limits of memory for {} devices", limits.size(), count)};
+  plan.pools.clear();
+  pool_of.clear();
+  std::vector<int> numbers;
+  for (size_t stage = 0; stage < count; ++stage) {
+    const Device& device = devices.at(static_cast<int32_t>(stage));
+    const int number = options.plan_own_memory ? static_cast<int>(stage) : device.memory_number();
+    const auto known = std::find(numbers.begin(), numbers.end(), number);
+    pool_of.push_back(static_cast<int32_t>(known - numbers.begin()));
+    if (known != numbers.end()) continue;
+    numbers.push_back(number);
+    MemoryPool& pool = plan.pools.emplace_back();
+    pool.name = number < 0 ? "memory" : fmt::format("cuda:{}", number);
+    pool.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
+    const uint64_t limit = limits.empty() ? 0 : limits[limits.size() > 1 ? stage : 0];
+    if (limit != 0) pool.available_bytes = limit;
+  }
+  return {};
+}
+
+void EngineMemory::add_row(MemoryUse use, int32_t pool, uint64_t bytes) {
+  for (MemoryRow& row : plan.rows)
+    if (row.use == use && row.pool == pool) {
+      row.predicted_bytes += bytes;
+      return;
+    }
+  MemoryRow& row = plan.rows.emplace_back();
+  row.use = use;
+  row.pool = pool;
+  row.predicted_bytes = bytes;
+}
+
+// Those that do not depend on the number of blocks.
+void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const Devices& devices) {
+  const ModelConfig& config = model.config();
+  const auto bytes_of = [&](const Weight& weight) {
+    return options.plan_own_memory ? gpu_weight_bytes(weight) : devices.last().weight_bytes(weight);
+  };
+  for (int32_t stage = 0; stage < devices.count(); ++stage) {
+    const bool last = stage == config.last_stage();
+    const int32_t pool = pool_of[static_cast<size_t>(stage)];
+    uint64_t weights = model.weights().planned_bytes(stage, bytes_of);
+    if (last && dflash != nullptr) weights += dflash->weights().planned_bytes(bytes_of);
+    add_row(MemoryUse::weights, pool, weights);
+    add_row(MemoryUse::kv_blocks, pool, 0);
+    add_row(MemoryUse::state_slots, pool,
+            sizes.slot_bytes(config, stage) + sizes.snapshot_bytes(config, stage));
+    add_row(MemoryUse::activations, pool, activation_bytes(stage, options, model, devices));
+    if (last) add_row(MemoryUse::logits, pool, StepOutputs::bytes(logit_rows, config.vocabulary));
+    add_row(MemoryUse::workspaces, pool,
+            expected_workspaces(devices.at(stage), workspace_needs(options, model)));
+  }
+  const bool runs_drafters =
+      options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
+  if (runs_drafters) add_row(MemoryUse::drafts, last_pool(), 0);
+  plan.rows.push_back({MemoryUse::block_books, 0, 0, true});
+  if (options.spec_type.has(SpecType::ngram))
+    plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
+  if (plan.own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
+  for (size_t pool = 0; pool < plan.pools.size(); ++pool) {
+    std::string& layers = plan.pools[pool].layers;
+    for (int32_t stage = 0; stage < devices.count(); ++stage)
+      if (pool_of[static_cast<size_t>(stage)] == static_cast<int32_t>(pool))
+        layers += fmt::format("{}{}-{}", layers.empty() ? "" : ",", config.first_layer(stage),
+                              config.first_layer(stage + 1) - 1);
+  }
+}
+
+// Once the context is known.
+void EngineMemory::plan_workspaces(const EngineOptions& options, const Model& model,
+                                   const Devices& devices) {
+  std::vector<uint64_t> of_pool(plan.pools.size());
+  for (int32_t stage = 0; stage < devices.count(); ++stage)
+    of_pool[static_cast<size_t>(pool_of[static_cast<size_t>(stage)])] +=
+        expected_workspaces(devices.at(stage), workspace_needs(options, model));
+  for (size_t pool = 0; pool < of_pool.size(); ++pool)
+    plan.set_predicted(MemoryUse::workspaces, of_pool[pool], static_cast<int32_t>(pool));
+  plan.set_predicted(MemoryUse::drafts, draft_bytes(options), last_pool());
+}
+
+int64_t EngineMemory::wanted_blocks(const EngineOptions& options, const ModelConfig& config) const {
+  const int32_t context =
+      options.context_tokens > 0 ? options.context_tokens : config.context_length;
+  return std::min<int64_t>(
+      blocks_for(int64_t{context} + options.max_drafts) * options.max_sequences, INT32_MAX);
+}
+
+TrunkNeeds EngineMemory::trunk_needs(const EngineOptions& options, Model& model,
+                                     const Devices& devices) const {
+  const ModelConfig& config = model.config();
+  const auto bytes_of = [&](const Weight& weight) {
+    return options.plan_own_memory ? gpu_weight_bytes(weight) : devices.last().weight_bytes(weight);
+  };
+  TrunkNeeds needs;
+  CacheSizes one = sizes;
+  one.slots = 1;
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    // A stage of this layer alone, as sizes count it.
+    ModelConfig alone = config;
+    alone.layers = {config.layers[i]};
+    alone.layers[0].stage = 0;
+    alone.mtp.clear();
+    alone.drafter.clear();
+    alone.stages = 2;
+    LayerNeeds& layer = needs.layers.emplace_back();
+    const auto bytes = model.weights().layer_bytes(i, config, bytes_of);
+    layer.fixed_bytes = bytes.all + sizes.slot_bytes(alone, 0) + sizes.snapshot_bytes(alone, 0);
+    layer.block_bytes = sizes.block_bytes(alone, 0, 0);
+    layer.read_bytes = bytes.read;
+  }
+  uint64_t in_layers[2] = {0, 0};
+  for (size_t i = 0; i < config.layers.size(); ++i)
+    if (const int32_t stage = config.layers[i].stage; stage == 0 || stage == config.last_stage())
+      in_layers[stage == 0 ? 0 : 1] += model.weights().layer_bytes(i, config, bytes_of).all;
+  needs.first.fixed_bytes = model.weights().planned_bytes(0, bytes_of) - in_layers[0];
+  needs.last.fixed_bytes =
+      model.weights().planned_bytes(config.last_stage(), bytes_of) - in_layers[1];
+  needs.last.read_bytes = bytes_of(model.weights().head());
+  needs.last.fixed_bytes += StepOutputs::bytes(logit_rows, config.vocabulary);
+  if (dflash != nullptr) needs.last.fixed_bytes += dflash->weights().planned_bytes(bytes_of);
+  const ModelConfig trunk = trunk_of(config);
+  needs.last.block_bytes = sizes.block_bytes(config, 0) - sizes.block_bytes(trunk, 0);
+  return needs;
+}
+
+std::vector<StageRoom> EngineMemory::stage_rooms(const EngineOptions& options, const Model& model,
+                                                 const Devices& devices) const {
+  std::vector<StageRoom> rooms;
+  for (int32_t stage = 0; stage < devices.count(); ++stage) {
+    const Device& device = devices.at(stage);
+    const int32_t pool = pool_of[static_cast<size_t>(stage)];
+    const auto sharing = std::count(pool_of.begin(), pool_of.end(), pool);
+    const uint64_t taken = activation_bytes(stage, options, model, devices) +
+                           expected_workspaces(device, workspace_needs(options, model));
+    const uint64_t share =
+        plan.pools[static_cast<size_t>(pool)].available_bytes / static_cast<uint64_t>(sharing);
+    const uint64_t left = share - std::min(share, taken);
+    StageRoom& room = rooms.emplace_back();
+    room.bytes = plan.own_memory ? MemoryPlan::without_reserve(left) : left;
+    if (device.read_bytes_s() > 0) room.rate = device.read_bytes_s();
+  }
+  return rooms;
+}
+
+// Fills the devices as asked, else so that all contexts fit, else so that most blocks do.
+Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& devices) {
+  const ModelConfig& config = model.config();
+  const auto count = static_cast<size_t>(devices.count());
+  const auto layers = static_cast<int32_t>(config.layers.size());
+  const bool drafts_embed = dflash != nullptr && dflash->borrows_embedding();
+  if (devices.count() > layers)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{} devices cannot share {} layers", count, layers)};
+  if (!options.split_ratio.empty() && options.split_ratio.size() != count)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("a split ratio of {} shares for {} device{}",
+                             options.split_ratio.size(), count, count == 1 ? "" : "s")};
+  const std::vector<double> even(count, 1.0);
+  std::vector<int32_t> first =
+      cut_by_shares(layers, options.split_ratio.empty() ? even : options.split_ratio);
+  model.split(first, drafts_embed);
+  if (count == 1 || !options.split_ratio.empty()) return {};
+  const TrunkNeeds needs = trunk_needs(options, model, devices);
+  const std::vector<StageRoom> rooms = stage_rooms(options, model, devices);
+  const CutFor purpose = options.max_sequences >= 2 * devices.count() ? CutFor::many : CutFor::one;
+  const int64_t wanted = wanted_blocks(options, config);
+  auto found = cut_trunk(needs, rooms, wanted, purpose);
+  if (!found) {
+    found = cut_trunk(needs, rooms, 0, purpose);
+    int64_t blocks = 0;
+    for (int64_t step = std::bit_floor(static_cast<uint64_t>(wanted)); found && step > 0; step /= 2)
+      if (auto more = cut_trunk(needs, rooms, blocks + step, purpose)) {
+        found = std::move(more);
+        blocks += step;
+      }
+  }
+  if (found) model.split(*found, drafts_embed);  // else check_fits() says what is short
+  return {};
 }
 
 Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfig& config) {
@@ -169,39 +338,27 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
   return {};
 }
 
-// Size of the exact rows in a checkpoint; 0: nothing is sealed.
-uint64_t EngineMemory::exact_bytes(const ModelConfig& config) const {
-  if (!sizes.seals()) return 0;
-  return static_cast<uint64_t>(sizes.tail.most_exact_blocks()) * sizes.block_bytes(config, 1);
-}
-
-uint64_t EngineMemory::checkpoint_bytes(const ModelConfig& config) const {
-  CacheSizes one = sizes;
-  one.slots = 1;
-  const uint64_t resume_bytes = one.slot_bytes(config) + exact_bytes(config);
-  return resume_bytes == 0 ? 0 : resume_bytes + sizes.block_bytes(config, 0);
-}
-
 // Host memory gains nothing from more rows. A GPU reads its weights once per step: dense models
 // gain up to about 1,000 rows, mixtures up to several thousand (docs/benchmarks.md). A step's rows
 // take at most 1/32 of the device's memory.
 int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model,
                                     const Device& device) {
   constexpr int32_t kSmall = 512;
-  if (device.computes_in_host_memory() && !options.plan_own_memory) return kSmall;
+  if (!device.traits().own_memory && !options.plan_own_memory) return kSmall;
   const auto& layers = model.config().layers;
   const bool mixture = std::any_of(layers.begin(), layers.end(),
                                    [](const LayerConfig& l) { return l.feed_forward.is_moe(); });
   const int32_t context =
       options.context_tokens > 0 ? options.context_tokens : model.config().context_length;
-  const uint64_t memory =
-      options.memory_limit_bytes > 0 ? options.memory_limit_bytes : device.free_bytes();
+  const uint64_t limit = options.memory_limit_bytes.empty() ? 0 : options.memory_limit_bytes[0];
+  const uint64_t memory = limit > 0 ? limit : device.free_bytes();
   int32_t tokens = mixture ? 8192 : 2048;
   for (; tokens > kSmall; tokens /= 2) {
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
     needs.max_sequences = options.max_sequences;
-    const uint64_t bytes = model.activation_bytes({tokens, tokens, 0}, device.activation_type()) +
-                           expected_workspaces(device, needs);
+    const uint64_t bytes =
+        model.activation_bytes(0, {tokens, tokens, 0}, device.activation_type()) +
+        expected_workspaces(device, needs);
     if (tokens / 2 < context && bytes <= memory / 32) break;
   }
   return tokens;
@@ -218,11 +375,12 @@ Dflash::Sizes EngineMemory::dflash_sizes(const EngineOptions& options) const {
   return {step_sizes(), DflashDrafter::most_rows(*dflash, options.max_sequences)};
 }
 
-size_t EngineMemory::activation_bytes(const EngineOptions& options, const Model& model,
-                                      const Device& device) const {
-  const size_t bytes = model.activation_bytes(step_sizes(), device.activation_type());
+size_t EngineMemory::activation_bytes(int32_t stage, const EngineOptions& options,
+                                      const Model& model, const Devices& devices) const {
+  const DType type = devices.at(stage).activation_type();
+  const size_t bytes = model.activation_bytes(stage, step_sizes(), type);
   if (dflash == nullptr) return bytes;
-  return bytes + dflash->activation_bytes(dflash_sizes(options), device.activation_type());
+  return bytes + dflash->activation_bytes(stage, model.config(), dflash_sizes(options), type);
 }
 
 // An upper bound, once the context is known: beside other drafters the head's depth is smaller.
@@ -281,19 +439,19 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
     set_blocks(options, count);
     return sizes.kv_bytes(config);
   };
-  const auto fitting = [&](uint64_t bytes, int64_t most) {  // at most `most`
-    int64_t fit = 0;
-    for (int64_t step = std::bit_floor(static_cast<uint64_t>(most)); step > 0; step /= 2)
-      if (fit + step <= most && bytes_of(fit + step) <= bytes) fit += step;
-    return fit;
-  };
-
   const int32_t context =
       options.context_tokens > 0 ? options.context_tokens : config.context_length;
-  const uint64_t budget =
-      options.kv_memory_bytes > 0 ? options.kv_memory_bytes : plan.spare_bytes();
-  const int64_t wanted = std::min<int64_t>(blocks_of(context) * options.max_sequences, INT32_MAX);
-  int64_t blocks = fitting(budget, wanted);
+  const auto fits = [&](int64_t count) {
+    if (options.kv_memory_bytes > 0) return bytes_of(count) <= options.kv_memory_bytes;
+    set_blocks(options, count);
+    for (int32_t pool = 0; pool < std::ssize(plan.pools); ++pool)
+      if (kv_bytes_of_pool(config, pool) > plan.spare_bytes(pool)) return false;
+    return true;
+  };
+  const int64_t wanted = wanted_blocks(options, config);
+  int64_t blocks = 0;
+  for (int64_t step = std::bit_floor(static_cast<uint64_t>(wanted)); step > 0; step /= 2)
+    if (blocks + step <= wanted && fits(blocks + step)) blocks += step;
   all_contexts_fit = blocks == wanted;
   if (options.context_tokens > 0) {
     if (options.kv_memory_bytes > 0 && blocks < blocks_of(context))
@@ -312,7 +470,9 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
     return Error{ErrorKind::invalid_argument,
                  fmt::format("{} contexts of {} tokens are too many", options.max_sequences,
                              plan.context_tokens)};
-  plan.set_predicted(MemoryUse::kv_blocks, bytes_of(blocks));
+  set_blocks(options, blocks);
+  for (int32_t pool = 0; pool < std::ssize(plan.pools); ++pool)
+    plan.set_predicted(MemoryUse::kv_blocks, kv_bytes_of_pool(config, pool), pool);
   plan.window_tokens = config.largest_window();
   plan.exact_tokens = sizes.seals() ? (sizes.tail.tail_blocks + 1) * kBlockTokens : 0;
   plan.kv_old_token_bytes = sizes.block_bytes(config, 0) / kBlockTokens;
@@ -321,7 +481,22 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
   plan.k_type = sizes.seals() ? sizes.k_codec->name : kv_format_name(sizes.k_format);
   plan.v_type = sizes.seals() ? sizes.v_codec->name : kv_format_name(sizes.v_format);
   plan.kv_window_bytes = static_cast<uint64_t>(sizes.blocks[1]) * sizes.block_bytes(config, 1);
+  for (size_t stage = 0; stage < pool_of.size(); ++stage) {
+    MemoryPool& pool = plan.pools[static_cast<size_t>(pool_of[stage])];
+    const auto bytes = [&](int32_t group) {
+      return sizes.block_bytes(config, group, static_cast<int32_t>(stage));
+    };
+    pool.kv_token_bytes += (bytes(0) + bytes(1)) / kBlockTokens;
+    pool.kv_window_bytes += static_cast<uint64_t>(sizes.blocks[1]) * bytes(1);
+  }
   return {};
+}
+
+uint64_t EngineMemory::kv_bytes_of_pool(const ModelConfig& config, int32_t pool) const {
+  uint64_t bytes = 0;
+  for (size_t stage = 0; stage < pool_of.size(); ++stage)
+    if (pool_of[stage] == pool) bytes += sizes.kv_bytes(config, static_cast<int32_t>(stage));
+  return bytes;
 }
 
 // Without a known context: for the longest one, without blocks.
@@ -338,7 +513,7 @@ void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& c
 }
 
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
-  const uint64_t image_bytes = checkpoint_bytes(config);
+  const uint64_t image_bytes = sizes.resume_bytes(config);
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
     const uint64_t most =
         asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
@@ -374,7 +549,7 @@ DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fi
   CacheSizes one = sizes;
   one.slots = 1;
   const uint64_t block = sizes.block_bytes(config, 0);
-  return {fingerprint, one.slot_bytes(config) + exact_bytes(config), block,
+  return {fingerprint, one.slot_bytes(config) + sizes.exact_bytes(config), block,
           static_cast<uint32_t>(block - sizes.block_bytes(trunk_of(config), 0)), guess_kind};
 }
 
@@ -412,7 +587,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.preemption = options.preemption;
   // Many rows use another form of attention than one, so recomputation may change results. Where it
   // must not, blocks are copied if there is room. In host memory a copy is always cheaper.
-  limits.answers_by_rows = options.deterministic || !plan.own_memory;
+  limits.answers_by_rows = options.deterministic || rows_alone;
   if (limits.answers_by_rows && limits.preemption == Preemption::cheaper)
     limits.preemption = Preemption::swap;
   // In tokens with the KV size of one state or window. Draft memory is not counted, as checkpoints
@@ -425,7 +600,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   const auto token_bytes = [&](int32_t group) {
     return static_cast<int64_t>(plain.block_bytes(trunk, group)) / kBlockTokens;
   };
-  const auto state_bytes = static_cast<int64_t>(plain.slot_bytes(trunk) + exact_bytes(trunk));
+  const auto state_bytes = static_cast<int64_t>(plain.slot_bytes(trunk) + sizes.exact_bytes(trunk));
   const int64_t kept_bytes = state_bytes + sizes.window * token_bytes(1);
   const auto state_tokens = static_cast<int32_t>(
       std::min<int64_t>(kept_bytes / std::max<int64_t>(1, token_bytes(0)), 1 << 20));
@@ -441,20 +616,29 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   return limits;
 }
 
-Status EngineMemory::take(const EngineOptions& options, Model& model, Device& device) {
+Status EngineMemory::take(const EngineOptions& options, Model& model, Devices& devices) {
   const ModelConfig& config = model.config();
-  BRAID_TRY(model.load(device, step_sizes(), options.progress));
-  if (dflash != nullptr) BRAID_TRY(dflash->load(device, model.weights(), dflash_sizes(options)));
-  BRAID_TRY(cache.allocate(device, config, sizes));
-  const size_t drafter_bytes = dflash != nullptr ? dflash->weights().loaded_bytes() : 0;
-  plan.set_actual(MemoryUse::weights, model.weights().loaded_bytes() + drafter_bytes);
-  plan.set_actual(MemoryUse::kv_blocks, cache.kv_bytes());
-  plan.set_actual(MemoryUse::state_slots, cache.slot_bytes());
-  plan.set_actual(MemoryUse::activations, activation_bytes(options, model, device));
-  BRAID_ASSIGN(const size_t workspace_bytes,
-               device.reserve_workspaces(workspace_needs(options, model)));
-  plan.set_actual(MemoryUse::workspaces, workspace_bytes);
-  return take_host_images(options, config, device);
+  BRAID_TRY(model.load(devices.all(), step_sizes(), options.progress));
+  if (dflash != nullptr)
+    BRAID_TRY(dflash->load(devices.all(), config, model.weights(), dflash_sizes(options)));
+  BRAID_TRY(cache.allocate(devices, config, sizes));
+  for (int32_t stage = 0; stage < devices.count(); ++stage) {
+    const bool last = stage == config.last_stage();
+    const int32_t pool = pool_of[static_cast<size_t>(stage)];
+    const auto add = [&](MemoryUse use, uint64_t bytes) {
+      for (MemoryRow& row : plan.rows)
+        if (row.use == use && row.pool == pool) row.actual_bytes += bytes;
+    };
+    add(MemoryUse::weights, model.weights().loaded_bytes(stage));
+    if (last && dflash != nullptr) add(MemoryUse::weights, dflash->weights().loaded_bytes());
+    add(MemoryUse::kv_blocks, cache.kv_bytes(stage));
+    add(MemoryUse::state_slots, cache.slot_bytes(stage));
+    add(MemoryUse::activations, activation_bytes(stage, options, model, devices));
+    BRAID_ASSIGN(const size_t workspace_bytes,
+                 devices.at(stage).reserve_workspaces(workspace_needs(options, model)));
+    add(MemoryUse::workspaces, workspace_bytes);
+  }
+  return take_host_images(options, config, devices.first());
 }
 
 Status EngineMemory::take_host_images(const EngineOptions& options, const ModelConfig& config,

@@ -10,19 +10,21 @@
 #include "engine/prefix/disk.h"
 #include "engine/prefix/sequence_cache.h"
 #include "engine/schedule/scheduler.h"
+#include "engine/stage_cuts.h"
 #include "model/dflash/dflash.h"
 #include "model/model.h"
-#include "ops/device.h"
+#include "ops/devices.h"
 
 namespace braid {
 
 struct EngineMemory {
   Dflash* dflash = nullptr;  // a drafter with its own file; set it first
 
-  // Also sets automatic KV formats in `options`. Errors: invalid_argument, exhausted, unsupported.
-  Status make_plan(EngineOptions& options, Model& model, Device& device);
+  // Also cuts the model into a stage for each device, and sets automatic KV formats in `options`.
+  // Errors: invalid_argument, exhausted, unsupported.
+  Status make_plan(EngineOptions& options, Model& model, Devices& devices);
   // Takes all memory except logits and disk staging. Errors: exhausted, and the file's.
-  Status take(const EngineOptions& options, Model& model, Device& device);
+  Status take(const EngineOptions& options, Model& model, Devices& devices);
   Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
 
   static int32_t choose_ubatch(const EngineOptions& options, const Model& model,
@@ -30,6 +32,7 @@ struct EngineMemory {
   static int32_t most_rows(const EngineOptions& options);
   StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }
   // Valid after make_plan().
+  int32_t last_pool() const { return pool_of.back(); }
   SchedulerLimits scheduler_limits(const EngineOptions& options, const ModelConfig& config) const;
   DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint,
                      uint64_t guess_kind) const;
@@ -41,6 +44,8 @@ struct EngineMemory {
   int32_t decoding_rows = 0;       // of a step of all sequences, with drafts
   int32_t logit_rows = 0;          // computed at once
   bool all_contexts_fit = false;   // the KV blocks are for max_sequences whole contexts
+  bool rows_alone = true;          // DeviceTraits
+  std::vector<int32_t> pool_of;    // [stages], of MemoryPlan::pools
 
   SequenceCache cache;
   HostImages host_images;
@@ -51,8 +56,8 @@ struct EngineMemory {
 
  private:
   Dflash::Sizes dflash_sizes(const EngineOptions& options) const;
-  size_t activation_bytes(const EngineOptions& options, const Model& model,
-                          const Device& device) const;
+  size_t activation_bytes(int32_t stage, const EngineOptions& options, const Model& model,
+                          const Devices& devices) const;
   size_t draft_bytes(const EngineOptions& options) const;
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
   void set_blocks(const EngineOptions& options, int64_t blocks);
@@ -60,10 +65,18 @@ struct EngineMemory {
   void plan_books(const EngineOptions& options, const ModelConfig& config);
   void plan_host_images(const EngineOptions& options, const ModelConfig& config);
   Status plan_disk(const EngineOptions& options, const ModelConfig& config);
-  Status plan_with(const EngineOptions& options, Model& model, Device& device);
+  Status plan_with(const EngineOptions& options, Model& model, Devices& devices);
+  Status make_pools(const EngineOptions& options, const Devices& devices);
+  Status cut(const EngineOptions& options, Model& model, Devices& devices);
+  TrunkNeeds trunk_needs(const EngineOptions& options, Model& model, const Devices& devices) const;
+  std::vector<StageRoom> stage_rooms(const EngineOptions& options, const Model& model,
+                                     const Devices& devices) const;
+  int64_t wanted_blocks(const EngineOptions& options, const ModelConfig& config) const;
+  void plan_rows(const EngineOptions& options, Model& model, const Devices& devices);
+  void plan_workspaces(const EngineOptions& options, const Model& model, const Devices& devices);
+  void add_row(MemoryUse use, int32_t pool, uint64_t bytes);
+  uint64_t kv_bytes_of_pool(const ModelConfig& config, int32_t pool) const;
   Status plan_sealing(const EngineOptions& options, const ModelConfig& config);
-  uint64_t exact_bytes(const ModelConfig& config) const;
-  uint64_t checkpoint_bytes(const ModelConfig& config) const;
   Status take_host_images(const EngineOptions& options, const ModelConfig& config, Device& device);
 };
 

@@ -46,7 +46,8 @@ Planned planned_for(EngineOptions options) {
   device_options.max_tokens = EngineMemory::most_rows(options);
   auto device = make_cpu_device(device_options);
   EXPECT_TRUE(device.ok());
-  const Status planned = memory.make_plan(options, **model, **device);
+  Devices devices(std::move(device).value());
+  const Status planned = memory.make_plan(options, **model, devices);
   EXPECT_TRUE(planned.ok()) << (planned.ok() ? "" : planned.error().message);
   out.limits = memory.scheduler_limits(options, (*model)->config());
   return out;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/schedule/scheduler.h"
 #include "model/weights.h"
@@ -41,6 +42,10 @@ class SpecTypes {
   uint32_t bits_;
 };
 
+// How several devices share a model. Automatic: one device if the model and all contexts fit it,
+// else layers.
+enum class Split : uint8_t { none, layer, automatic };
+
 struct EngineOptions {
   int32_t context_tokens = 0;    // per sequence; 0: the model's, or less if memory is short
   int32_t max_sequences = 1;     // running at the same time
@@ -67,12 +72,16 @@ struct EngineOptions {
   KvTail kv_tail;  // what stays exact nevertheless
   // Use the widest formats in which all contexts fit (engine_memory.cpp).
   bool kv_auto = false;
-  std::string device = "cpu";  // or "cuda", "ref"
-  int threads = 0;             // 0: the device chooses
+  // "cpu", "cuda", "cuda:1", "ref" or "auto"; several, with commas, share the layers (devices.h).
+  std::string device = "cpu";
+  Split split = Split::automatic;
+  std::vector<double> split_ratio;  // shares of the devices; empty: chosen
+  int threads = 0;                  // 0: the device chooses
   Activations activations = Activations::i8;
-  bool deterministic = false;       // a request's bytes depend only on the request (DeviceOptions)
-  uint64_t memory_limit_bytes = 0;  // 0: the available memory
-  // For plan_memory() on a machine without the GPU: `memory_limit_bytes` is a GPU's own memory.
+  bool deterministic = false;  // a request's bytes depend only on the request (DeviceOptions)
+  // Of each device, or one for all; empty or 0: the available memory.
+  std::vector<uint64_t> memory_limit_bytes;
+  // For plan_memory() on a machine without the GPUs: the limits are those of GPUs' own memory.
   bool plan_own_memory = false;
   uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts, less if memory is short
   int64_t state_memory_bytes = -1;  // checkpoints in host memory; -1: automatic, 0: none

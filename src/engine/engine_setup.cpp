@@ -9,6 +9,7 @@
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
+#include "engine/open_devices.h"
 #include "engine/prefix/model_hash.h"
 #include "ops/kv/kv_codec.h"
 
@@ -65,32 +66,17 @@ constexpr int32_t kHeadDepth = 3;
 constexpr int32_t kFewSequences = 8;
 constexpr int32_t kMostDrafts = 64;
 
-Result<std::unique_ptr<Device>> make_device(const EngineOptions& options, int32_t max_rows) {
-  DeviceOptions device;
-  device.threads = options.threads;
-  device.activations = options.activations;
-  device.max_tokens = max_rows;
-  device.deterministic = options.deterministic;
-  if (options.device == "ref") return make_ref_device(device);
-  if (options.device == "cuda") return make_cuda_device(device);
-  if (options.device == "auto") {
-    if (auto gpu = make_cuda_device(device); gpu.ok()) return gpu;
-  }
-  if (options.device == "cpu" || options.device == "auto") return make_cpu_device(device);
-  return Error{ErrorKind::invalid_argument,
-               fmt::format("unknown device {}; choose auto, cuda, cpu or ref", options.device)};
-}
-
 // Everything that cached prefixes depend on: model, formats, arithmetic and state layout; not the
 // drafter. Without a cache directory the model is left out.
-PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, const Device& device,
-                          int32_t tile_columns, int32_t folds_every, const PrefixSecret& secret) {
+PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options,
+                          const Devices& devices, int32_t tile_columns, int32_t folds_every,
+                          const PrefixSecret& secret) {
   std::string text;
   if (!options.cache_dir.empty()) {
     const ByteHash h = model_hash(file, options.cache_dir, options.progress);
     text.append(reinterpret_cast<const char*>(&h), sizeof h);
   }
-  text += fmt::format("|{} {} {} {} {} {} {}", device.numerics(), tile_columns, folds_every,
+  text += fmt::format("|{} {} {} {} {} {} {}", devices.numerics(), tile_columns, folds_every,
                       kv_format_name(options.k_format), kv_format_name(options.v_format),
                       static_cast<int>(options.activations), kBlockTokens);
   if (options.k_codec != nullptr)
@@ -99,7 +85,7 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options, co
   // Deeper layers depend on what earlier layers attended to.
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
   // Other kernels would compute other bytes.
-  if (options.deterministic && !device.computes_in_host_memory()) text += " deterministic";
+  if (options.deterministic && !devices.traits().rows_alone) text += " deterministic";
   return seed_hash(text, secret);
 }
 
@@ -120,7 +106,8 @@ uint64_t guess_kind_of(Dflash* drafter, const EngineOptions& options, const Pref
 
 }  // namespace
 
-Status Engine::open(const GgufFile& file, const EngineOptions& options) {
+Status Engine::open(const GgufFile& file, const EngineOptions& options,
+                    std::shared_ptr<Devices> devices) {
   options_ = options;
   SpecTypes& types = options_.spec_type;
   const bool automatic = types.has(SpecType::automatic);
@@ -156,11 +143,26 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options) {
     memory_.dflash = dflash_.get();
   }
   choose_drafts();
-  BRAID_ASSIGN(device_, make_device(options_, EngineMemory::most_rows(options_)));
-  late_events_ = options.hooks.late_events || !device_->computes_in_host_memory();
-  if (options.ubatch_tokens == 0)
-    options_.ubatch_tokens = EngineMemory::choose_ubatch(options_, *model_, *device_);
-  return memory_.make_plan(options_, *model_, *device_);
+  if (devices != nullptr) return plan(std::move(devices));
+  const int32_t most_rows = EngineMemory::most_rows(options_);
+  BRAID_ASSIGN(std::shared_ptr<Devices> named, open_devices(options_, most_rows));
+  BRAID_TRY(plan(std::move(named)));
+  if (!may_use_more_devices(options_, *devices_)) return {};
+  if (memory_.all_contexts_fit && memory_.plan.check_fits().ok()) return {};
+  devices_ = nullptr;
+  BRAID_ASSIGN(std::shared_ptr<Devices> all, open_all_devices(options_, most_rows));
+  return plan(std::move(all));
+}
+
+Status Engine::plan(std::shared_ptr<Devices> devices) {
+  devices_ = std::move(devices);
+  late_events_ = options_.hooks.late_events || devices_->traits().asynchronous;
+  EngineOptions chosen = options_;
+  if (chosen.ubatch_tokens == 0)
+    chosen.ubatch_tokens = EngineMemory::choose_ubatch(chosen, *model_, devices_->first());
+  BRAID_TRY(memory_.make_plan(chosen, *model_, *devices_));
+  options_ = std::move(chosen);
+  return {};
 }
 
 // Chains need only the deepest drafter's number of drafts: a sequence with a promising draft skips
@@ -189,17 +191,19 @@ void Engine::choose_drafts() {
 
 Status Engine::load() {
   const ModelConfig& config = model_->config();
-  BRAID_TRY(memory_.take(options_, *model_, *device_));
-  BRAID_TRY(outputs_.allocate(*device_, *model_, memory_.logit_rows, memory_.decoding_rows));
+  BRAID_TRY(memory_.take(options_, *model_, *devices_));
+  BRAID_TRY(
+      outputs_.allocate(devices_->last(), *model_, memory_.logit_rows, memory_.decoding_rows));
   memory_.plan.set_actual(MemoryUse::logits,
-                          StepOutputs::bytes(memory_.logit_rows, config.vocabulary));
+                          StepOutputs::bytes(memory_.logit_rows, config.vocabulary),
+                          memory_.last_pool());
   memory_.plan.set_actual(
       MemoryUse::fetched_logits,
       StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
                               config.vocabulary, config.width));
   if (disk_)
-    BRAID_TRY(
-        memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0), *device_));
+    BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0),
+                                        devices_->first()));
   scheduler_ =
       std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
                                   memory_.sizes.slots, memory_.cache, memory_.host_images);
@@ -209,9 +213,10 @@ Status Engine::load() {
   memory_.plan.set_actual(MemoryUse::block_books, book_bytes);
   scheduler_->set_disk(disk_.get());
   install_hooks();
-  judge_ = std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens(), device_->pool());
-  records_ = std::make_unique<Records>(*device_);
-  runner_ = std::make_unique<StepRunner>(*device_, *model_, memory_.cache, outputs_, *records_);
+  judge_ =
+      std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens(), devices_->first().pool());
+  for (Device* device : devices_->all()) records_.emplace_back(*device);
+  runner_ = std::make_unique<StepRunner>(*devices_, *model_, memory_.cache, outputs_, records_);
   StepRunner::Sizes sizes;
   sizes.rows = memory_.max_rows;
   sizes.sequences = options_.max_sequences;
@@ -247,17 +252,17 @@ Status Engine::make_drafter(int32_t block_table) {
                             NgramDrafter::bytes(options_.max_sequences, context_tokens()));
   }
   if (types.has(SpecType::dflash)) {
-    BRAID_TRY(add(std::make_unique<DflashDrafter>(*device_, *dflash_, memory_.cache, *scheduler_,
-                                                  *records_)));
+    BRAID_TRY(add(std::make_unique<DflashDrafter>(devices_->last(), *dflash_, memory_.cache,
+                                                  *scheduler_, records_.back())));
     bytes += DflashDrafter::bytes(*dflash_, options);
   }
   if (types.has(SpecType::mtp)) {
     options.depth = std::min(head_depth_, options_.draft_depth);
-    BRAID_TRY(add(
-        std::make_unique<ModelDrafter>(*device_, *model_, memory_.cache, *scheduler_, *records_)));
+    BRAID_TRY(add(std::make_unique<ModelDrafter>(devices_->last(), *model_, memory_.cache,
+                                                 *scheduler_, records_.back())));
     bytes += ModelDrafter::bytes(options);
   }
-  memory_.plan.set_actual(MemoryUse::drafts, bytes);
+  memory_.plan.set_actual(MemoryUse::drafts, bytes, memory_.last_pool());
   if (drafters.size() == 1) own_drafter_ = std::move(drafters[0]);
   JointDrafter* joint = nullptr;
   if (drafters.size() > 1) {
@@ -267,18 +272,18 @@ Status Engine::make_drafter(int32_t block_table) {
   }
   drafter_ = own_drafter_.get();
   // A deterministic GPU engine must not choose rows by time.
-  const bool fixed = options_.deterministic && !device_->computes_in_host_memory();
+  const bool fixed = options_.deterministic && !devices_->traits().rows_alone;
   if (drafter_ != nullptr && !fixed && !options_.spec_always)
-    budget_ =
-        std::make_unique<DraftBudget>(options_.draft_depth, types.has(SpecType::ngram),
-                                      [this](int32_t rows) { return device_->padded_rows(rows); });
+    budget_ = std::make_unique<DraftBudget>(
+        options_.draft_depth, types.has(SpecType::ngram),
+        [this](int32_t rows) { return devices_->last().padded_rows(rows); });
   if (joint != nullptr && budget_)
     joint->set_survives(
         [this](const Draft& draft, int32_t depth) { return budget_->survival(draft, depth); });
   stats_.drafts.pays = drafter_ != nullptr && !budget_;  // else the budget decides
   // Steps may skip the drafter's cells; those must then be zeros and not another sequence's data.
   const auto trunk = static_cast<size_t>(model_->config().count(LayerKind::attention));
-  if (budget_ && memory_.cache.memory().kv.size() > trunk && device_->computes_in_host_memory() &&
+  if (budget_ && memory_.cache.memory().kv.size() > trunk && devices_->traits().host_visible &&
       !options_.hooks.poison_unused) {
     scheduler_->blocks(0).on_unused(
         [this, trunk](int32_t b) { memory_.cache.clear_layers(trunk, b); });
@@ -305,8 +310,13 @@ void Engine::install_hooks() {
 }
 
 Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const EngineOptions& options) {
+  return create(file, options, nullptr);
+}
+
+Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const EngineOptions& options,
+                                               std::shared_ptr<Devices> devices) {
   std::unique_ptr<Engine> engine(new Engine);
-  BRAID_TRY(engine->open(file, options));
+  BRAID_TRY(engine->open(file, options, std::move(devices)));
   BRAID_TRY(engine->memory_.plan.check_fits());
   if (options.cache_dir.empty()) {
     engine->secret_ = random_secret();
@@ -315,8 +325,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     BRAID_ASSIGN(engine->secret_, directory.secret());
   }
   const int32_t columns =
-      engine->device_->state_tile_columns(engine->model_->config().largest_delta());
-  engine->fingerprint_ = fingerprint_of(file, engine->options_, *engine->device_, columns,
+      engine->devices_->first().state_tile_columns(engine->model_->config().largest_delta());
+  engine->fingerprint_ = fingerprint_of(file, engine->options_, *engine->devices_, columns,
                                         engine->memory_.sizes.ring.every, engine->secret_);
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
@@ -335,7 +345,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
 
 Result<MemoryPlan> Engine::plan_memory(const GgufFile& file, const EngineOptions& options) {
   Engine engine;
-  BRAID_TRY(engine.open(file, options));
+  BRAID_TRY(engine.open(file, options, nullptr));
   return engine.memory_.plan;
 }
 
@@ -346,7 +356,7 @@ std::string Engine::slow_kv_formats() const {
   std::string names;
   for (const std::string_view name : {memory().k_type, memory().v_type}) {
     const auto codec = find_kv_codec(name);
-    if (name == names || !codec.ok() || !device_->expands(**codec, head_dim)) continue;
+    if (name == names || !codec.ok() || !devices_->first().expands(**codec, head_dim)) continue;
     names += (names.empty() ? "" : " and ") + std::string(name);
   }
   return names;
@@ -355,8 +365,8 @@ std::string Engine::slow_kv_formats() const {
 Engine::~Engine() {
   if (!disk_) return;
   // Queued stores must still be written, unless the device has failed.
-  device_->synchronize();
-  if (scheduler_ && device_->health().ok()) scheduler_->all_queued_is_done();
+  devices_->synchronize();
+  if (scheduler_ && devices_->health().ok()) scheduler_->all_queued_is_done();
   disk_.reset();
 }
 

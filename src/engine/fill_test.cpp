@@ -30,8 +30,8 @@ struct Pools : Observer {
 
 Bytes on_host(Engine& engine, const std::byte* from, int64_t bytes) {
   Bytes out(static_cast<size_t>(bytes));
-  engine.device().to_host(out.data(), from, out.size());
-  engine.device().synchronize();
+  engine.devices().first().to_host(out.data(), from, out.size());
+  engine.devices().first().synchronize();
   return out;
 }
 
@@ -193,14 +193,14 @@ TEST(SequenceCache, MovesAStateToAnotherPosition) {
   const GgufFile file = parsed(bytes);
   const auto model = Model::open(file);
   ASSERT_TRUE(model.ok());
-  const auto device = make_ref_device({});
+  Devices devices(make_ref_device({}));
   CacheSizes sizes;
   sizes.blocks[0] = 1;
   sizes.slots = 2;
   sizes.ring.uncertain = 3;
   sizes.hidden_cells = 4;
   SequenceCache cache;
-  ASSERT_TRUE(cache.allocate(*device, (*model)->config(), sizes).ok());
+  ASSERT_TRUE(cache.allocate(devices, (*model)->config(), sizes).ok());
   const SequenceMemory memory = cache.memory();
   ASSERT_FALSE(memory.delta.empty());
   for (const DeltaLayer& layer : memory.delta) {

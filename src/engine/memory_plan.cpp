@@ -9,6 +9,7 @@
 #include <iterator>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 namespace braid {
 namespace {
@@ -122,10 +123,10 @@ std::string format_bytes(uint64_t bytes) {
                    : fmt::format("{:.{}f} {}", value, unit >= 3 ? 2 : 1, units[unit]);
 }
 
-uint64_t MemoryPlan::predicted_bytes() const {
+uint64_t MemoryPlan::predicted_bytes(int32_t pool) const {
   uint64_t sum = 0;
   for (const MemoryRow& row : rows)
-    if (!own_memory || !row.on_host) sum += row.predicted_bytes;
+    if (counts(row, pool)) sum += row.predicted_bytes;
   return sum;
 }
 
@@ -136,30 +137,31 @@ uint64_t MemoryPlan::without_reserve(uint64_t left) {
   return left - std::min(left / 4, std::max(left / 20, kDriverBytes));
 }
 
-uint64_t MemoryPlan::spare_bytes() const {
-  const uint64_t taken = predicted_bytes();
-  const uint64_t left = available_bytes > taken ? available_bytes - taken : 0;
+uint64_t MemoryPlan::spare_bytes(int32_t pool) const {
+  const uint64_t taken = predicted_bytes(pool);
+  const uint64_t available = pools[static_cast<size_t>(pool)].available_bytes;
+  const uint64_t left = available > taken ? available - taken : 0;
   return own_memory ? without_reserve(left) : left / 2;
 }
 
-uint64_t MemoryPlan::actual_bytes() const {
+uint64_t MemoryPlan::actual_bytes(int32_t pool) const {
   uint64_t sum = 0;
   for (const MemoryRow& row : rows)
-    if (!own_memory || !row.on_host) sum += row.actual_bytes;
+    if (counts(row, pool)) sum += row.actual_bytes;
   return sum;
 }
 
-void MemoryPlan::set_predicted(MemoryUse use, uint64_t bytes) {
+void MemoryPlan::set_predicted(MemoryUse use, uint64_t bytes, int32_t pool) {
   for (MemoryRow& row : rows)
-    if (row.use == use) row.predicted_bytes = bytes;
+    if (row.use == use && row.pool == pool) row.predicted_bytes = bytes;
 }
 
-void MemoryPlan::set_actual(MemoryUse use, uint64_t bytes) {
+void MemoryPlan::set_actual(MemoryUse use, uint64_t bytes, int32_t pool) {
   for (MemoryRow& row : rows)
-    if (row.use == use) row.actual_bytes = bytes;
+    if (row.use == use && row.pool == pool) row.actual_bytes = bytes;
 }
 
-std::string MemoryPlan::table() const {
+std::string MemoryPlan::one_pool_table() const {
   const bool taken = actual_bytes() > 0;
   const auto line = [&](const std::string& label, uint64_t predicted, uint64_t actual) {
     return taken ? fmt::format("{:<16} {:>12} {:>12}\n", label, format_bytes(predicted),
@@ -172,15 +174,63 @@ std::string MemoryPlan::table() const {
     return row.predicted_bytes == 0 && row.actual_bytes == 0;
   };
   for (const MemoryRow& row : rows)
-    if (!empty(row) && (!own_memory || !row.on_host))
+    if (!empty(row) && counts(row, 0))
       out += line(memory_use_name(row.use), row.predicted_bytes, row.actual_bytes);
   out += line("total", predicted_bytes(), actual_bytes());
-  if (available_bytes != UINT64_MAX)
-    out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(available_bytes));
+  if (pools[0].available_bytes != UINT64_MAX)
+    out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(pools[0].available_bytes));
   for (const MemoryRow& row : rows)
     if (!empty(row) && own_memory && row.on_host)
       out += line(std::string(memory_use_name(row.use)) + " (host)", row.predicted_bytes,
                   row.actual_bytes);
+  return out;
+}
+
+// A column for each pool: bytes taken, or predicted before.
+std::string MemoryPlan::pools_table() const {
+  const bool taken = actual_bytes() > 0;
+  const auto line = [&](std::string_view label, const auto& text_of) {
+    std::string out = fmt::format("{:<16}", label);
+    for (size_t pool = 0; pool < pools.size(); ++pool) out += fmt::format(" {:>12}", text_of(pool));
+    return out + "\n";
+  };
+  const auto bytes_in = [&](MemoryUse use, bool on_host, size_t pool) {
+    uint64_t sum = 0;
+    for (const MemoryRow& row : rows)
+      if (row.use == use && row.on_host == on_host && row.pool == static_cast<int32_t>(pool))
+        sum += taken ? row.actual_bytes : row.predicted_bytes;
+    return sum;
+  };
+  std::string out =
+      line(taken ? "memory (actual)" : "memory", [&](size_t p) { return pools[p].name; });
+  out += line("layers", [&](size_t p) { return pools[p].layers; });
+  std::string host;
+  std::vector<std::pair<MemoryUse, bool>> seen;
+  for (const MemoryRow& row : rows) {
+    if (std::find(seen.begin(), seen.end(), std::pair(row.use, row.on_host)) != seen.end())
+      continue;
+    seen.emplace_back(row.use, row.on_host);
+    uint64_t sum = 0;
+    for (size_t p = 0; p < pools.size(); ++p) sum += bytes_in(row.use, row.on_host, p);
+    if (sum == 0) continue;
+    if (own_memory && row.on_host) {
+      host += fmt::format("{:<16} {:>12}\n", std::string(memory_use_name(row.use)) + " (host)",
+                          format_bytes(sum));
+    } else {
+      out += line(memory_use_name(row.use),
+                  [&](size_t p) { return format_bytes(bytes_in(row.use, row.on_host, p)); });
+    }
+  }
+  out += line("total", [&](size_t p) {
+    const auto pool = static_cast<int32_t>(p);
+    return format_bytes(taken ? actual_bytes(pool) : predicted_bytes(pool));
+  });
+  return out + line("available", [&](size_t p) { return format_bytes(pools[p].available_bytes); }) +
+         host;
+}
+
+std::string MemoryPlan::table() const {
+  std::string out = pools.size() > 1 ? pools_table() : one_pool_table();
   if (exact_tokens > 0)
     return out +
            fmt::format("keys in {}, values in {}: {} a token, f16 until {} more have followed it\n",
@@ -207,29 +257,38 @@ std::string MemoryPlan::format_table() const {
 }
 
 Status MemoryPlan::check_fits() const {
-  if (predicted_bytes() <= available_bytes) return {};
+  for (size_t pool = 0; pool < pools.size(); ++pool)
+    BRAID_TRY(check_fits(static_cast<int32_t>(pool)));
+  return {};
+}
+
+Status MemoryPlan::check_fits(int32_t number) const {
+  const MemoryPool& pool = pools[static_cast<size_t>(number)];
+  const uint64_t wanted = predicted_bytes(number);
+  if (wanted <= pool.available_bytes) return {};
   uint64_t kv = 0;
   for (const MemoryRow& row : rows)
-    if (row.use == MemoryUse::kv_blocks) kv = row.predicted_bytes;
-  const uint64_t rest = predicted_bytes() - kv;
-  std::string help = "a smaller model is needed";
-  if (rest < available_bytes && kv > 0 && max_sequences > 0) {
-    const uint64_t free_bytes = available_bytes - rest;
+    if (row.use == MemoryUse::kv_blocks && row.pool == number) kv = row.predicted_bytes;
+  const uint64_t rest = wanted - kv;
+  std::string help = pools.size() > 1 ? "another --split-ratio, or a smaller model, is needed"
+                                      : "a smaller model is needed";
+  if (rest < pool.available_bytes && kv > 0 && max_sequences > 0) {
+    const uint64_t free_bytes = pool.available_bytes - rest;
     const auto left = static_cast<double>(own_memory ? without_reserve(free_bytes) : free_bytes);
     // A shorter context keeps the windows, or lets all layers keep the whole context.
-    const double long_context = (left - static_cast<double>(kv_window_bytes)) /
-                                std::max(1.0, static_cast<double>(kv - kv_window_bytes)) *
+    const double long_context = (left - static_cast<double>(pool.kv_window_bytes)) /
+                                std::max(1.0, static_cast<double>(kv - pool.kv_window_bytes)) *
                                 context_tokens;
     const double short_context =
-        kv_window_bytes == 0 ? 0 : left / static_cast<double>(kv_token_bytes);
+        pool.kv_window_bytes == 0 ? 0 : left / static_cast<double>(pool.kv_token_bytes);
     const auto fitting = static_cast<uint64_t>(std::max(long_context, short_context));
     help = fmt::format("a context of at most {} tokens would fit (-c {})", fitting, fitting);
   }
   return Error{
       ErrorKind::exhausted,
-      fmt::format("a context of {} tokens needs {} ({} of it KV cache) and {} are available; {}",
-                  context_tokens, format_bytes(predicted_bytes()), format_bytes(kv),
-                  format_bytes(available_bytes), help)};
+      fmt::format("{}a context of {} tokens needs {} ({} of it KV cache) and {} are available; {}",
+                  pools.size() > 1 ? pool.name + ": " : "", context_tokens, format_bytes(wanted),
+                  format_bytes(kv), format_bytes(pool.available_bytes), help)};
 }
 
 }  // namespace braid

@@ -32,13 +32,23 @@ struct MemoryRow {
   uint64_t predicted_bytes = 0;
   uint64_t actual_bytes = 0;  // 0 until taken
   bool on_host = false;       // of a device with its own memory
+  int32_t pool = 0;           // index into MemoryPlan::pools
+};
+
+// The memory of a device, or of several that share it.
+struct MemoryPool {
+  std::string name;              // "cuda:0"
+  std::string layers;            // "0-31", for display
+  uint64_t available_bytes = 0;  // free when the plan was made
+  uint64_t kv_token_bytes = 0;   // MemoryPlan's, of the pool's layers
+  uint64_t kv_window_bytes = 0;
 };
 
 struct MemoryPlan {
   std::vector<MemoryRow> rows;
-  uint64_t available_bytes = 0;  // free when the plan was made
-  bool own_memory = false;       // of the device; host rows do not count
-  int32_t context_tokens = 0;    // per sequence
+  std::vector<MemoryPool> pools = std::vector<MemoryPool>(1);
+  bool own_memory = false;     // of the devices; host rows do not count
+  int32_t context_tokens = 0;  // per sequence
   int32_t max_sequences = 0;
   uint64_t kv_token_bytes = 0;      // of one token's keys and values
   uint64_t kv_old_token_bytes = 0;  // of them, those kept after windows or exact rows have passed
@@ -53,19 +63,28 @@ struct MemoryPlan {
   };
   std::vector<KvFormatBytes> kv_formats;
 
-  uint64_t predicted_bytes() const;
+  static constexpr int32_t kAllPools = -1;
+  uint64_t predicted_bytes(int32_t pool = kAllPools) const;
   // Half of host memory stays free for other uses; of a device's own memory a twentieth or the
   // driver's need, at most a quarter.
-  uint64_t spare_bytes() const;
+  uint64_t spare_bytes(int32_t pool = 0) const;
   // What remains of a device's memory for KV blocks when `left` bytes are free.
   static uint64_t without_reserve(uint64_t left);
-  uint64_t actual_bytes() const;
-  void set_predicted(MemoryUse use, uint64_t bytes);
-  void set_actual(MemoryUse use, uint64_t bytes);
+  uint64_t actual_bytes(int32_t pool = kAllPools) const;
+  void set_predicted(MemoryUse use, uint64_t bytes, int32_t pool = 0);
+  void set_actual(MemoryUse use, uint64_t bytes, int32_t pool = 0);
   std::string table() const;
   std::string format_table() const;
   // Error: exhausted, with numbers and advice.
   Status check_fits() const;
+
+ private:
+  bool counts(const MemoryRow& row, int32_t pool) const {
+    return (pool == kAllPools || row.pool == pool) && !(own_memory && row.on_host);
+  }
+  std::string one_pool_table() const;
+  std::string pools_table() const;
+  Status check_fits(int32_t pool) const;
 };
 
 std::string format_bytes(uint64_t bytes);

@@ -58,14 +58,14 @@ TEST_F(FakeRoot, TheFirstVersionOfCgroupsCounts) {
 TEST(MemoryPlan, SaysWhatWouldFit) {
   MemoryPlan plan;
   plan.rows = {{MemoryUse::weights, 1 << 20}, {MemoryUse::kv_blocks, 8 << 20}};
-  plan.available_bytes = 5 << 20;
+  plan.pools[0].available_bytes = 5 << 20;
   plan.context_tokens = 8000;
   plan.max_sequences = 1;
   const Status status = plan.check_fits();
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().kind, ErrorKind::exhausted);
   EXPECT_NE(status.error().message.find("-c 4000"), std::string::npos) << status.error().message;
-  plan.available_bytes = 9 << 20;
+  plan.pools[0].available_bytes = 9 << 20;
   EXPECT_TRUE(plan.check_fits().ok());
   plan.set_actual(MemoryUse::weights, 1 << 19);
   EXPECT_NE(plan.table().find("512.0 KiB"), std::string::npos) << plan.table();
@@ -77,14 +77,14 @@ TEST(MemoryPlan, ADeviceKeepsWhatItsDriverTakes) {
   plan.rows = {{MemoryUse::weights, 16384 * kMiB}, {MemoryUse::swap, 50000 * kMiB, 0, true}};
   plan.own_memory = true;
   const auto spare = [&](uint64_t left_mib) {
-    plan.available_bytes = (16384 + left_mib) * kMiB;
+    plan.pools[0].available_bytes = (16384 + left_mib) * kMiB;
     return plan.spare_bytes() / kMiB;
   };
   EXPECT_EQ(spare(100000), 95000);
   EXPECT_EQ(spare(7000), 7000 - 512);
   EXPECT_EQ(spare(1000), 750);
   EXPECT_EQ(spare(0), 0);
-  plan.available_bytes = 1000 * kMiB;
+  plan.pools[0].available_bytes = 1000 * kMiB;
   EXPECT_EQ(plan.spare_bytes(), 0) << "less than the weights take";
   plan.own_memory = false;
   plan.rows = {{MemoryUse::weights, 16384 * kMiB}};
@@ -110,16 +110,16 @@ TEST(MemoryPlan, BooksCountWhereTheyLie) {
 TEST(MemoryPlan, WindowsDoNotShrinkWithTheContext) {
   MemoryPlan plan;
   plan.rows = {{MemoryUse::kv_blocks, 10000 * 100 + 2000 * 300}};  // 2,000 in windows
-  plan.kv_window_bytes = 2000 * 300;
-  plan.kv_token_bytes = 400;
+  plan.kv_window_bytes = plan.pools[0].kv_window_bytes = 2000 * 300;
+  plan.kv_token_bytes = plan.pools[0].kv_token_bytes = 400;
   plan.kv_old_token_bytes = 100;
   plan.window_tokens = 512;
   plan.context_tokens = 10000;
   plan.max_sequences = 1;
-  plan.available_bytes = 1100000;
+  plan.pools[0].available_bytes = 1100000;
   EXPECT_NE(plan.check_fits().error().message.find("-c 5000"), std::string::npos)
       << plan.check_fits().error().message;
-  plan.available_bytes = 400000;
+  plan.pools[0].available_bytes = 400000;
   EXPECT_NE(plan.check_fits().error().message.find("-c 1000"), std::string::npos)
       << plan.check_fits().error().message;
   EXPECT_NE(plan.table().find("400 B a token, 100 B when the window of 512"), std::string::npos);

@@ -10,26 +10,32 @@ int32_t ModelConfig::count(LayerKind kind) const {
                                             [&](const LayerConfig& l) { return l.kind == kind; }));
 }
 
-std::vector<const AttentionConfig*> ModelConfig::kv_layers() const {
-  std::vector<const AttentionConfig*> list;
+std::vector<ModelConfig::KvLayerConfig> ModelConfig::kv_layers() const {
+  std::vector<KvLayerConfig> list;
   for (const LayerConfig& l : layers)
-    if (l.kind == LayerKind::attention) list.push_back(&l.attention);
-  if (drafts()) list.push_back(&mtp[0].attention);
-  for (const AttentionConfig& a : drafter) list.push_back(&a);
+    if (l.kind == LayerKind::attention) list.push_back({&l.attention, l.stage});
+  if (drafts()) list.push_back({&mtp[0].attention, last_stage()});
+  for (const AttentionConfig& a : drafter) list.push_back({&a, last_stage()});
   return list;
+}
+
+int32_t ModelConfig::first_layer(int32_t stage) const {
+  return static_cast<int32_t>(std::count_if(layers.begin(), layers.end(),
+                                            [&](const LayerConfig& l) { return l.stage < stage; }));
 }
 
 int64_t ModelConfig::kv_bytes_per_token(KvFormat k, KvFormat v) const {
   int64_t bytes = 0;
-  for (const AttentionConfig* a : kv_layers())
+  for (const auto& [a, stage] : kv_layers())
     bytes += a->kv_heads * (kv_row_bytes(k, a->head_dim) + kv_row_bytes(v, a->head_dim));
   return bytes;
 }
 
-int64_t ModelConfig::state_bytes(const DeltaRing& ring) const {
+int64_t ModelConfig::state_bytes(const DeltaRing& ring, int32_t stage) const {
   int64_t bytes = 0;
   for (const LayerConfig& l : layers)
-    if (l.kind == LayerKind::delta) bytes += l.delta.slot_elements(ring) * int64_t{4};
+    if (l.kind == LayerKind::delta && (stage == kAllStages || l.stage == stage))
+      bytes += l.delta.slot_elements(ring) * int64_t{4};
   return bytes;
 }
 

@@ -54,6 +54,7 @@ struct LayerConfig {
   AttentionConfig attention;  // attention or delta, by kind
   DeltaShape delta;
   FeedForwardConfig feed_forward;
+  int32_t stage = 0;  // which of Devices has the layer
 };
 
 struct ModelConfig {
@@ -70,14 +71,25 @@ struct ModelConfig {
   // Layers with K and V of an attached drafter (Model::attach).
   std::vector<AttentionConfig> drafter;
   int64_t draft_vocabulary = 0;  // tokens that the head drafts from (Model::draft); 0: all
+  // Stages of the trunk (ops/devices.h), ascending over the layers. The first has the embedding, the
+  // last the output matrix, the MTP heads and the drafter's layers.
+  int32_t stages = 1;
 
   int32_t count(LayerKind kind) const;
   bool drafts() const { return !mtp.empty(); }
   // Layers with K and V: the trunk's in order, then the head's or drafter's.
-  std::vector<const AttentionConfig*> kv_layers() const;
+  struct KvLayerConfig {
+    const AttentionConfig* attention;
+    int32_t stage;
+  };
+  std::vector<KvLayerConfig> kv_layers() const;
+  int32_t last_stage() const { return stages - 1; }
+  // First layer of a stage; the number of layers for `stages`.
+  int32_t first_layer(int32_t stage) const;
   int64_t kv_bytes_per_token(KvFormat k, KvFormat v) const;
-  // Bytes of one sequence's recurrent state over all delta layers.
-  int64_t state_bytes(const DeltaRing& ring) const;
+  // Bytes of one sequence's recurrent state over the delta layers of a stage.
+  static constexpr int32_t kAllStages = -1;
+  int64_t state_bytes(const DeltaRing& ring, int32_t stage = kAllStages) const;
   // Over all attention layers; 0: no layer has a window.
   int32_t largest_window() const;
   // Limits windows of all attention layers and MTP heads. No effect if `most` covers the context.

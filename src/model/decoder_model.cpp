@@ -51,21 +51,26 @@ size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, cons
   return std::max(mixer.offset(), feed_forward.offset());
 }
 
-size_t DecoderModel::place(Lane& lane, std::byte* base, int32_t max_tokens, int32_t max_outputs,
-                           DType activations) const {
+size_t DecoderModel::place(int32_t stage, Lane& lane, std::byte* base, int32_t max_tokens,
+                           int32_t max_outputs, DType activations) const {
   const DType act = activations;
   const int64_t t = max_tokens;
   Placer common(base, 0);
   lane.residual = common.take(t, config_.width);
   lane.normed = common.take(t, config_.width, act);
   for (const RopeParams& rope : config_.ropes) lane.ropes.push_back(common.take(t, rope.dims));
-  lane.gathered = common.take(max_outputs, config_.width);
-  lane.hidden = common.take(max_outputs, config_.width, act);
+  const bool last = stage == config_.last_stage();
+  if (last) {
+    lane.gathered = common.take(max_outputs, config_.width);
+    lane.hidden = common.take(max_outputs, config_.width, act);
+  }
 
   size_t end = common.offset();
-  for (const LayerConfig& c : config_.layers)
-    end = std::max(end, place_layer(lane.layers.emplace_back(), c, common, t, act));
-  if (config_.drafts()) {
+  for (const LayerConfig& c : config_.layers) {
+    LayerScratch& layer = lane.layers.emplace_back();
+    if (c.stage == stage) end = std::max(end, place_layer(layer, c, common, t, act));
+  }
+  if (last && config_.drafts()) {
     Placer head = common;
     lane.draft.before = head.take(t, config_.width);
     lane.draft.joined = head.take(t, 2 * config_.width, act);
@@ -74,14 +79,27 @@ size_t DecoderModel::place(Lane& lane, std::byte* base, int32_t max_tokens, int3
   return end;
 }
 
-size_t DecoderModel::lane_bytes(int32_t max_tokens, int32_t max_outputs, DType activations) const {
+size_t DecoderModel::lane_bytes(int32_t stage, int32_t max_tokens, int32_t max_outputs,
+                                DType activations) const {
   Lane counted;
-  return place(counted, nullptr, max_tokens, max_outputs, activations);
+  return place(stage, counted, nullptr, max_tokens, max_outputs, activations);
 }
 
-size_t DecoderModel::activation_bytes(const StepSizes& sizes, DType activations) const {
-  return lane_bytes(sizes.tokens, sizes.outputs, activations) +
-         lane_bytes(sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
+size_t DecoderModel::activation_bytes(int32_t stage, const StepSizes& sizes,
+                                      DType activations) const {
+  return lane_bytes(stage, sizes.tokens, sizes.outputs, activations) +
+         lane_bytes(stage, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
+}
+
+void DecoderModel::split(std::span<const int32_t> first_layers, bool drafts_embed) {
+  BRAID_CHECK(stages_.empty() && !first_layers.empty() && first_layers[0] == 0);
+  config_.stages = static_cast<int32_t>(first_layers.size());
+  for (size_t i = 0, stage = 0; i < config_.layers.size(); ++i) {
+    while (stage + 1 < first_layers.size() && first_layers[stage + 1] <= static_cast<int32_t>(i))
+      ++stage;
+    config_.layers[i].stage = static_cast<int32_t>(stage);
+  }
+  weights_.split(config_, drafts_embed);
 }
 
 Device::WorkspaceNeeds DecoderModel::workspace_needs(int32_t max_tokens) const {
@@ -132,17 +150,30 @@ int64_t DecoderModel::flops_per_token() const {
   return 2 * products;
 }
 
-Status DecoderModel::load(Device& device, const StepSizes& sizes,
+Status DecoderModel::load(std::span<Device* const> devices, const StepSizes& sizes,
                           const ModelWeights::Progress& progress) {
-  BRAID_CHECK(ops_ == nullptr);
-  BRAID_TRY(weights_.load(device, progress));
-  const DType activations = device.activation_type();
-  BRAID_ASSIGN(activations_, device.allocate(activation_bytes(sizes, activations), "activations"));
-  auto* base = static_cast<std::byte*>(activations_.data());
-  base += place(whole_, base, sizes.tokens, sizes.outputs, activations);
-  place(interleaved_, base, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
-  ops_ = &device.ops();
-  device_ = &device;
+  BRAID_CHECK(stages_.empty() && static_cast<int32_t>(devices.size()) == config_.stages);
+  BRAID_TRY(weights_.load(devices, progress));
+  StepCursor begin;
+  for (int32_t number = 0; number < config_.stages; ++number) {
+    Device& device = *devices[static_cast<size_t>(number)];
+    Stage& stage = stages_.emplace_back();
+    const DType activations = device.activation_type();
+    BRAID_ASSIGN(stage.activations,
+                 device.allocate(activation_bytes(number, sizes, activations), "activations"));
+    auto* base = static_cast<std::byte*>(stage.activations.data());
+    base += place(number, stage.whole, base, sizes.tokens, sizes.outputs, activations);
+    place(number, stage.interleaved, base, sizes.interleaved_tokens, sizes.interleaved_tokens,
+          activations);
+    stage.ops = &device.ops();
+    stage.device = &device;
+    stage.begin = begin;
+    stage.end = config_.first_layer(number + 1);
+    for (begin.layer = std::max(begin.layer, 0); begin.layer < stage.end; ++begin.layer)
+      ++(config_.layers[static_cast<size_t>(begin.layer)].kind == LayerKind::delta ? begin.delta
+                                                                                   : begin.kv);
+    ++begin.stage;
+  }
   return load_draft_vocabulary();
 }
 
@@ -151,65 +182,106 @@ void DecoderModel::attach(StepTap& tap, std::vector<AttentionConfig> layers) {
   config_.drafter = std::move(layers);
 }
 
-void DecoderModel::forward(const Batch& batch, const SequenceMemory& memory) {
-  StepCursor at;
+void DecoderModel::forward_stage(int32_t stage, const Batch& batch, const SequenceMemory& memory) {
   StepPacing never_pauses;
-  BRAID_CHECK(run_layers(whole_, at, {batch, memory, never_pauses}));
+  const Stage& own = stages_[static_cast<size_t>(stage)];
+  StepCursor at = own.begin;
+  at.catches_up = catches_up_;
+  const Batch own_batch = batch.of_stage(stage);
+  BRAID_CHECK(run_layers(own, at, {own_batch, memory, never_pauses, false}));
 }
 
 bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch,
                                        const SequenceMemory& memory, StepPacing& pacing) {
-  BRAID_CHECK(batch.tokens <= interleaved_.residual.rows);
-  return run_layers(interleaved_, at, {batch, memory, pacing});
+  BRAID_CHECK(batch.tokens <= stages_[0].interleaved.residual.rows);
+  if (at.layer < 0) at.catches_up = catches_up_;
+  while (true) {
+    const Batch own = batch.of_stage(at.stage);
+    if (!run_layers(stages_[static_cast<size_t>(at.stage)], at, {own, memory, pacing, true}))
+      return false;
+    if (at.stage == config_.last_stage()) return true;
+    hand_off(at.stage, batch.tokens, true);
+    ++at.stage;
+    at.has_ropes = false;
+  }
 }
 
-// Measures the time of `work` on devices that compute in host memory.
+// Measures the time of `work` where it ends with its calls.
 template <typename Work>
 void DecoderModel::catching_up(const Work& work) {
-  if (!device_->computes_in_host_memory()) return work();
+  if (last_device().traits().asynchronous) return work();
   const auto begin = std::chrono::steady_clock::now();
   work();
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
   catch_up_ms_ += took.count();
 }
 
-bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) {
+void DecoderModel::hand_off(int32_t stage, int32_t rows, bool interleaved) {
+  if (stage == config_.last_stage() || rows == 0) return;
+  const Stage& from = stages_[static_cast<size_t>(stage)];
+  const Stage& to = stages_[static_cast<size_t>(stage) + 1];
+  to.device->receive(to.lane(interleaved).residual.top(rows), *from.device,
+                     from.lane(interleaved).residual.top(rows));
+  if (tap_ != nullptr) tap_->hand_off(stage, rows, interleaved);
+}
+
+bool DecoderModel::run_layers(const Stage& stage, StepCursor& at, const Run& run) {
+  const Lane& lane = stage.lane(run.interleaved);
+  Ops& ops = *stage.ops;
   const int32_t tokens = run.batch.tokens;
   const Tensor x = lane.residual.top(tokens);
   const Tensor h = lane.normed.top(tokens);
   if (at.layer < 0) {
     if (!run.pacing.may_run(StepPart::embedding)) return false;
-    ops_->embed(x, weights_.embedding, run.batch);
+    ops.embed(x, weights_.embedding, run.batch);
+  }
+  if (!at.has_ropes) {
     for (size_t i = 0; i < config_.ropes.size(); ++i)
-      ops_->rope_table(lane.ropes[i].top(tokens), config_.ropes[i], run.batch);
+      ops.rope_table(lane.ropes[i].top(tokens), config_.ropes[i], run.batch);
+    at.has_ropes = true;
+  }
+  if (at.layer < 0) {
     at.layer = 0;
-    at.catches_up = catches_up_;
     run.pacing.queued();
   }
-  for (; at.layer < static_cast<int32_t>(config_.layers.size()); ++at.layer) {
+  for (; at.layer < stage.end; ++at.layer) {
     const auto index = static_cast<size_t>(at.layer);
+    const LayerConfig& config = config_.layers[index];
     const LayerWeights& layer = weights_.layers[index];
-    if (config_.layers[index].kind == LayerKind::delta) {
+    if (config.kind == LayerKind::delta) {
       if (!run.pacing.may_run(StepPart::delta_layer)) return false;
-      delta_block(*ops_, x, h, {layer.mixer_norm, config_.eps}, layer.delta,
+      delta_block(ops, x, h, {layer.mixer_norm, config_.eps}, layer.delta,
                   run.memory.delta[at.delta], lane.layers[index].delta, run.batch);
       ++at.delta;
     } else {
-      if (!run_attention(lane, at, run)) return false;
+      if (!run_attention(stage, at, run)) return false;
       ++at.kv;
     }
-    run_feed_forward(x, h, config_.layers[index], layer, lane.layers[index]);
+    run_feed_forward(ops, x, h, {layer.ffn_norm, config_.eps}, config, layer, lane.layers[index]);
     if (tap_ != nullptr && at.catches_up)
-      catching_up([&] { tap_->layer_output(at.layer, x, &lane == &interleaved_); });
-    if (observer_ != nullptr) show(lane, index, run.batch);
+      catching_up([&] { tap_->layer_output(at.layer, x, run.interleaved); });
+    if (observer_ != nullptr) show(stage, lane, index, run.batch);
     run.pacing.queued();
   }
+  return at.stage < config_.last_stage() || run_outputs(stage, at, run);
+}
+
+bool DecoderModel::run_outputs(const Stage& stage, const StepCursor& at, const Run& run) {
+  const Lane& lane = stage.lane(run.interleaved);
+  const Batch& batch = run.batch;
   if (!run.pacing.may_run(StepPart::outputs)) return false;
-  leave_outputs(lane, run);
+  ended_interleaved_ = run.interleaved;
+  last_outputs_ = batch.outputs;
+  if (batch.outputs > 0) {
+    const Tensor rows = lane.gathered.top(batch.outputs);
+    stage.ops->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
+    stage.ops->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm,
+                        config_.eps);
+  }
   if (at.catches_up) {
     catching_up([&] {
       if (config_.drafts()) keep_entries(lane, run);
-      if (tap_ != nullptr) tap_->step_output(run.batch, run.memory, &lane == &interleaved_);
+      if (tap_ != nullptr) tap_->step_output(batch, run.memory, run.interleaved);
     });
   }
   run.pacing.queued();
@@ -217,7 +289,9 @@ bool DecoderModel::run_layers(const Lane& lane, StepCursor& at, const Run& run) 
 }
 
 // An attention layer without its feed-forward. Returns false if it paused.
-bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& run) {
+bool DecoderModel::run_attention(const Stage& stage, StepCursor& at, const Run& run) {
+  const Lane& lane = stage.lane(run.interleaved);
+  Ops& ops = *stage.ops;
   const auto index = static_cast<size_t>(at.layer);
   const LayerWeights& layer = weights_.layers[index];
   const AttentionConfig& config = config_.layers[index].attention;
@@ -230,60 +304,49 @@ bool DecoderModel::run_attention(const Lane& lane, StepCursor& at, const Run& ru
     if (!run.pacing.may_run(StepPart::attention_in)) return false;
     const bool splits = run.pacing.splits_attention();
     const Batch batch = run.batch.of_group(kv.group);
-    attention_in(*ops_, x, lane.normed.top(tokens), {layer.mixer_norm, config_.eps},
+    attention_in(ops, x, lane.normed.top(tokens), {layer.mixer_norm, config_.eps},
                  lane.ropes[config.rope].top(tokens), layer.attention, params, kv, scratch, batch,
                  !splits && observer_ == nullptr);
     if (observer_ != nullptr) {
-      device_->synchronize();
+      stage.device->synchronize();
       observer_->attention(at.layer, scratch.q.top(tokens), kv, batch);
-      if (!splits) attention_rows(*ops_, params, kv, scratch, 0, batch);
+      if (!splits) attention_rows(ops, params, kv, scratch, 0, batch);
     }
     at.row = splits ? 0 : tokens;
     at.attention = StepPart::attention_rows;
     run.pacing.queued();
   }
   while (at.row < tokens) {
-    const Batch rows = run.pacing.attention_rows(at.row);
+    const Batch rows = run.pacing.attention_rows(at.row).of_stage(at.stage);
     if (rows.tokens == 0) return false;
     BRAID_CHECK(at.row + rows.tokens <= tokens);
-    attention_rows(*ops_, params, kv, scratch, at.row, rows.of_group(kv.group));
+    attention_rows(ops, params, kv, scratch, at.row, rows.of_group(kv.group));
     at.row += rows.tokens;
     run.pacing.queued();
   }
   if (!run.pacing.may_run(StepPart::attention_out)) return false;
-  attention_out(*ops_, x, layer.attention, scratch);
+  attention_out(ops, x, layer.attention, scratch);
   at.attention = StepPart::attention_in;  // for the next attention layer
   return true;
 }
 
-void DecoderModel::run_feed_forward(Tensor x, Tensor h, const LayerConfig& config,
-                                    const LayerWeights& w, const LayerScratch& scratch) {
-  const BlockNorm norm{w.ffn_norm, config_.eps};
+void DecoderModel::run_feed_forward(Ops& ops, Tensor x, Tensor h, const BlockNorm& norm,
+                                    const LayerConfig& config, const LayerWeights& w,
+                                    const LayerScratch& scratch) {
   if (config.feed_forward.is_moe()) {
-    moe_block(*ops_, x, h, norm, w.moe, config.feed_forward, scratch.moe);
+    moe_block(ops, x, h, norm, w.moe, config.feed_forward, scratch.moe);
   } else {
-    mlp_block(*ops_, x, h, norm, w.mlp, scratch.mlp);
-  }
-}
-
-void DecoderModel::leave_outputs(const Lane& lane, const Run& run) {
-  const Batch& batch = run.batch;
-  ended_ = &lane;
-  last_outputs_ = batch.outputs;
-  if (batch.outputs > 0) {
-    const Tensor rows = lane.gathered.top(batch.outputs);
-    ops_->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
-    ops_->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm, config_.eps);
+    mlp_block(ops, x, h, norm, w.mlp, scratch.mlp);
   }
 }
 
 void DecoderModel::logits(Tensor logits, int32_t first, int32_t count) {
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= last_outputs_);
-  ops_->logits(logits.top(count), weights_.head(), ended_->hidden.middle(first, count));
+  last_ops().logits(logits.top(count), weights_.head(), ended().hidden.middle(first, count));
 }
 
-void DecoderModel::show(const Lane& lane, size_t layer, const Batch& batch) {
-  device_->synchronize();
+void DecoderModel::show(const Stage& stage, const Lane& lane, size_t layer, const Batch& batch) {
+  stage.device->synchronize();
   const auto number = static_cast<int32_t>(layer);
   const MoeScratch& moe = lane.layers[layer].moe;
   if (config_.layers[layer].feed_forward.is_moe())

@@ -31,33 +31,36 @@ void DecoderModel::enter_head(const Lane& lane, const Batch& batch) {
   const MtpWeights& head = weights_.mtp[0];
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor joined = lane.draft.joined.top(batch.tokens);
-  ops_->embed(x, *head.embedding, batch);
-  ops_->add_norm(joined.columns(0, config_.width), x, {}, head.embedding_norm, config_.eps);
-  ops_->add_norm(joined.columns(config_.width, config_.width), lane.draft.before.top(batch.tokens),
-                 {}, head.hidden_norm, config_.eps);
+  Ops& ops = last_ops();
+  ops.embed(x, *head.embedding, batch);
+  ops.add_norm(joined.columns(0, config_.width), x, {}, head.embedding_norm, config_.eps);
+  ops.add_norm(joined.columns(config_.width, config_.width), lane.draft.before.top(batch.tokens),
+               {}, head.hidden_norm, config_.eps);
   const LinearPart in[] = {{&head.eh_proj, nullptr, x}};
-  ops_->linear(in, joined);
+  ops.linear(in, joined);
 }
 
 void DecoderModel::keep_entries(const Lane& lane, const Run& run) {
   const Batch& batch = run.batch;
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor h = lane.normed.top(batch.tokens);
-  ops_->add_norm(h, x, {}, weights_.output_norm, config_.eps);
-  ops_->hidden_before(lane.draft.before.top(batch.tokens), h, run.memory.hidden, batch);
-  ops_->hidden_keep(run.memory.hidden, h, batch);
+  Ops& ops = last_ops();
+  ops.add_norm(h, x, {}, weights_.output_norm, config_.eps);
+  ops.hidden_before(lane.draft.before.top(batch.tokens), h, run.memory.hidden, batch);
+  ops.hidden_keep(run.memory.hidden, h, batch);
   enter_head(lane, batch);
   const LayerWeights& w = weights_.mtp[0].layer;
   const KvLayer& kv = head_cells(config_, run.memory);
-  attention_store(*ops_, x, h, {w.mixer_norm, config_.eps},
+  attention_store(ops, x, h, {w.mixer_norm, config_.eps},
                   lane.ropes[config_.mtp[0].attention.rope].top(batch.tokens), w.attention,
                   head_params(config_), kv, lane.draft.layer.attention, batch.of_group(kv.group));
 }
 
 void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory& memory,
                          bool first) {
-  BRAID_CHECK(config_.drafts() && batch.tokens <= whole_.residual.rows);
-  const Lane& lane = whole_;
+  const Lane& lane = stages_.back().whole;
+  BRAID_CHECK(config_.drafts() && batch.tokens <= lane.residual.rows);
+  Ops& ops = last_ops();
   const MtpWeights& head = weights_.mtp[0];
   const LayerConfig& config = config_.mtp[0];
   const LayerWeights& w = head.layer;
@@ -65,19 +68,20 @@ void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory
   const Tensor h = lane.normed.top(batch.tokens);
   const Tensor before = lane.draft.before.top(batch.tokens);
   const Tensor rope = lane.ropes[config.attention.rope].top(batch.tokens);
-  ops_->rope_table(rope, config_.ropes[config.attention.rope], batch);
-  if (first) ops_->hidden_before(before, {}, memory.hidden, batch);
+  ops.rope_table(rope, config_.ropes[config.attention.rope], batch);
+  if (first) ops.hidden_before(before, {}, memory.hidden, batch);
   enter_head(lane, batch);
   const KvLayer& kv = head_cells(config_, memory);
   const AttentionScratch& scratch = lane.draft.layer.attention;
-  attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, head_params(config_),
-               kv, scratch, batch.of_group(kv.group), true);
-  attention_out(*ops_, x, w.attention, scratch);
-  if (w.mlp.gate || w.moe.router) run_feed_forward(x, h, config, w, lane.draft.layer);
-  ops_->add_norm(before, x, {}, head.head_norm, config_.eps);  // input of the next draft()
-  ops_->add_norm(h, x, {}, head.head_norm, config_.eps);
+  attention_in(ops, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, head_params(config_), kv,
+               scratch, batch.of_group(kv.group), true);
+  attention_out(ops, x, w.attention, scratch);
+  if (w.mlp.gate || w.moe.router)
+    run_feed_forward(ops, x, h, {w.ffn_norm, config_.eps}, config, w, lane.draft.layer);
+  ops.add_norm(before, x, {}, head.head_norm, config_.eps);  // input of the next draft()
+  ops.add_norm(h, x, {}, head.head_norm, config_.eps);
   BRAID_CHECK(logits.cols == draft_columns());
-  ops_->logits(logits.top(batch.tokens), head.draft_rows ? head.draft_rows : *head.head, h);
+  ops.logits(logits.top(batch.tokens), head.draft_rows ? head.draft_rows : *head.head, h);
 }
 
 // Call before loading.
@@ -97,14 +101,14 @@ void DecoderModel::choose_draft_vocabulary(int32_t wanted) {
 Status DecoderModel::load_draft_vocabulary() {
   if (config_.draft_vocabulary == 0) return {};
   const auto count = static_cast<size_t>(config_.draft_vocabulary);
-  BRAID_ASSIGN(draft_tokens_, device_->allocate(count * sizeof(int32_t), "draft vocabulary"));
+  BRAID_ASSIGN(draft_tokens_, last_device().allocate(count * sizeof(int32_t), "draft vocabulary"));
   BRAID_ASSIGN(draft_tokens_on_host_,
-               device_->allocate_host(count * sizeof(int32_t), "draft vocabulary"));
+               last_device().allocate_host(count * sizeof(int32_t), "draft vocabulary"));
   auto* tokens = static_cast<int32_t*>(draft_tokens_on_host_.data());
   std::iota(tokens, tokens + count, 0);
   change_draft_rows({});
-  device_->synchronize();
-  return device_->health();
+  last_device().synchronize();
+  return last_device().health();
 }
 
 const int32_t* DecoderModel::draft_token_of() const {
@@ -120,8 +124,8 @@ void DecoderModel::change_draft_rows(std::span<const DraftRow> changes) {
     tokens[change.row] = change.token;
     w.runs[static_cast<size_t>(change.row)].first = change.token;
   }
-  device_->copy_rows(w, *weights_.mtp[0].head, rows);
-  device_->to_device(draft_tokens_.data(), tokens, draft_tokens_.size_bytes());
+  last_device().copy_rows(w, *weights_.mtp[0].head, rows);
+  last_device().to_device(draft_tokens_.data(), tokens, draft_tokens_.size_bytes());
 }
 
 }  // namespace braid

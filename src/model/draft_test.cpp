@@ -31,7 +31,7 @@ class OneSequence {
     needs.max_drafts = kDrafts;
     EXPECT_TRUE(device_->reserve_workspaces(needs).ok());
     const ModelConfig& config = model_->config();
-    for (const AttentionConfig* a : config.kv_layers()) {
+    for (const auto& [a, stage] : config.kv_layers()) {
       const KvShape shape{a->kv_heads, a->head_dim, KvFormat::f32, KvFormat::f32};
       const int32_t blocks = kCells / kBlockTokens;
       KvLayer& kv = kv_.emplace_back();

@@ -55,7 +55,10 @@ class Observer {
 class StepTap {
  public:
   virtual ~StepTap() = default;
+  // Runs on the layer's stage.
   virtual void layer_output(int32_t layer, Tensor residual, bool interleaved) = 0;
+  // After the last layer of a stage other than the last: its inputs move on. Never recorded.
+  virtual void hand_off(int32_t stage, int32_t rows, bool interleaved) {}
   // After the last layer.
   virtual void step_output(const Batch& batch, const SequenceMemory& memory, bool interleaved) = 0;
 };
@@ -78,11 +81,13 @@ enum class StepPart : uint8_t {
 inline constexpr int kStepParts = 6;
 
 struct StepCursor {
+  int32_t stage = 0;
   int32_t layer = -1;                           // -1: before the embedding
   int32_t kv = 0;                               // attention layers before `layer`
   int32_t delta = 0;                            // delta layers before it
   StepPart attention = StepPart::attention_in;  // next part of an attention layer
   bool catches_up = true;                       // as when the step began
+  bool has_ropes = false;                       // the stage has its tables of angles
   int32_t row = 0;  // before attention_rows: the first row not attended yet
 };
 
@@ -124,19 +129,37 @@ class Model {
   virtual const ModelConfig& config() const = 0;
   virtual ModelWeights& weights() = 0;
 
-  // Bytes of activations on a device with that activation type.
-  virtual size_t activation_bytes(const StepSizes& sizes, DType activations = DType::f32) const = 0;
+  // Cuts the trunk into stages: stage s begins with layer first_layers[s], the first with layer 0.
+  // Before load(); may be called again. `drafts_embed`: ModelWeights::split().
+  virtual void split(std::span<const int32_t> first_layers, bool drafts_embed) = 0;
+
+  // Bytes of activations of a stage on a device with that activation type.
+  virtual size_t activation_bytes(int32_t stage, const StepSizes& sizes,
+                                  DType activations = DType::f32) const = 0;
   // Needs of the device's workspaces, without those of sequences and context.
   virtual Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const = 0;
   // Multiplications and additions of one token without attention scores, head included.
   virtual int64_t flops_per_token() const = 0;
 
-  // Once. Errors: exhausted, unsupported.
-  virtual Status load(Device& device, const StepSizes& sizes,
+  // Once, to one device for each stage. Errors: exhausted, unsupported.
+  virtual Status load(std::span<Device* const> stages, const StepSizes& sizes,
                       const ModelWeights::Progress& progress = nullptr) = 0;
+  Status load(Device& device, const StepSizes& sizes) {
+    Device* const one[] = {&device};
+    return load(one, sizes);
+  }
 
   // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row.
-  virtual void forward(const Batch& batch, const SequenceMemory& memory) = 0;
+  void forward(const Batch& batch, const SequenceMemory& memory) {
+    for (int32_t stage = 0; stage < config().stages; ++stage) {
+      forward_stage(stage, batch, memory);
+      hand_off(stage, batch.tokens);
+    }
+  }
+  // The same in parts, in this order for each stage. A hand-off, to the next stage, cannot be
+  // recorded.
+  virtual void forward_stage(int32_t stage, const Batch& batch, const SequenceMemory& memory) = 0;
+  virtual void hand_off(int32_t stage, int32_t rows) = 0;
 
   // Runs one sequence's certain rows from `at` on, with pauses for other sequences' steps. True: it
   // has ended, with the results of forward().

@@ -80,7 +80,7 @@ Status WeightReader::vector(const float*& user, const std::string& name, int64_t
       (out_.vectors_.size() + kAlignElements - 1) / kAlignElements * kAlignElements;
   out_.vectors_.resize(offset + tensor->elems());
   decode(*tensor, out_.vectors_.data() + offset);
-  out_.vector_uses_.push_back({&user, offset});
+  out_.vector_uses_.push_back({&user, offset, layer_});
   return {};
 }
 
@@ -228,6 +228,7 @@ Status WeightReader::decoder(const DecoderTensors& tensors, bool with_mtp) {
     const std::string prefix = fmt::format("blk.{}.", i);
     const LayerConfig& c = config_.layers[i];
     LayerWeights& layer = out_.layers[i];
+    layer_ = static_cast<int32_t>(i);
     BRAID_TRY(vector(layer.mixer_norm, prefix + "attn_norm.weight", config_.width));
     if (c.kind == LayerKind::attention) {
       BRAID_TRY(attention(layer.attention, c.attention, prefix));
@@ -237,6 +238,8 @@ Status WeightReader::decoder(const DecoderTensors& tensors, bool with_mtp) {
     BRAID_TRY(vector(layer.ffn_norm, prefix + std::string(tensors.ffn_norm), config_.width));
     BRAID_TRY(feed_forward(layer, c.feed_forward, prefix));
   }
+  layer_ = ModelWeights::kLastStage;
+  BRAID_TRY(vector(out_.output_norm, "output_norm.weight", config_.width));
   const int64_t trunk = parameters_;
 
   // Some files announce the head and do not hold it.
@@ -287,8 +290,7 @@ Status WeightReader::ends() {
         fmt::format("{}: tensor token_embd.scale: braid does not scale embeddings", file_.name())};
   const bool tied = !has("output.weight");
   mark_as_table(out_.embedding, tied);
-  if (!tied) BRAID_TRY(matrix(out_.own_head, "output", config_.vocabulary, config_.width));
-  return vector(out_.output_norm, "output_norm.weight", config_.width);
+  return tied ? Status() : matrix(out_.own_head, "output", config_.vocabulary, config_.width);
 }
 
 }  // namespace braid

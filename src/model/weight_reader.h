@@ -40,7 +40,7 @@ class WeightReader {
   Status vector(const float*& user, const std::string& name, int64_t rows, int64_t per_row = 0);
   static void mark_as_table(Weight& w, bool also_product);
 
-  // Embedding, output matrix (absent if tied) and output norm. Sets config.vocabulary.
+  // Embedding and output matrix (absent if tied). Sets config.vocabulary.
   Status ends();
   // Tensors of one layer, whose names begin with `prefix` ("blk.3.").
   Status attention(AttentionBlock& a, const AttentionConfig& c, const std::string& prefix);
@@ -68,6 +68,7 @@ class WeightReader {
   ModelConfig& config_;
   ModelWeights& out_;
   int64_t parameters_ = 0;
+  int32_t layer_ = ModelWeights::kLastStage;  // whose tensors are being read
 };
 
 }  // namespace braid

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace braid {
 namespace {
@@ -39,63 +40,122 @@ std::array<Weight*, 20> LayerWeights::matrices() {
           &moe.up,      &moe.down,    &moe.shared_gate, &moe.shared_up,  &moe.shared_down};
 }
 
-std::vector<Weight*> ModelWeights::all() {
-  std::vector<Weight*> list = {&embedding, &own_head};
+void ModelWeights::split(const ModelConfig& config, bool drafts_embed) {
+  layer_stage_.clear();
+  for (const LayerConfig& layer : config.layers) layer_stage_.push_back(layer.stage);
+  const bool tied = !own_head;
+  const Weight* const table = &embedding;
+  const Weight* const copy = &embedding_copy_;
+  for (const MtpWeights& head : mtp)
+    drafts_embed = drafts_embed || head.embedding == table || head.embedding == copy;
+  const bool copies = stages() > 1 && (tied || drafts_embed);
+  if (tied) embedding.is_product = !copies;
+  embedding_copy_ = copies ? embedding : Weight{};
+  if (copies) {
+    embedding_copy_.is_table = drafts_embed;
+    embedding_copy_.is_product = tied;
+  }
+  for (MtpWeights& head : mtp)
+    for (const Weight** user : {&head.embedding, &head.head})
+      if (*user == table || *user == copy) *user = copies ? copy : table;
+}
+
+std::vector<Weight*> ModelWeights::matrices_of(int32_t stage) {
+  std::vector<Weight*> list;
   const auto add_layer = [&](LayerWeights& l) {
     for (Weight* w : l.matrices()) list.push_back(w);
   };
-  for (LayerWeights& layer : layers) add_layer(layer);
-  for (MtpWeights& head : mtp) {
-    for (Weight* w : {&head.eh_proj, &head.own_embedding, &head.own_head, &head.draft_rows})
-      list.push_back(w);
-    add_layer(head.layer);
+  if (stage == 0) list.push_back(&embedding);
+  for (size_t i = 0; i < layers.size(); ++i)
+    if (stage_of(static_cast<int32_t>(i)) == stage) add_layer(layers[i]);
+  if (stage == stage_of(kLastStage)) {
+    list.push_back(&embedding_copy_);
+    list.push_back(&own_head);
+    for (MtpWeights& head : mtp) {
+      for (Weight* w : {&head.eh_proj, &head.own_embedding, &head.own_head, &head.draft_rows})
+        list.push_back(w);
+      add_layer(head.layer);
+    }
   }
   std::erase_if(list, [](const Weight* w) { return !*w; });
   return list;
 }
 
-size_t ModelWeights::planned_bytes(const WeightBytes& bytes_of) {
-  size_t bytes = vectors_.size() * sizeof(float);
-  for (const Weight* w : all()) bytes += bytes_of(*w);
+ModelWeights::Range ModelWeights::vectors_of(int32_t stage) const {
+  Range range{vectors_.size(), 0};
+  for (size_t i = 0; i < vector_uses_.size(); ++i) {
+    if (stage_of(vector_uses_[i].layer) != stage) continue;
+    const bool last = i + 1 == vector_uses_.size();
+    range.first = std::min(range.first, vector_uses_[i].offset);
+    range.end = last ? vectors_.size() : vector_uses_[i + 1].offset;
+  }
+  range.first = std::min(range.first, range.end);
+  return range;
+}
+
+size_t ModelWeights::planned_bytes(int32_t stage, const WeightBytes& bytes_of) {
+  const Range vectors = vectors_of(stage);
+  size_t bytes = (vectors.end - vectors.first) * sizeof(float);
+  for (const Weight* w : matrices_of(stage)) bytes += bytes_of(*w);
   return bytes;
 }
 
-size_t ModelWeights::loaded_bytes() {
-  size_t bytes = vector_memory_.size_bytes();
-  for (const Weight* w : all()) bytes += w->device_bytes;
+size_t ModelWeights::loaded_bytes(int32_t stage) {
+  size_t bytes = vector_memory_[static_cast<size_t>(stage)].size_bytes();
+  for (const Weight* w : matrices_of(stage)) bytes += w->device_bytes;
   return bytes;
 }
 
-Status ModelWeights::load(Device& device, const Progress& progress) {
-  BRAID_CHECK(file_ != nullptr && vector_memory_.data() == nullptr);
-  BRAID_ASSIGN(vector_memory_, device.allocate(vectors_.size() * sizeof(float), "small weights"));
-  auto* values = static_cast<float*>(vector_memory_.data());
-  device.to_device(values, vectors_.data(), vectors_.size() * sizeof(float));
-  device.synchronize();
-  for (const VectorUse& use : vector_uses_) *use.user = values + use.offset;
+Status ModelWeights::load(std::span<Device* const> devices, const Progress& progress) {
+  BRAID_CHECK(file_ != nullptr && vector_memory_.empty());
+  BRAID_CHECK(static_cast<int32_t>(devices.size()) == stages());
+  uint64_t total_bytes = 0;
+  for (int32_t stage = 0; stage < stages(); ++stage) {
+    Device& device = *devices[static_cast<size_t>(stage)];
+    const Range range = vectors_of(stage);
+    const size_t bytes = (range.end - range.first) * sizeof(float);
+    BRAID_ASSIGN(Buffer memory, device.allocate(bytes, "small weights"));
+    auto* const values = static_cast<float*>(memory.data());
+    device.to_device(values, vectors_.data() + range.first, bytes);
+    device.synchronize();
+    for (const VectorUse& use : vector_uses_)
+      if (stage_of(use.layer) == stage) *use.user = values + (use.offset - range.first);
+    vector_memory_.push_back(std::move(memory));
+    for (const Weight* w : matrices_of(stage)) total_bytes += file_bytes(*w);
+  }
   vectors_ = {};
   vector_uses_ = {};
 
-  const std::vector<Weight*> list = all();
-  uint64_t total_bytes = 0;
-  for (const Weight* w : list) total_bytes += file_bytes(*w);
   uint64_t done_bytes = 0;
-  return device.load_weights(list, [&](const Weight& w) {
+  const auto done = [&](const Weight& w) {
     done_bytes += file_bytes(w);
     release_pages(*file_, w);
     if (progress) progress(done_bytes, total_bytes);
-  });
+  };
+  for (int32_t stage = 0; stage < stages(); ++stage)
+    BRAID_TRY(devices[static_cast<size_t>(stage)]->load_weights(matrices_of(stage), done));
+  return {};
+}
+
+ModelWeights::LayerBytes ModelWeights::layer_bytes(size_t layer, const ModelConfig& config,
+                                                   const WeightBytes& bytes_of) {
+  const FeedForwardConfig& ffn = config.layers[layer].feed_forward;
+  LayerBytes bytes;
+  for (const Weight* w : layers[layer].matrices()) {
+    if (!*w) continue;
+    const size_t all = bytes_of(*w);
+    bytes.all += all;
+    bytes.read += w->experts == 1 ? all
+                                  : all / static_cast<size_t>(ffn.experts) *
+                                        static_cast<size_t>(ffn.experts_used);
+  }
+  return bytes;
 }
 
 size_t ModelWeights::step_read_bytes(const ModelConfig& config) {
   size_t bytes = head().device_bytes;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const FeedForwardConfig& ffn = config.layers[i].feed_forward;
-    for (const Weight* w : layers[i].matrices())
-      if (*w)
-        bytes +=
-            w->experts == 1 ? w->device_bytes : w->device_bytes / ffn.experts * ffn.experts_used;
-  }
+  for (size_t i = 0; i < layers.size(); ++i)
+    bytes += layer_bytes(i, config, [](const Weight& w) { return w.device_bytes; }).read;
   return bytes;
 }
 

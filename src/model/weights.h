@@ -95,11 +95,21 @@ class ModelWeights {
     mtp_parameters_ = mtp_heads;
   }
 
-  // Bytes before and after loading; `bytes_of` is the device's size of one weight.
+  // Assigns layers to the stages of `config`, before loading; may be called again. With several
+  // stages the last one may need a copy of the embedding: for a tied output matrix, or as the table
+  // of drafts (`drafts_embed`: of a drafter with its own file).
+  void split(const ModelConfig& config, bool drafts_embed);
+  // Bytes of a stage before and after loading; `bytes_of` is the device's size of one weight.
   using WeightBytes = std::function<size_t(const Weight&)>;
-  size_t planned_bytes(const WeightBytes& bytes_of);
-  size_t loaded_bytes();
-  Status load(Device& device, const Progress& progress);
+  size_t planned_bytes(int32_t stage, const WeightBytes& bytes_of);
+  size_t loaded_bytes(int32_t stage);
+  struct LayerBytes {
+    size_t all = 0;
+    size_t read = 0;  // for one token; of experts only the used ones
+  };
+  LayerBytes layer_bytes(size_t layer, const ModelConfig& config, const WeightBytes& bytes_of);
+  // Loads each stage to its device. Errors: exhausted, unsupported.
+  Status load(std::span<Device* const> stages, const Progress& progress);
 
   int64_t trunk_parameters() const { return trunk_parameters_; }
   int64_t mtp_parameters() const { return mtp_parameters_; }
@@ -113,23 +123,38 @@ class ModelWeights {
   std::vector<LayerWeights> layers;
   std::vector<MtpWeights> mtp;
 
-  const Weight& head() const { return own_head ? own_head : embedding; }
+  const Weight& head() const { return own_head ? own_head : last_embedding(); }
+  // The embedding on the last stage.
+  const Weight& last_embedding() const { return embedding_copy_ ? embedding_copy_ : embedding; }
 
  private:
   friend class WeightReader;
   struct VectorUse {
     const float** user;
     size_t offset;
+    int32_t layer;  // of the trunk; kLastStage: the output norm or an MTP head
   };
-  std::vector<Weight*> all();
+  static constexpr int32_t kLastStage = -1;
+  int32_t stages() const { return layer_stage_.empty() ? 1 : layer_stage_.back() + 1; }
+  int32_t stage_of(int32_t layer) const {
+    if (layer_stage_.empty()) return 0;
+    return layer == kLastStage ? layer_stage_.back() : layer_stage_[static_cast<size_t>(layer)];
+  }
+  struct Range {
+    size_t first = 0, end = 0;
+  };
+  Range vectors_of(int32_t stage) const;  // part of vectors_
+  std::vector<Weight*> matrices_of(int32_t stage);
 
   const GgufFile* file_;
+  std::vector<int32_t> layer_stage_;  // empty: one stage
+  Weight embedding_copy_;
   int64_t trunk_parameters_ = 0;
   int64_t mtp_parameters_ = 0;
   std::vector<float> vectors_;             // decoded small tensors
   std::vector<VectorUse> vector_uses_;     // pointers to set in load()
   std::deque<std::vector<float>> scales_;  // storage for Weight::scales
-  Buffer vector_memory_;
+  std::vector<Buffer> vector_memory_;      // [stages]
 };
 
 }  // namespace braid

@@ -26,6 +26,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace braid {
 
@@ -77,6 +78,21 @@ struct Batch {
   Batch of_group(int32_t group) const {
     Batch b = *this;
     b.block_table += group * group_stride;
+    return b;
+  }
+
+  // Where the arrays lie in the memory of the other stages' devices (ops/devices.h): so many bytes
+  // after those of the first. [stages]; null: all read the same memory.
+  const std::intptr_t* stage_offset_bytes = nullptr;
+  Batch of_stage(int32_t stage) const {
+    if (stage_offset_bytes == nullptr || stage_offset_bytes[stage] == 0) return *this;
+    Batch b = *this;
+    for (const int32_t** array :
+         {&b.token, &b.position, &b.cell, &b.sequence, &b.parent, &b.first_row, &b.rows, &b.certain,
+          &b.context, &b.slot, &b.block_table, &b.cold_table, &b.output_row})
+      if (*array != nullptr)
+        *array = reinterpret_cast<const int32_t*>(reinterpret_cast<std::intptr_t>(*array) +
+                                                  stage_offset_bytes[stage]);
     return b;
   }
 

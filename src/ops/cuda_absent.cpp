@@ -8,5 +8,7 @@ Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions&) {
   return Error{ErrorKind::unsupported, "this braid was built without CUDA, so it cannot use a GPU"};
 }
 
+int cuda_device_count() { return 0; }
+
 }  // namespace braid
 #endif

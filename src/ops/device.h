@@ -58,8 +58,9 @@ enum class Activations : uint8_t { i8, i16, f32 };
 struct DeviceOptions {
   int threads = 0;  // 0: one per physical core of the affinity mask, at most the cgroup quota
   Activations activations = Activations::i8;
-  int32_t max_tokens = 512;  // largest batch the workspaces are sized for
-  int gpu = 0;               // index in the driver's order
+  int32_t max_tokens = 512;          // largest batch the workspaces are sized for
+  int gpu = 0;                       // index in the driver's order
+  std::shared_ptr<ThreadPool> pool;  // of other CPU devices; null: its own
   // A row's bytes depend on its sequence alone, not on the rows of a step or the cuts of a prompt.
   // Always true on the CPU and the reference; slower on a GPU (docs/design/numerics.md).
   bool deterministic = false;
@@ -76,6 +77,16 @@ struct OpTime {
   // Bytes of the recurrent states of the calls' sequences, and the reads and writes they require.
   double state_bytes = 0, state_read = 0, state_written = 0;
 };
+// What callers may rely on, fixed when the device is made. The defaults are those of a CPU.
+struct DeviceTraits {
+  bool host_visible = true;   // the host may read and write allocate()d memory directly
+  bool asynchronous = false;  // ops run after their call has returned, until synchronize()
+  // A row's bytes never depend on the other rows of its step, whatever DeviceOptions::deterministic.
+  bool rows_alone = true;
+  bool own_memory = false;  // allocate()d memory is not the host's
+  bool records = false;     // begin_record() works
+};
+
 // Measured: a plain copy (bytes read and written), plain reads, 16-bit products of matrix units.
 struct DevicePeaks {
   double copy_bytes_s = 0;
@@ -94,6 +105,11 @@ class Device {
   virtual int threads() const { return 1; }
   // The threads of the ops, free for the caller between ops; null: the device has none.
   virtual ThreadPool* pool() { return nullptr; }
+
+  // Bytes that ops read in a second, from the card's data sheet; 0: unknown.
+  virtual double read_bytes_s() const { return 0; }
+  // Devices with equal numbers share their memory.
+  virtual int memory_number() const { return -1; }
 
   // Memory that allocate() can still give, on devices with their own memory.
   virtual uint64_t free_bytes() const { return UINT64_MAX; }
@@ -150,7 +166,7 @@ class Device {
   virtual uint64_t clamped() const { return 0; }
 
   // Copies in queue order. The host side may be reused (to_device) or read (to_host) after
-  // synchronize(). On devices that compute in host memory both are memcpy.
+  // synchronize(). With host-visible memory both are memcpy.
   virtual void to_device(void* dst, const void* src, size_t size_bytes) = 0;
   virtual void to_host(void* dst, const void* src, size_t size_bytes) = 0;
   // Host memory for fast copies (pinned if useful). `done` reports progress. Error: exhausted.
@@ -181,14 +197,19 @@ class Device {
                     static_cast<const std::byte*>(c.from) + row * c.from_pitch, c.bytes);
     return 0;
   }
+  // `to` on this device = x on `from`, another device of the same kind, or this one. Ops of `from`
+  // up to here run before, later ones after the copy. f32 rows of equal shape.
+  virtual void receive(Tensor to, Device& from, Tensor x) {
+    for (int64_t row = 0; row < x.rows; ++row)
+      std::memcpy(to.f32(row), x.f32(row), static_cast<size_t>(x.cols) * sizeof(float));
+  }
   // All copies up to this number are done. Failed copies never count as done.
   virtual uint64_t copies_done() { return 0; }
   virtual void order_after_copies(uint64_t number) {}
   virtual void wait_for_copies(uint64_t number) {}
   // Type of tensors between ops. Residual stream, router and gate rows and logits are always f32.
   virtual DType activation_type() const { return DType::f32; }
-  // The host may read and write allocate()d memory directly.
-  virtual bool computes_in_host_memory() const { return true; }
+  virtual DeviceTraits traits() const { return {}; }
   // There is no kernel for such KV blocks, so attention expands them: 15 to 110 times slower.
   virtual bool expands(const KvCodec&, int32_t /*head_dim*/) const { return false; }
 
@@ -228,5 +249,7 @@ Result<std::unique_ptr<Device>> make_cpu_device(const DeviceOptions& options);
 size_t gpu_weight_bytes(const Weight& weight);
 // Errors: unsupported (no CUDA in the build, no GPU, driver or GPU too old), exhausted.
 Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions& options);
+// GPUs that the driver shows; 0 without CUDA.
+int cuda_device_count();
 
 }  // namespace braid

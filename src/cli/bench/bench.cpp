@@ -241,8 +241,8 @@ nlohmann::ordered_json to_json(const Row& row, LoadedModel& loaded, const cpu::P
           {"tok_s", row.mean()},
           {"tok_s_sd", row.deviation()},
           {"samples_tok_s", row.tok_s},
-          {"device", loaded.engine->device().description()},
-          {"threads", loaded.engine->device().threads()},
+          {"device", loaded.engine->devices().description()},
+          {"threads", loaded.engine->devices().first().threads()},
           {"gb_s", speeds.gb_s},
           {"gflop_s", speeds.gflop_s},
           {"share_of_peak", speeds.share},
@@ -395,10 +395,11 @@ int run_bench(BenchFlags flags) {
   // A GPU's peaks are measured by bench/gpu_bench.cpp.
   cpu::Peaks peaks;
   const bool json = flags.output == "json";
-  if (loaded->engine->device().computes_in_host_memory()) {
-    ThreadPool pool(loaded->engine->device().threads());
+  if (!loaded->engine->devices().traits().own_memory) {
+    ThreadPool pool(loaded->engine->devices().first().threads());
     peaks = cpu::measure_peaks(pool);
-    const std::string machine = describe(peaks, loaded->engine->device().threads()) + "\n\n";
+    const std::string machine =
+        describe(peaks, loaded->engine->devices().first().threads()) + "\n\n";
     json ? write_status(machine) : write_result(machine);
   }
   if (!json) {
@@ -417,7 +418,7 @@ int run_bench(BenchFlags flags) {
     rows.push_back(to_json(row, *loaded, peaks));
     if (json) return {};
     print_result("| {} | {} | {} | {:.1f} ± {:.1f} | {} | {:.1f} | {} |\n", loaded->name,
-                 loaded->engine->device().description(), row.test, row.mean(), row.deviation(),
+                 loaded->engine->devices().description(), row.test, row.mean(), row.deviation(),
                  generation ? fmt::format("{:.1f}", speeds.gb_s) : "", speeds.gflop_s,
                  speeds.share > 0 ? fmt::format("{:.0f} %", 100 * speeds.share) : "");
     return result_status();

@@ -150,7 +150,7 @@ class ProfileBench {
   // Averages over kProfiledSteps runs. The first run creates the events.
   template <typename Run>
   Result<std::vector<OpTime>> profiled(Run run) {
-    Device& device = engine_.device();
+    Device& device = engine_.devices().first();
     if (!device.start_profile())
       return Error{ErrorKind::unsupported, device.description() + " does not time its ops"};
     const Status warm = run();
@@ -258,11 +258,13 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
                  options.gap_limit = 0;
                  options.max_drafts = flags.drafts;
                }));
+  if (loaded.engine->devices().count() > 1)
+    return Error{ErrorKind::unsupported, "bench --profile times one device; --split none"};
   loaded.engine->fill_prompts_from(flags.fill);
   const double load_s = 1e-3 * (now_ms() - loading);
   const InterruptScope interrupt;
-  BRAID_ASSIGN(const DevicePeaks peaks, loaded.engine->device().measure_peaks());
-  const std::string device = loaded.engine->device().description();
+  BRAID_ASSIGN(const DevicePeaks peaks, loaded.engine->devices().first().measure_peaks());
+  const std::string device = loaded.engine->devices().description();
   if (!flags.json)
     print_result("{} on {}: copy {:.0f} GB/s, reads {:.0f} GB/s, products {:.0f} TFLOP/s\n",
                  loaded.name, device, peaks.copy_bytes_s * 1e-9, peaks.read_bytes_s * 1e-9,
@@ -289,8 +291,8 @@ Status profile_model(const ModelFlags& model, const ProfileFlags& flags) {
   BRAID_ASSIGN(const StepProfile prompt, bench.prompt());
   BRAID_TRY(show(prompt));
   // Counted by the driver, so kernel code and CUDA graphs are included.
-  const auto taken = static_cast<double>(plan.available_bytes) -
-                     static_cast<double>(loaded.engine->device().free_bytes());
+  const auto taken = static_cast<double>(plan.pools[0].available_bytes) -
+                     static_cast<double>(loaded.engine->devices().first().free_bytes());
   const auto predicted = static_cast<double>(plan.predicted_bytes());
   if (!flags.json) {
     print_result(

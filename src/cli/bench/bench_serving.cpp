@@ -129,7 +129,7 @@ Status bench_batches(ServingBench& bench, const ServingBenchFlags& flags,
   BRAID_TRY(bench.load(most, batch_context(most, prompt, generate, bench.ubatch()), false));
   bench.engine().fill_prompts_from(flags.fill);
   if (!flags.json) {
-    print_result("\n{}, {}\n\n", bench.name(), bench.engine().device().description());
+    print_result("\n{}, {}\n\n", bench.name(), bench.engine().devices().description());
     if (const std::string filled = filled_from(flags.fill, prompt); !filled.empty())
       print_result("Prompts are{}, so only the speed of decoding (S_TG) counts.\n\n", filled);
     print_result(

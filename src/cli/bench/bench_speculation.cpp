@@ -304,7 +304,7 @@ class SpeculationBench {
 
   void print_head() {
     print_result("{} on {}: greedy, up to {} tokens, medians of {} runs\n\n", plain_->name(),
-                 plain_->engine().device().description(), flags_.generate, flags_.repetitions);
+                 plain_->engine().devices().description(), flags_.generate, flags_.repetitions);
     print_result(
         "| set | batch | spec | drafts | plain tok/s | tok/s | speed-up | tokens a step | drafts "
         "a step | accepted by depth | draft | verify | plain | host | lost ms | differing |\n"
@@ -346,8 +346,8 @@ class SpeculationBench {
     }
     if (flags_.svg.empty()) return {};
     return write_output_file(
-        flags_.svg,
-        speculation_plot(plain_->name() + " on " + plain_->engine().device().description(), rows_));
+        flags_.svg, speculation_plot(
+                        plain_->name() + " on " + plain_->engine().devices().description(), rows_));
   }
 
   nlohmann::ordered_json to_json(const SpeculationRow& row) const {

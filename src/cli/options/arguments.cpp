@@ -23,7 +23,10 @@ constexpr std::string_view kDownload =
     "is not known: braid downloads nothing. Give a GGUF file with -m; `braid serve --discover` "
     "offers what "
     "Hugging Face, Ollama and LM Studio have downloaded";
-constexpr std::string_view kOneGpu = "is not known: braid uses one GPU, and the model must fit";
+constexpr std::string_view kWhole =
+    "is not known: weights are on GPUs or on the CPU; several GPUs share a model (--device)";
+constexpr std::string_view kWhichGpu =
+    "is not known: name the GPUs, as in --device cuda:1 or --device cuda:0,cuda:1";
 constexpr std::string_view kMedia = "is not known: braid reads text alone";
 
 constexpr Habit kHabits[] = {
@@ -57,17 +60,14 @@ constexpr Habit kHabits[] = {
     {"-mu", Habit::refused, kDownload, 1},
     {"--model-url", Habit::refused, kDownload, 1},
     {"-no-cnv", Habit::refused, "is not known: a text is continued without a template with --raw"},
-    {"-sm", Habit::refused, kOneGpu, 1},
-    {"--split-mode", Habit::refused, kOneGpu, 1},
-    {"-ts", Habit::refused, kOneGpu, 1},
-    {"--tensor-split", Habit::refused, kOneGpu, 1},
-    {"-mg", Habit::refused, kOneGpu, 1},
-    {"--main-gpu", Habit::refused, kOneGpu, 1},
-    {"-ot", Habit::refused, kOneGpu, 1},
-    {"--override-tensor", Habit::refused, kOneGpu, 1},
-    {"--cpu-moe", Habit::refused, kOneGpu},
-    {"--n-cpu-moe", Habit::refused, kOneGpu, 1},
-    {"--tensor-parallel-size", Habit::refused, kOneGpu, 1},
+    {"-mg", Habit::refused, kWhichGpu, 1},
+    {"--main-gpu", Habit::refused, kWhichGpu, 1},
+    {"-ot", Habit::refused, kWhole, 1},
+    {"--override-tensor", Habit::refused, kWhole, 1},
+    {"--cpu-moe", Habit::refused, kWhole},
+    {"--n-cpu-moe", Habit::refused, kWhole, 1},
+    {"--tensor-parallel-size", Habit::refused, kWhichGpu, 1},
+    {"--pipeline-parallel-size", Habit::refused, kWhichGpu, 1},
     {"-np", Habit::ignored, "is not needed: this command has one request at a time", 1},
     {"--parallel", Habit::ignored, "is not needed: this command has one request at a time", 1},
     {"--mmproj", Habit::refused, kMedia, 1},
@@ -84,6 +84,8 @@ constexpr Habit kHabits[] = {
     {"--max-tokens", Habit::renamed, "--predict", 1},
     {"--system-prompt", Habit::renamed, "--system", 1},
     {"-dev", Habit::renamed, "--device", 1},
+    {"--split-mode", Habit::renamed, "--split", 1},
+    {"--tensor-split", Habit::renamed, "--split-ratio", 1},
     {"--chat-template-file", Habit::renamed, "--chat-template", 1},
     {"--max-model-len", Habit::renamed, "--ctx-size", 1},
     {"--max-num-seqs", Habit::renamed, "--parallel", 1},

@@ -35,6 +35,7 @@ struct ShortName {
 inline constexpr ShortName kShortNames[] = {
     {"-ub", "--ubatch-size"}, {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
     {"-sys", "--system"},     {"-np", "--parallel"},      {"-md", "--model-draft"},
+    {"-sm", "--split"},       {"-ts", "--split-ratio"},
 };
 
 ListedCommand list_command(const CLI::App& command);

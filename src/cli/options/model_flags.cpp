@@ -5,11 +5,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 #include <sstream>
 
 #include "cli/options/option_group.h"
 #include "cli/options/sizes.h"
+#include "engine/open_devices.h"
 #include "ops/kv/kv_codec.h"
 
 namespace braid::cli {
@@ -53,6 +55,33 @@ std::string tokens_of_thousands(std::string text) {
   return number ? std::to_string(1024 * std::stol(digits)) : text;
 }
 
+std::string device_names(const std::string& text) {
+  const Status status = check_device_names(text);
+  return status.ok() ? "" : status.error().message;
+}
+
+Status read_split(const ModelFlags& flags, EngineOptions& options) {
+  options.split = flags.split == "none"    ? Split::none
+                  : flags.split == "layer" ? Split::layer
+                                           : Split::automatic;
+  std::istringstream shares(flags.split_ratio);
+  double total = 0;
+  for (std::string text; std::getline(shares, text, ',');) {
+    double share = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
+    if (error != std::errc() || end != text.data() + text.size() || !(share >= 0 && share < 1e9))
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("--split-ratio {}: \"{}\" is not a share; 3,1 gives the first GPU "
+                               "three times as many layers as the second",
+                               flags.split_ratio, text)};
+    options.split_ratio.push_back(share);
+    total += share;
+  }
+  if (!options.split_ratio.empty() && total == 0)
+    return Error{ErrorKind::invalid_argument, "--split-ratio: all shares are 0"};
+  return {};
+}
+
 void add_model_part(CLI::App& command, ModelFlags& flags) {
   OptionGroup group(command, "Model");
   group.add("-m,--model,MODEL", flags.model, "GGUF file; without it the toy model inside braid")
@@ -66,9 +95,22 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(0, 1 << 30));
   group
       .add("--device", flags.device,
-           "auto takes the GPU if there is one; ref is the slow scalar reference")
-      ->check(CLI::IsMember({"auto", "cuda", "cpu", "ref"}))
+           "auto (GPUs if there are any), cuda, cuda:1, cpu, or several GPUs as cuda:0,cuda:1; ref "
+           "is the slow scalar reference")
+      ->type_name("NAMES")
+      ->check(device_names)
       ->capture_default_str();
+  group
+      .add(
+          "--split", flags.split,
+          "how GPUs share a model: none (one of them), layer (each some layers), auto (layer if it "
+          "does not fit one)")
+      ->check(CLI::IsMember({"none", "layer", "auto"}))
+      ->capture_default_str();
+  group
+      .add("--split-ratio", flags.split_ratio,
+           "shares of the layers, e.g. 3,1 (default: by memory and speed of the GPUs)")
+      ->type_name("LIST");
   group.add("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
       ->check(CLI::Range(0, 1024));
   group.add("-b,--batch-size", flags.batch, "an upper limit of -ub, known from llama.cpp")
@@ -271,6 +313,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   if (flags.batch > 0)
     options.ubatch_tokens = flags.ubatch > 0 ? std::min(flags.batch, flags.ubatch) : flags.batch;
   options.device = flags.device;
+  BRAID_TRY(read_split(flags, options));
   options.deterministic = flags.deterministic;
   options.max_sequences = flags.parallel;
   options.max_batch_tokens = flags.max_batch_tokens;

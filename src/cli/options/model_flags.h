@@ -28,6 +28,8 @@ struct ModelFlags {
   std::string cache_k = "f16";
   std::string cache_v = "f16";
   std::string device = "auto";
+  std::string split = "auto";
+  std::string split_ratio;
   bool deterministic = false;
   int parallel = 1;
   int max_batch_tokens = 0;
@@ -48,7 +50,7 @@ struct ModelFlags {
 };
 
 enum ModelParts : uint32_t {
-  kModelPart = 1,         // -m, -c, -t, -b, -ub, --act, --device, --deterministic
+  kModelPart = 1,         // -m, -c, -t, -b, -ub, --act, --device, --split, --deterministic
   kCachePart = 2,         // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
   kMemoryPart = 4,        // --kv-memory, --state-memory, --checkpoint-interval
   kSchedulePart = 8,      // --max-batch-tokens, --gap-limit

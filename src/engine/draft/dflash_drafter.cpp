@@ -32,7 +32,7 @@ Status DflashDrafter::allocate(const DrafterOptions& options) {
   const size_t number_bytes = bytes_of_numbers(numbers(sizes.outputs));
   BRAID_ASSIGN(numbers_, device_.allocate(number_bytes, "draft blocks"));
   blocks_.reserve(static_cast<size_t>(options.sequences));
-  if (device_.computes_in_host_memory()) return {};
+  if (device_.traits().host_visible) return {};
   BRAID_ASSIGN(numbers_on_host_, device_.allocate_host(number_bytes, "draft blocks"));
   return {};
 }

@@ -35,7 +35,7 @@ Status ModelDrafter::allocate(const DrafterOptions& options) {
   BRAID_ASSIGN(guesses_, device_.allocate(bytes, "drafts"));
   chains_.reserve(static_cast<size_t>(options.sequences));
   batches_.reserve(static_cast<size_t>(options.depth));
-  if (device_.computes_in_host_memory()) return {};
+  if (device_.traits().host_visible) return {};
   BRAID_ASSIGN(guesses_on_host_, device_.allocate_host(bytes, "drafts"));
   return {};
 }

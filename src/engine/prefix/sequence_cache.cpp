@@ -6,6 +6,8 @@
 #include <initializer_list>
 #include <utility>
 
+#include <boost/container/small_vector.hpp>
+
 #include "base/check.h"
 #include "base/checked.h"
 #include "engine/prefix/slot_form.h"
@@ -48,14 +50,16 @@ uint64_t product(std::initializer_list<uint64_t> factors) {
 
 }  // namespace
 
-uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group) const {
+uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group, int32_t stage) const {
   uint64_t bytes = 0;
   size_t sealing = layers_that_seal(config, *this);
-  for (const AttentionConfig* a : config.kv_layers()) {
+  for (const auto& [a, of_stage] : config.kv_layers()) {
+    const bool seals_it = sealing > 0;
+    if (seals_it) --sealing;
+    if (stage != kAllStages && stage != of_stage) continue;
     const KvShape shape = kv_shape(*a, *this);
     const auto rows = static_cast<uint64_t>(shape.k_block_bytes() + shape.v_block_bytes());
-    if (sealing > 0) {
-      --sealing;
+    if (seals_it) {
       const KvCold cold = cold_layer(*a, *this);
       const uint64_t units =
           static_cast<uint64_t>(a->kv_heads * (cold.k_unit_bytes + cold.v_unit_bytes));
@@ -67,33 +71,63 @@ uint64_t CacheSizes::block_bytes(const ModelConfig& config, int32_t group) const
   return bytes;
 }
 
-uint64_t CacheSizes::kv_bytes(const ModelConfig& config) const {
+uint64_t CacheSizes::kv_bytes(const ModelConfig& config, int32_t stage) const {
   uint64_t bytes = 0;
   for (int32_t group = 0; group < kKvGroups; ++group)
-    bytes += product({block_bytes(config, group), static_cast<uint64_t>(blocks[group])});
+    bytes += product({block_bytes(config, group, stage), static_cast<uint64_t>(blocks[group])});
   return bytes;
 }
 
-uint64_t CacheSizes::slot_bytes(const ModelConfig& config) const {
-  const uint64_t hidden = product(
-      {static_cast<uint64_t>(config.width), sizeof(float), static_cast<uint64_t>(hidden_cells)});
-  return product(
-      {static_cast<uint64_t>(config.state_bytes(ring)) + hidden, static_cast<uint64_t>(slots)});
+uint64_t CacheSizes::slot_bytes(const ModelConfig& config, int32_t stage) const {
+  const bool has_hidden = stage == kAllStages || stage == config.last_stage();
+  const uint64_t hidden = product({static_cast<uint64_t>(config.width), sizeof(float),
+                                   static_cast<uint64_t>(has_hidden ? hidden_cells : 0)});
+  return product({static_cast<uint64_t>(config.state_bytes(ring, stage)) + hidden,
+                  static_cast<uint64_t>(slots)});
 }
 
-Status SequenceCache::allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes) {
-  device_ = &device;
-  BRAID_ASSIGN(kv_memory_, device.allocate(sizes.kv_bytes(config), "KV blocks"));
-  BRAID_ASSIGN(slot_memory_, device.allocate(sizes.slot_bytes(config), "state slots"));
+uint64_t CacheSizes::exact_bytes(const ModelConfig& config, int32_t stage) const {
+  if (!seals()) return 0;
+  return static_cast<uint64_t>(tail.most_exact_blocks()) * block_bytes(config, 1, stage);
+}
 
-  auto* kv = static_cast<std::byte*>(kv_memory_.data());
-  const auto cut = [&kv](int64_t bytes) { return std::exchange(kv, kv + bytes); };
-  auto* slots = static_cast<float*>(slot_memory_.data());
+uint64_t CacheSizes::resume_bytes(const ModelConfig& config, int32_t stage) const {
+  CacheSizes one = *this;
+  one.slots = 1;
+  if (one.slot_bytes(config) + exact_bytes(config) == 0) return 0;
+  return one.slot_bytes(config, stage) + exact_bytes(config, stage) + block_bytes(config, 0, stage);
+}
+
+Status SequenceCache::allocate(Devices& devices, const ModelConfig& config,
+                               const CacheSizes& sizes) {
+  BRAID_CHECK(devices.count() == config.stages);
+  devices_ = &devices;
+  places_.resize(static_cast<size_t>(config.stages));
+  copies_.resize(places_.size());
+  width_ = config.width;
+  BRAID_TRY(allocate_kv(config, sizes));
+  BRAID_TRY(allocate_slots(config, sizes));
+  if (devices.traits().host_visible) return {};
+  for (int32_t g = 0; g < kKvGroups; ++g)
+    block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
+  slot_copies_.resize(static_cast<size_t>(sizes.slots));
+  return {};
+}
+
+Status SequenceCache::allocate_kv(const ModelConfig& config, const CacheSizes& sizes) {
+  std::vector<std::byte*> next;
+  for (int32_t stage = 0; stage < config.stages; ++stage) {
+    Place& own = places_[static_cast<size_t>(stage)];
+    BRAID_ASSIGN(own.kv, devices_->at(stage).allocate(sizes.kv_bytes(config, stage), "KV blocks"));
+    next.push_back(static_cast<std::byte*>(own.kv.data()));
+  }
   const size_t sealing = layers_that_seal(config, sizes);
   trunk_layers_ = attention_layers(config);
-  width_ = config.width;
-  for (const AttentionConfig* a : config.kv_layers()) {
+  for (const auto& [a, stage] : config.kv_layers()) {
+    std::byte*& at = next[static_cast<size_t>(stage)];
+    const auto cut = [&at](int64_t bytes) { return std::exchange(at, at + bytes); };
     KvLayer layer;
+    layer.stage = stage;
     layer.shape = kv_shape(*a, sizes);
     layer.group = kv_.size() < sealing ? 1 : group_of(*a, sizes);
     layer.blocks = sizes.blocks[layer.group];
@@ -108,115 +142,143 @@ Status SequenceCache::allocate(Device& device, const ModelConfig& config, const 
     }
     kv_.push_back(layer);
   }
+  return {};
+}
+
+Status SequenceCache::allocate_slots(const ModelConfig& config, const CacheSizes& sizes) {
+  std::vector<float*> next;
+  snapshots_ = sizes.snapshots;
+  for (int32_t stage = 0; stage < config.stages; ++stage) {
+    Place& own = places_[static_cast<size_t>(stage)];
+    Device& device = devices_->at(stage);
+    BRAID_ASSIGN(own.slots, device.allocate(sizes.slot_bytes(config, stage), "state slots"));
+    next.push_back(static_cast<float*>(own.slots.data()));
+    if (!snapshots_) continue;
+    BRAID_ASSIGN(own.snapshot,
+                 device.allocate(sizes.snapshot_bytes(config, stage), "a checkpoint's snapshot"));
+  }
   for (const LayerConfig& l : config.layers) {
     if (l.kind != LayerKind::delta) continue;
     const DeltaShape& d = l.delta;
-    delta_.push_back({d, sizes.ring, sizes.slots, device.state_tile_columns(d), slots});
-    slots += sizes.slots * d.slot_elements(sizes.ring);
+    float*& at = next[static_cast<size_t>(l.stage)];
+    delta_.push_back(
+        {d, sizes.ring, sizes.slots, devices_->at(l.stage).state_tile_columns(d), at, l.stage});
+    at += sizes.slots * d.slot_elements(sizes.ring);
   }
-  if (sizes.hidden_cells > 0) hidden_ = {config.width, sizes.hidden_cells, sizes.slots, slots};
-  if (device.computes_in_host_memory()) return {};
-  if (sizes.snapshot_bytes > 0) {
-    BRAID_ASSIGN(snapshot_, device.allocate(sizes.snapshot_bytes, "a checkpoint's snapshot"));
-  }
-  for (int32_t g = 0; g < kKvGroups; ++g)
-    block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
-  slot_copies_.resize(static_cast<size_t>(sizes.slots));
+  if (sizes.hidden_cells > 0)
+    hidden_ = {config.width, sizes.hidden_cells, sizes.slots, next.back()};
   return {};
 }
 
 template <typename Act>
 void SequenceCache::for_each_part(int32_t slot, const Act& act) const {
-  for (const DeltaLayer& layer : delta_) act(layer.slot(slot), layer.slot_elements());
-  if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements());
+  for (const DeltaLayer& layer : delta_) act(layer.slot(slot), layer.slot_elements(), layer.stage);
+  if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements(), hidden_stage());
 }
 
 template <typename Act>
 void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) const {
   for (const KvLayer& kv : kv_) {
     if (kv.group == group) {
-      act(kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()));
-      act(kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()));
+      act(kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()), kv.stage);
+      act(kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()), kv.stage);
     } else if (kv.cold) {
-      act(kv.k_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.k_unit_bytes));
-      act(kv.v_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.v_unit_bytes));
+      act(kv.k_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.k_unit_bytes),
+          kv.stage);
+      act(kv.v_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.v_unit_bytes),
+          kv.stage);
     }
   }
 }
 
 size_t SequenceCache::state_bytes() const {
   size_t bytes = 0;
-  for_each_part(
-      0, [&](float*, int64_t count) { bytes += static_cast<size_t>(count) * sizeof(float); });
+  for_each_part(0, [&](float*, int64_t count, int32_t) {
+    bytes += static_cast<size_t>(count) * sizeof(float);
+  });
   return bytes;
 }
 
 size_t SequenceCache::block_bytes(int32_t group) const {
   size_t bytes = 0;
-  for_each_part(group, 0, [&](const std::byte*, size_t part) { bytes += part; });
+  for_each_part(group, 0, [&](const std::byte*, size_t part, int32_t) { bytes += part; });
   return bytes;
 }
 
 uint64_t SequenceCache::copy() {
-  last_copies_ = device_->copy_beside(copies_);
-  copies_.clear();
+  last_copies_ = devices_->copy_beside(copies_);
   return last_copies_;
 }
 
-void SequenceCache::copy_on_device(std::byte* to, const void* from, size_t bytes) {
-  device_->ops().state_copy(reinterpret_cast<float*>(to), static_cast<const float*>(from),
-                            static_cast<int64_t>(bytes / sizeof(float)));
+void SequenceCache::copy_on_device(int32_t stage, void* to, const void* from, size_t bytes) {
+  ops(stage).state_copy(static_cast<float*>(to), static_cast<const float*>(from),
+                        static_cast<int64_t>(bytes / sizeof(float)));
 }
 
-// A device with its own memory copies there first, as the next step changes slot and blocks.
+// A device with its own memory copies there first, as the next step changes slot and blocks. A run
+// of parts of one stage that are adjacent in the image is sent to the host in one copy.
 void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const BlockImage> blocks,
                                 std::byte* image) {
-  for (const DeltaLayer& layer : delta_) device_->ops().delta_fold(layer, slot, position);
-  auto* const snapshot = static_cast<std::byte*>(snapshot_.data());
+  for (const DeltaLayer& layer : delta_) ops(layer.stage).delta_fold(layer, slot, position);
+  struct Run {
+    std::byte* from = nullptr;
+    size_t bytes = 0;
+    size_t at_byte = 0;  // of the image
+    int32_t stage = 0;
+  } run;
+  boost::container::small_vector<std::byte*, 8> next;  // free part of each stage's snapshot
+  for (const Place& own : places_) next.push_back(static_cast<std::byte*>(own.snapshot.data()));
   size_t end = 0;
-  const auto save = [&](const void* from, size_t bytes) {
-    if (snapshot == nullptr) {
-      copies_.push_back({image + end, from, bytes});
-    } else {
-      copy_on_device(snapshot + end, from, bytes);
+  const auto send = [&] {
+    if (run.bytes > 0) add_copy(run.stage, {image + run.at_byte, run.from, run.bytes});
+    run.bytes = 0;
+  };
+  const auto save = [&](const void* from, size_t bytes, int32_t stage) {
+    if (!snapshots_) {
+      add_copy(stage, {image + end, from, bytes});
+      end += bytes;
+      return;
     }
+    std::byte*& to = next[static_cast<size_t>(stage)];
+    copy_on_device(stage, to, from, bytes);
+    if (run.bytes == 0 || run.stage != stage || run.at_byte + run.bytes != end) {
+      send();
+      run = {to, 0, end, stage};
+    }
+    run.bytes += bytes;
+    to += bytes;
     end += bytes;
   };
-  if (snapshot != nullptr) {
+  if (snapshots_) {
     order_after(snapshot_copies_);
     order_after(last_load_);  // may be of this slot
   }
-  size_t begin = 0;
-  const auto send = [&] {
-    if (snapshot != nullptr && end > begin)
-      copies_.push_back({image + begin, snapshot + begin, end - begin});
-  };
-  for_each_part(slot, [&](const float* numbers, int64_t count) {
-    save(numbers, static_cast<size_t>(count) * sizeof(float));
+  for_each_part(slot, [&](const float* numbers, int64_t count, int32_t stage) {
+    save(numbers, static_cast<size_t>(count) * sizeof(float), stage);
   });
   for (const BlockImage& b : blocks) {
-    if (b.at_byte != end) {
-      send();
-      begin = end = b.at_byte;
-    }
+    end = b.at_byte;
     for_each_part(b.group, b.block, save);
   }
   send();
-  BRAID_CHECK(snapshot == nullptr || end <= snapshot_.size_bytes());
+  for (size_t i = 0; i < places_.size() && snapshots_; ++i) {
+    const Buffer& snapshot = places_[i].snapshot;
+    BRAID_CHECK(next[i] <= static_cast<std::byte*>(snapshot.data()) + snapshot.size_bytes());
+  }
   snapshot_copies_ = copy();
 }
 
 void SequenceCache::load_state(int32_t slot, const std::byte* image) {
-  for_each_part(slot, [&](float* numbers, int64_t count) {
+  for_each_part(slot, [&](float* numbers, int64_t count, int32_t stage) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(float);
-    copies_.push_back({numbers, image, bytes});
+    add_copy(stage, {numbers, image, bytes});
     image += bytes;
   });
   last_load_ = copy();
   if (!slot_copies_.empty()) slot_copies_[static_cast<size_t>(slot)] = last_load_;
 }
 
-// Combines adjacent blocks: add(cells, byte offset in the images, bytes of a block, blocks).
+// Combines adjacent blocks: add(cells, byte offset in the images, bytes of a block, blocks, stage).
 template <typename Add>
 void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add) {
   const size_t image_bytes = block_bytes(group);
@@ -225,8 +287,8 @@ void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks,
     while (end < blocks.size() && blocks[first] >= 0 && blocks[end] == blocks[end - 1] + 1) ++end;
     size_t at = first * image_bytes;
     if (blocks[first] >= 0) {
-      for_each_part(group, blocks[first], [&](std::byte* cells, size_t bytes) {
-        add(cells, at, bytes, static_cast<int64_t>(end - first));
+      for_each_part(group, blocks[first], [&](std::byte* cells, size_t bytes, int32_t stage) {
+        add(cells, at, bytes, static_cast<int64_t>(end - first), stage);
         at += bytes;
       });
     }
@@ -240,24 +302,26 @@ void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks,
 
 void SequenceCache::save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) {
   const size_t pitch = block_bytes(group);
-  for_each_run(group, blocks, [&](const std::byte* cells, size_t at, size_t bytes, int64_t count) {
-    copies_.push_back({images + at, cells, bytes, count, pitch, bytes});
-  });
+  for_each_run(group, blocks,
+               [&](const std::byte* cells, size_t at, size_t bytes, int64_t count, int32_t stage) {
+                 add_copy(stage, {images + at, cells, bytes, count, pitch, bytes});
+               });
 }
 
 void SequenceCache::load_blocks(int32_t group, std::span<const int32_t> blocks,
                                 const std::byte* images) {
   const size_t pitch = block_bytes(group);
-  for_each_run(group, blocks, [&](std::byte* cells, size_t at, size_t bytes, int64_t count) {
-    copies_.push_back({cells, images + at, bytes, count, bytes, pitch});
-  });
+  for_each_run(group, blocks,
+               [&](std::byte* cells, size_t at, size_t bytes, int64_t count, int32_t stage) {
+                 add_copy(stage, {cells, images + at, bytes, count, bytes, pitch});
+               });
   last_load_ = last_copies_;
 }
 
 void SequenceCache::order_after(uint64_t copies) {
   if (copies <= ordered_after_) return;
   ordered_after_ = copies;
-  device_->order_after_copies(copies);
+  devices_->order_after_copies(copies);
 }
 
 void SequenceCache::claim_block(int32_t group, int32_t block) {
@@ -269,8 +333,8 @@ void SequenceCache::claim_slot(int32_t slot) {
 }
 
 void SequenceCache::synchronize() {
-  device_->wait_for_copies(last_copies_);
-  device_->synchronize();
+  devices_->wait_for_copies(last_copies_);
+  devices_->synchronize();
 }
 
 std::unique_ptr<StateForm> SequenceCache::state_form() const {
@@ -290,60 +354,60 @@ size_t SequenceCache::guess_bytes() const {
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
-  for_each_part(src_slot, [&](float* from, int64_t count) {
-    device_->ops().state_copy(from + (int64_t{dst_slot} - src_slot) * count, from, count);
+  for_each_part(src_slot, [&](float* from, int64_t count, int32_t stage) {
+    ops(stage).state_copy(from + (int64_t{dst_slot} - src_slot) * count, from, count);
   });
 }
 
 // Only partial blocks are copied, so layers that seal have no unit of it yet.
 void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_block) {
   for (const KvLayer& kv : kv_)
-    if (kv.group == group) device_->ops().block_copy(kv, dst_block, src_block);
+    if (kv.group == group) ops(kv.stage).block_copy(kv, dst_block, src_block);
 }
 
 void SequenceCache::copy_image(int32_t group, int32_t dst_block, int32_t src_block) {
   // A part's blocks are adjacent and consist of whole f32.
-  for_each_part(group, src_block, [&](std::byte* from, size_t bytes) {
+  for_each_part(group, src_block, [&](std::byte* from, size_t bytes, int32_t stage) {
     const auto distance = (int64_t{dst_block} - src_block) * static_cast<int64_t>(bytes);
-    device_->ops().state_copy(reinterpret_cast<float*>(from + distance),
-                              reinterpret_cast<float*>(from),
-                              static_cast<int64_t>(bytes / sizeof(float)));
+    copy_on_device(stage, from + distance, from, bytes);
   });
 }
 
 void SequenceCache::move_state(int32_t slot, int32_t from, int32_t to) {
-  Ops& ops = device_->ops();
   std::vector<int32_t> folded;
   for (const DeltaLayer& layer : delta_)
     folded.resize(std::max(folded.size(), static_cast<size_t>(layer.shape.value_heads)), to);
   for (const DeltaLayer& layer : delta_) {
-    device_->to_device(layer.folded(slot), folded.data(),
-                       static_cast<size_t>(layer.shape.value_heads) * sizeof(int32_t));
+    devices_->at(layer.stage)
+        .to_device(layer.folded(slot), folded.data(),
+                   static_cast<size_t>(layer.shape.value_heads) * sizeof(int32_t));
     for (int32_t taps = 1; taps < layer.shape.conv_width && taps <= from; ++taps)
-      ops.state_copy(layer.conv_row(slot, to - taps), layer.conv_row(slot, from - taps),
-                     layer.shape.channels());
+      ops(layer.stage)
+          .state_copy(layer.conv_row(slot, to - taps), layer.conv_row(slot, from - taps),
+                      layer.shape.channels());
   }
   if (hidden_)
-    ops.state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
-  device_->synchronize();  // before `folded` is destroyed
+    ops(hidden_stage())
+        .state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
+  devices_->synchronize();  // before `folded` is destroyed
 }
 
 void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
   for (const KvLayer& kv : kv_)
-    if (kv.cold) device_->ops().kv_seal(kv, blocks);
+    if (kv.cold) ops(kv.stage).kv_seal(kv, blocks);
 }
 
 void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
   const std::vector<std::byte> zeros(block_bytes(group));
   for (const int32_t block : blocks)
-    for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
-      device_->to_device(cells, zeros.data(), bytes);
+    for_each_part(group, block, [&](std::byte* cells, size_t bytes, int32_t stage) {
+      devices_->at(stage).to_device(cells, zeros.data(), bytes);
     });
-  device_->synchronize();  // before the zeros are destroyed
+  devices_->synchronize();  // before the zeros are destroyed
 }
 
 void SequenceCache::clear_layers(size_t first_layer, int32_t block) {
-  BRAID_CHECK(device_->computes_in_host_memory());
+  BRAID_CHECK(devices_->traits().host_visible);
   for (size_t i = first_layer; i < kv_.size(); ++i) {
     const KvLayer& kv = kv_[i];
     BRAID_CHECK(!kv.cold);
@@ -353,7 +417,7 @@ void SequenceCache::clear_layers(size_t first_layer, int32_t block) {
 }
 
 void SequenceCache::clear_hidden(int32_t slot) {
-  BRAID_CHECK(device_->computes_in_host_memory());
+  BRAID_CHECK(devices_->traits().host_visible);
   if (hidden_) std::fill_n(hidden_.slot(slot), hidden_.slot_elements(), 0.0f);
 }
 
@@ -363,19 +427,20 @@ constexpr std::byte kPoison{0x5b};
 void SequenceCache::poison_block(int32_t group, int32_t block) {
   claim_block(group, block);
   const std::vector<std::byte> image(block_bytes(group), kPoison);
-  for_each_part(group, block, [&](std::byte* cells, size_t bytes) {
-    device_->to_device(cells, image.data(), bytes);
+  for_each_part(group, block, [&](std::byte* cells, size_t bytes, int32_t stage) {
+    devices_->at(stage).to_device(cells, image.data(), bytes);
   });
-  device_->synchronize();
+  devices_->synchronize();
 }
 
 void SequenceCache::poison_slot(int32_t slot) {
   claim_slot(slot);
   const std::vector<std::byte> image(state_bytes(), kPoison);
-  for_each_part(slot, [&](float* numbers, int64_t count) {
-    device_->to_device(numbers, image.data(), static_cast<size_t>(count) * sizeof(float));
+  for_each_part(slot, [&](float* numbers, int64_t count, int32_t stage) {
+    devices_->at(stage).to_device(numbers, image.data(),
+                                  static_cast<size_t>(count) * sizeof(float));
   });
-  device_->synchronize();
+  devices_->synchronize();
 }
 
 }  // namespace braid

@@ -8,7 +8,7 @@
 
 #include "base/result.h"
 #include "model/model.h"
-#include "ops/device.h"
+#include "ops/devices.h"
 #include "ops/kv/kv_codec.h"
 #include "ops/ops.h"
 
@@ -22,7 +22,7 @@ struct CacheSizes {
   int32_t slots = 0;               // recurrent states
   DeltaRing ring;                  // of each slot
   int32_t hidden_cells = 0;        // hidden rows of a draft head; 0: no head
-  uint64_t snapshot_bytes = 0;     // of a checkpoint, on a device with its own memory; else 0
+  bool snapshots = false;          // checkpoints are copied on the device first
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   // Of sealed blocks (ops/state.h) in the model's own attention layers; null: no sealing. With them
@@ -32,11 +32,19 @@ struct CacheSizes {
   KvTail tail;
 
   bool seals() const { return k_codec != nullptr; }
-  // Over all layers of the group.
-  uint64_t block_bytes(const ModelConfig& config, int32_t group) const;
-  uint64_t kv_bytes(const ModelConfig& config) const;
+  // Over the layers of the group, all or those of a stage.
+  static constexpr int32_t kAllStages = ModelConfig::kAllStages;
+  uint64_t block_bytes(const ModelConfig& config, int32_t group, int32_t stage = kAllStages) const;
+  uint64_t kv_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
   // Of all slots; 0 for models without slots.
-  uint64_t slot_bytes(const ModelConfig& config) const;
+  uint64_t slot_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
+  // Of one sequence that continues: its slot, and the exact rows and the last block, if it seals.
+  uint64_t resume_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
+  uint64_t exact_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
+  // Of the memory for a checkpoint's copy on the device; 0: none.
+  uint64_t snapshot_bytes(const ModelConfig& config, int32_t stage) const {
+    return snapshots ? resume_bytes(config, stage) : 0;
+  }
 };
 
 // Byte operations of the bookkeeping. A block's image has all layers of its KV group.
@@ -83,11 +91,14 @@ class CacheBytes {
 
 class SequenceCache final : public CacheBytes {
  public:
-  Status allocate(Device& device, const ModelConfig& config, const CacheSizes& sizes);
+  // One device for each stage of `config`.
+  Status allocate(Devices& devices, const ModelConfig& config, const CacheSizes& sizes);
 
   SequenceMemory memory() { return {kv_, delta_, hidden_}; }
-  uint64_t kv_bytes() const { return kv_memory_.size_bytes(); }
-  uint64_t slot_bytes() const { return slot_memory_.size_bytes() + snapshot_.size_bytes(); }
+  uint64_t kv_bytes(int32_t stage) const { return place(stage).kv.size_bytes(); }
+  uint64_t slot_bytes(int32_t stage) const {
+    return place(stage).slots.size_bytes() + place(stage).snapshot.size_bytes();
+  }
 
   size_t state_bytes() const override;
   size_t block_bytes(int32_t group) const override;
@@ -98,7 +109,7 @@ class SequenceCache final : public CacheBytes {
   void load_blocks(int32_t group, std::span<const int32_t> blocks,
                    const std::byte* images) override;
   uint64_t last_copies() const override { return last_copies_; }
-  uint64_t copies_done() override { return device_->copies_done(); }
+  uint64_t copies_done() override { return devices_->copies_done(); }
   void order_after(uint64_t copies) override;
   void claim_block(int32_t group, int32_t block) override;
   void claim_slot(int32_t slot) override;
@@ -126,28 +137,41 @@ class SequenceCache final : public CacheBytes {
   void poison_slot(int32_t slot);
 
  private:
+  // The memory of a stage.
+  struct Place {
+    Buffer kv;
+    Buffer slots;
+    Buffer snapshot;  // holds a checkpoint until it is copied to the host
+  };
+  const Place& place(int32_t stage) const { return places_[static_cast<size_t>(stage)]; }
+  Status allocate_kv(const ModelConfig& config, const CacheSizes& sizes);
+  Status allocate_slots(const ModelConfig& config, const CacheSizes& sizes);
+  // act(address, bytes, stage) in the order of an image.
   template <typename Act>
   void for_each_part(int32_t group, int32_t block, const Act& act) const;
   template <typename Act>
   void for_each_part(int32_t slot, const Act& act) const;
   template <typename Add>
   void for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add);
+  void add_copy(int32_t stage, const Device::Copy& copy) {
+    copies_[static_cast<size_t>(stage)].push_back(copy);
+  }
   uint64_t copy();
-  void copy_on_device(std::byte* to, const void* from, size_t bytes);
+  Ops& ops(int32_t stage) { return devices_->at(stage).ops(); }
+  void copy_on_device(int32_t stage, void* to, const void* from, size_t bytes);
+  int32_t hidden_stage() const { return devices_->count() - 1; }
 
-  Device* device_ = nullptr;
+  Devices* devices_ = nullptr;
   std::vector<KvLayer> kv_;
   size_t trunk_layers_ = 0;  // the model's own, first in kv_
   std::vector<DeltaLayer> delta_;
   int64_t width_ = 0;  // of a hidden row
   HiddenRing hidden_;
-  Buffer kv_memory_;
-  Buffer slot_memory_;
-  // Holds a checkpoint until it is copied to the host.
-  Buffer snapshot_;
+  std::vector<Place> places_;  // [stages]
+  bool snapshots_ = false;
   uint64_t snapshot_copies_ = 0;
 
-  std::vector<Device::Copy> copies_;  // to be queued
+  std::vector<std::vector<Device::Copy>> copies_;  // [stages], to be queued
   uint64_t last_copies_ = 0;
   uint64_t last_load_ = 0;
   uint64_t ordered_after_ = 0;

@@ -20,9 +20,9 @@ size_t BatchArrays::bytes(const Sizes& most, int32_t most_batches, int32_t block
   return static_cast<size_t>(elements) * sizeof(int32_t);
 }
 
-Status BatchArrays::allocate(Device& device, const char* what, const Sizes& most,
+Status BatchArrays::allocate(std::span<Device* const> stages, const char* what, const Sizes& most,
                              int32_t most_batches, int32_t blocks_per_sequence, int32_t groups) {
-  device_ = &device;
+  stages_.assign(stages.begin(), stages.end());
   most_ = most;
   most_batches_ = most_batches;
   blocks_per_sequence_ = blocks_per_sequence;
@@ -31,11 +31,15 @@ Status BatchArrays::allocate(Device& device, const char* what, const Sizes& most
   tables_elements_ = tables_elements(most, blocks_per_sequence, groups);
   tables_.assign(static_cast<size_t>(groups) * static_cast<size_t>(most.sequences), {});
   const size_t size = bytes(most, most_batches, blocks_per_sequence, groups);
-  BRAID_ASSIGN(host_, device.allocate_host(size, what));
-  if (!device.computes_in_host_memory()) {
-    BRAID_ASSIGN(memory_, device.allocate(size, what));
+  BRAID_ASSIGN(host_, stages[0]->allocate_host(size, what));
+  const auto address = [](const Buffer& b) { return reinterpret_cast<std::intptr_t>(b.data()); };
+  for (Device* device : stages) {
+    if (device->traits().host_visible) break;
+    BRAID_ASSIGN(Buffer memory, device->allocate(size, what));
+    memory_.push_back(std::move(memory));
+    stage_offset_bytes_.push_back(address(memory_.back()) - address(memory_[0]));
   }
-  base_ = static_cast<const int32_t*>(is_sent() ? memory_.data() : host_.data());
+  base_ = static_cast<const int32_t*>(is_sent() ? memory_[0].data() : host_.data());
   return {};
 }
 
@@ -165,17 +169,21 @@ Batch BatchArrays::finish(int32_t batch, bool padded) {
   b.blocks_per_sequence = blocks_per_sequence_;
   b.group_stride = group_elements();
   b.output_row = on_device(batch, output_row);
+  if (stage_offset_bytes_.size() > 1) b.stage_offset_bytes = stage_offset_bytes_.data();
   return b;
 }
 
-void BatchArrays::send(int64_t first, int64_t count) {
+void BatchArrays::send(int32_t stage, int64_t first, int64_t count) {
   if (!is_sent()) return;
-  device_->to_device(static_cast<int32_t*>(memory_.data()) + first,
-                     static_cast<const int32_t*>(host_.data()) + first,
-                     static_cast<size_t>(count) * sizeof(int32_t));
+  const auto at = static_cast<size_t>(stage);
+  stages_[at]->to_device(static_cast<int32_t*>(memory_[at].data()) + first,
+                         static_cast<const int32_t*>(host_.data()) + first,
+                         static_cast<size_t>(count) * sizeof(int32_t));
 }
 
-void BatchArrays::upload() { send(tables_elements_, batches_ * batch_elements_); }
+void BatchArrays::upload(int32_t stage) {
+  send(stage, tables_elements_, batches_ * batch_elements_);
+}
 
 void BatchArrays::send_tables() {
   for (int32_t g = 0; is_sent() && g < groups_; ++g) send_tables_of(g);
@@ -193,10 +201,11 @@ void BatchArrays::send_tables_of(int32_t group) {
     if (run.last < run.first) return;
     const size_t pitch = static_cast<size_t>(blocks_per_sequence_) * sizeof(int32_t);
     const int64_t at = table_offset(group, run.first) + run.from;
-    device_->rows_to_device({static_cast<int32_t*>(memory_.data()) + at,
-                             static_cast<const int32_t*>(host_.data()) + at,
-                             static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
-                             run.last - run.first + 1, pitch, pitch});
+    for (size_t stage = 0; stage < stages_.size(); ++stage)
+      stages_[stage]->rows_to_device({static_cast<int32_t*>(memory_[stage].data()) + at,
+                                      static_cast<const int32_t*>(host_.data()) + at,
+                                      static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
+                                      run.last - run.first + 1, pitch, pitch});
   };
   Run run;
   for (int32_t i = 0; i < room_.sequences; ++i) {
@@ -216,10 +225,10 @@ void BatchArrays::send_tables_of(int32_t group) {
   send(run);
 }
 
-void BatchArrays::upload(int32_t batch, Array a, int32_t first, int32_t count) {
-  send(offset(batch, a) + first, count);
+void BatchArrays::upload(int32_t stage, int32_t batch, Array a, int32_t first, int32_t count) {
+  send(stage, offset(batch, a) + first, count);
 }
 
-void BatchArrays::upload_tokens(int32_t batch) { upload(batch, token, 0, room_.rows); }
+void BatchArrays::upload_tokens(int32_t batch) { upload(0, batch, token, 0, room_.rows); }
 
 }  // namespace braid

@@ -1,5 +1,7 @@
 // batch_arrays.h -- the arrays of batches (ops/batch.h), filled by the host and sent in one copy.
 //
+// Each stage's device (ops/devices.h) gets its own copy.
+//
 // Several batches may share the block tables. These stay on the device; send_tables() sends changes
 // before a CUDA graph runs. upload() is part of the graph: it copies the same bytes for the same
 // room.
@@ -43,11 +45,18 @@ class BatchArrays {
   static size_t bytes(const Sizes& most, int32_t most_batches, int32_t blocks_per_sequence,
                       int32_t groups);
   // `what` names the memory. Errors: exhausted.
-  Status allocate(Device& device, const char* what, const Sizes& most, int32_t most_batches,
-                  int32_t blocks_per_sequence, int32_t groups);
+  Status allocate(std::span<Device* const> stages, const char* what, const Sizes& most,
+                  int32_t most_batches, int32_t blocks_per_sequence, int32_t groups);
 
-  // The device has its own memory, and padded batches are recorded.
-  bool is_sent() const { return memory_.data() != nullptr; }
+  // For one device.
+  Status allocate(Device& device, const char* what, const Sizes& most, int32_t most_batches,
+                  int32_t blocks_per_sequence, int32_t groups) {
+    Device* const one[] = {&device};
+    return allocate(one, what, most, most_batches, blocks_per_sequence, groups);
+  }
+
+  // The devices have their own memory, and padded batches are recorded.
+  bool is_sent() const { return !memory_.empty(); }
   int32_t blocks_per_sequence() const { return blocks_per_sequence_; }
 
   void begin(const Sizes& room, int32_t batches = 1);
@@ -68,12 +77,12 @@ class BatchArrays {
   void set_blocks(int32_t index, const Sequence& s);
 
   int32_t rows_of(int32_t batch) const { return used_[static_cast<size_t>(batch)].rows; }
-  // In the device's memory, without host-only fields. `padded`: as large as the room.
+  // In the first stage's memory (Batch::of_stage). `padded`: as large as the room.
   Batch finish(int32_t batch, bool padded);
 
   void send_tables();
-  // All but the block tables.
-  void upload();
+  // All but the block tables, to one stage.
+  void upload(int32_t stage = 0);
   void upload_tokens(int32_t batch);
 
   // To change values after begin().
@@ -81,7 +90,7 @@ class BatchArrays {
     return static_cast<int32_t*>(host_.data()) + offset(batch, a);
   }
   const int32_t* on_device(int32_t batch, Array a) const { return base_ + offset(batch, a); }
-  void upload(int32_t batch, Array a, int32_t first, int32_t count);
+  void upload(int32_t stage, int32_t batch, Array a, int32_t first, int32_t count);
 
  private:
   static int64_t padded_to_line(int64_t count) { return (count + 15) / 16 * 16; }
@@ -111,20 +120,21 @@ class BatchArrays {
     return tables_[static_cast<size_t>(group) * static_cast<size_t>(most_.sequences) +
                    static_cast<size_t>(index)];
   }
-  void send(int64_t first, int64_t count);
+  void send(int32_t stage, int64_t first, int64_t count);
   void send_tables_of(int32_t group);
   void write(int32_t group, int32_t index, std::span<const int32_t> blocks, int32_t from,
              int32_t to);
   void clear_table(int32_t group, int32_t index);
   void pad(int32_t batch);
 
-  Device* device_ = nullptr;
+  std::vector<Device*> stages_;
   Sizes most_;
   int32_t most_batches_ = 0;
   int32_t blocks_per_sequence_ = 0;
   int32_t groups_ = 1;
   Buffer host_;
-  Buffer memory_;  // empty where the device reads host memory
+  std::vector<Buffer> memory_;                     // [stages]; empty where host memory is read
+  std::vector<std::intptr_t> stage_offset_bytes_;  // Batch::stage_offset_bytes
   const int32_t* base_ = nullptr;
 
   Sizes room_;

@@ -37,7 +37,7 @@ class Recording : public Device {
   void to_host(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
-  bool computes_in_host_memory() const override { return false; }
+  DeviceTraits traits() const override { return {.host_visible = false}; }
   void synchronize() override {}
   Ops& ops() override { std::abort(); }
 

@@ -25,15 +25,16 @@ Status StepRunner::allocate(const Sizes& sizes) {
   sizes_ = sizes;
   // With room for a part of the sequence (StepBatch::part).
   if (sizes.interleaved_tokens > 0)
-    BRAID_TRY(interleaved_.allocate(device_, sizes.interleaved_tokens, 2, sizes.block_table,
+    BRAID_TRY(interleaved_.allocate(devices_.all(), sizes.interleaved_tokens, 2, sizes.block_table,
                                     sizes.kv_groups));
-  return whole_.allocate(device_, sizes.rows, sizes.sequences, sizes.block_table, sizes.kv_groups);
+  return whole_.allocate(devices_.all(), sizes.rows, sizes.sequences, sizes.block_table,
+                         sizes.kv_groups);
 }
 
-void StepRunner::enqueue(const Batch& batch) {
-  whole_.upload();
-  model_.forward(batch, cache_.memory());
-  if (outputs_.finds_best()) outputs_.queue_best();
+void StepRunner::enqueue(int32_t stage, const Batch& batch) {
+  whole_.upload(stage);
+  model_.forward_stage(stage, batch, cache_.memory());
+  if (stage + 1 == devices_.count() && outputs_.finds_best()) outputs_.queue_best();
 }
 
 // None: do not record the step.
@@ -64,15 +65,23 @@ Status StepRunner::queue(Step& step) {
   if (!decodes) outputs_.begin(step.plan, batch.outputs);
   outputs_.lay_out(batch.outputs);
   whole_.send_tables();
-  if (!padding) {
-    enqueue(batch);
-    return {};
+  uint64_t shape = 0;
+  if (padding) {
+    const bool few_cells = batch.most_uncertain > 0 && batch.most_cells > 0;
+    shape = static_cast<uint64_t>(padding->sequences) | static_cast<uint64_t>(padding->rows) << 20 |
+            static_cast<uint64_t>(padding->most_rows) << 40 |
+            static_cast<uint64_t>(few_cells) << 60;
   }
-  const bool few_cells = batch.most_uncertain > 0 && batch.most_cells > 0;
-  const uint64_t shape =
-      static_cast<uint64_t>(padding->sequences) | static_cast<uint64_t>(padding->rows) << 20 |
-      static_cast<uint64_t>(padding->most_rows) << 40 | static_cast<uint64_t>(few_cells) << 60;
-  return records_.queue(Records::Work::step, shape, [&] { enqueue(batch); });
+  for (int32_t stage = 0; stage < devices_.count(); ++stage) {
+    if (padding) {
+      BRAID_TRY(records_[static_cast<size_t>(stage)].queue(Records::Work::step, shape,
+                                                           [&] { enqueue(stage, batch); }));
+    } else {
+      enqueue(stage, batch);
+    }
+    model_.hand_off(stage, batch.tokens);
+  }
+  return {};
 }
 
 // Allows parts while they are expected to fit the slice, and measures them.
@@ -92,13 +101,13 @@ class StepRunner::SlicePacing final : public StepPacing {
             ? pacer_.attention_rows(position(), slice_.ms - ms_since(slice_.begin), left)
             : left;
     if (!allow(StepPart::attention_rows, rows)) return {};
-    return runner_.interleaved_.part(step_.batch, first_row, rows);
+    return runner_.interleaved_.part(step_.batch, first_row, rows, step_.at.stage);
   }
 
   void queued() override {
     slice_.while_working();
-    runner_.device_.synchronize();
-    works_ = runner_.device_.health().ok();
+    runner_.devices_.synchronize();
+    works_ = runner_.devices_.health().ok();
     if (!works_) return;
     pacer_.observe_part(part_, rows_, part_position_, ms_since(slice_.begin) - spent_ms_);
     *slice_.disturbed = true;
@@ -133,7 +142,7 @@ void StepRunner::begin_interleaved(Step& step) {
   step.batch = interleaved_.fill(step.plan);
   step.at = {};
   interleaved_.send_tables();
-  interleaved_.upload();
+  for (int32_t stage = 0; stage < devices_.count(); ++stage) interleaved_.upload(stage);
 }
 
 bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
@@ -142,8 +151,8 @@ bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
   outputs_.begin(step.plan, step.batch.outputs);
   outputs_.lay_out(step.batch.outputs);
   if (outputs_.finds_best()) outputs_.queue_best();
-  device_.synchronize();
-  return device_.health().ok();
+  devices_.synchronize();
+  return devices_.health().ok();
 }
 
 }  // namespace braid

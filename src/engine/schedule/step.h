@@ -1,11 +1,12 @@
 // step.h -- one step: from a plan to outputs that can be judged.
 //
 // queue() runs a step to its end; advance() runs a prompt's chunk in parts, between decoding steps.
-// On a device with its own memory, decoding steps are padded to a bucket of sequences, rows and
-// rows per sequence, and recorded (records.h).
+// On devices with their own memory, decoding steps are padded to a bucket of sequences, rows and
+// rows per sequence, and recorded (records.h): one record for each stage of the model.
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <optional>
 
@@ -16,7 +17,7 @@
 #include "engine/schedule/step_outputs.h"
 #include "engine/schedule/step_plan.h"
 #include "model/model.h"
-#include "ops/device.h"
+#include "ops/devices.h"
 
 namespace braid {
 
@@ -37,9 +38,10 @@ class StepRunner {
     int32_t kv_groups = 1;           // each has a block table
     int32_t interleaved_tokens = 0;  // of an interleaved step; 0: none
   };
-  StepRunner(Device& device, Model& model, SequenceCache& cache, StepOutputs& outputs,
-             Records& records)
-      : device_(device), model_(model), cache_(cache), outputs_(outputs), records_(records) {}
+  // `records`: one for each stage.
+  StepRunner(Devices& devices, Model& model, SequenceCache& cache, StepOutputs& outputs,
+             std::deque<Records>& records)
+      : devices_(devices), model_(model), cache_(cache), outputs_(outputs), records_(records) {}
   Status allocate(const Sizes& sizes);
 
   // Errors: those of Device::end_record().
@@ -59,15 +61,15 @@ class StepRunner {
 
  private:
   class SlicePacing;
-  // Recorded for decoding steps.
-  void enqueue(const Batch& batch);
+  // The part of a stage; recorded for decoding steps.
+  void enqueue(int32_t stage, const Batch& batch);
   std::optional<StepBatch::Padding> padding_of(const StepPlan& plan) const;
 
-  Device& device_;
+  Devices& devices_;
   Model& model_;
   SequenceCache& cache_;
   StepOutputs& outputs_;
-  Records& records_;
+  std::deque<Records>& records_;
   Sizes sizes_;
   StepBatch whole_;
   StepBatch interleaved_;

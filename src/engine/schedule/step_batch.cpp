@@ -24,10 +24,10 @@ int32_t outputs_of(const StepItem& item) {
 
 }  // namespace
 
-Status StepBatch::allocate(Device& device, int32_t max_rows, int32_t max_sequences,
+Status StepBatch::allocate(std::span<Device* const> stages, int32_t max_rows, int32_t max_sequences,
                            int32_t blocks_per_sequence, int32_t groups) {
   max_sequences_ = max_sequences;
-  return arrays_.allocate(device, "step", {max_rows, max_sequences, max_rows}, 1,
+  return arrays_.allocate(stages, "step", {max_rows, max_sequences, max_rows}, 1,
                           blocks_per_sequence, groups);
 }
 
@@ -94,7 +94,7 @@ Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding) {
   return b;
 }
 
-Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count) {
+Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count, int32_t stage) {
   BRAID_CHECK(batch.sequences == 1 && max_sequences_ > 1 && batch.most_uncertain == 0);
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= batch.tokens);
   if (count == batch.tokens) return batch;
@@ -105,7 +105,7 @@ Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count) {
                           Array::slot};
   for (int i = 0; i < 5; ++i) {
     arrays_.host(0, arrays[i])[1] = values[i];
-    arrays_.upload(0, arrays[i], 1, 1);
+    arrays_.upload(stage, 0, arrays[i], 1, 1);
   }
   Batch b = batch;
   b.tokens = b.most_rows = b.most_certain = count;

@@ -14,7 +14,7 @@ namespace braid {
 class StepBatch {
  public:
   // part() needs room for one more sequence. Errors: exhausted.
-  Status allocate(Device& device, int32_t max_rows, int32_t max_sequences,
+  Status allocate(std::span<Device* const> stages, int32_t max_rows, int32_t max_sequences,
                   int32_t blocks_per_sequence, int32_t groups);
 
   // Every sequence has one certain row, and maybe drafts; all rows are outputs.
@@ -28,11 +28,11 @@ class StepBatch {
   // Also sets the items' output fields. The device's arrays are valid until the next fill().
   Batch fill(StepPlan& plan, const std::optional<Padding>& padding = {});
   // The `count` certain rows from `first` on of a batch of one sequence. Valid until the next
-  // part().
-  Batch part(const Batch& batch, int32_t first, int32_t count);
-  // Tables are sent before a CUDA graph; the upload may be part of it.
+  // part(). Only `stage` reads it.
+  Batch part(const Batch& batch, int32_t first, int32_t count, int32_t stage);
+  // Tables are sent before a CUDA graph; the uploads may be part of it.
   void send_tables() { arrays_.send_tables(); }
-  void upload() { arrays_.upload(); }
+  void upload(int32_t stage) { arrays_.upload(stage); }
 
  private:
   void add(StepItem& item, int32_t index, int32_t first_output);

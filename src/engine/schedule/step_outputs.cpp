@@ -56,7 +56,7 @@ Status StepOutputs::allocate(Device& device, Model& model, int32_t rows, int32_t
   const int64_t vocabulary = model.config().vocabulary;
   BRAID_ASSIGN(logits_memory_, device.allocate(bytes(rows, vocabulary), "logits"));
   logits_ = Tensor{logits_memory_.data(), DType::f32, rows, vocabulary, vocabulary};
-  return device.computes_in_host_memory() ? Status() : allocate_best(std::max(rows, best_rows));
+  return device.traits().host_visible ? Status() : allocate_best(std::max(rows, best_rows));
 }
 
 Status StepOutputs::allocate_best(int64_t rows) {
@@ -77,7 +77,7 @@ void StepOutputs::begin(const StepPlan& plan, int32_t outputs) {
   outputs_ = outputs;
   logits_count_ = 0;
   release_wanted();
-  few_at_once_ = device_->computes_in_host_memory() &&
+  few_at_once_ = device_->traits().host_visible &&
                  std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
                    return std::ssize(item.drafts) >= kFewAtOnce;
                  });

@@ -86,9 +86,10 @@ class World {
     DeviceOptions options;
     options.activations = path.activations;
     if (std::string(path.device) == "ref") {
-      device_ = make_ref_device(options);
+      devices_ = std::make_unique<Devices>(make_ref_device(options));
     } else {
-      BRAID_ASSIGN(device_, make_cpu_device(options));
+      BRAID_ASSIGN(auto device, make_cpu_device(options));
+      devices_ = std::make_unique<Devices>(std::move(device));
     }
     BRAID_ASSIGN(model_, Model::open(file_, {.with_mtp = false}));
     Json config = Json::parse(std::ifstream(kDemoDrafter + "/config.json"));
@@ -100,22 +101,22 @@ class World {
     model_->attach(*drafter_, drafter_->kv_layers());
     const int32_t block = drafter_->config().block;
     const StepSizes step{kPiece, kPiece, 0};
-    BRAID_TRY(model_->load(*device_, step));
-    BRAID_TRY(drafter_->load(*device_, model_->weights(), {step, block}));
+    BRAID_TRY(model_->load(devices_->all(), step));
+    BRAID_TRY(drafter_->load(devices_->all(), model_->config(), model_->weights(), {step, block}));
     CacheSizes sizes;
     sizes.blocks[0] = kCells / kBlockTokens;
     sizes.slots = 1;
-    sizes.ring = device_->delta_ring(0);
+    sizes.ring = devices_->last().delta_ring(0);
     sizes.k_format = sizes.v_format = path.kv;
-    BRAID_TRY(cache_.allocate(*device_, model_->config(), sizes));
+    BRAID_TRY(cache_.allocate(*devices_, model_->config(), sizes));
     Device::WorkspaceNeeds needs = model_->workspace_needs(kPiece);
     drafter_->add_needs(needs, {step, block});
     needs.max_context = kCells;
-    BRAID_TRY(device_->reserve_workspaces(needs));
+    BRAID_TRY(devices_->last().reserve_workspaces(needs));
     BRAID_ASSIGN(
         logits_memory_,
-        device_->allocate(static_cast<size_t>(block * model_->config().vocabulary) * sizeof(float),
-                          "logits"));
+        devices_->last().allocate(
+            static_cast<size_t>(block * model_->config().vocabulary) * sizeof(float), "logits"));
     const int64_t vocabulary = model_->config().vocabulary;
     logits_ = {logits_memory_.data(), DType::f32, block, vocabulary, vocabulary};
     return {};
@@ -149,7 +150,7 @@ class World {
     const Batch batch = rows.batch(std::move(tokens), start, 1);
     drafter_->forward(batch, rows.last.data(), cache_.memory());
     drafter_->logits(logits_, 0, block - 1);
-    device_->synchronize();
+    devices_->last().synchronize();
     return logits_.top(block - 1);
   }
 
@@ -169,7 +170,7 @@ class World {
 
  private:
   GgufFile file_ = GgufFile::open(kDemoModel).value();
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Dflash> drafter_;
   SequenceCache cache_;

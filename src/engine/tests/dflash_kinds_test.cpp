@@ -52,7 +52,7 @@ class World {
                 : std::string(on.device) == "cpu" ? make_cpu_device(options)
                                                   : make_cuda_device(options);
     if (!made.ok()) return false;
-    device_ = std::move(made).value();
+    devices_ = std::make_unique<Devices>(std::move(made).value());
     ModelConfig config = target();
     auto opened = Dflash::open(std::move(file), config);
     EXPECT_TRUE(opened.ok()) << opened.error().message;
@@ -60,19 +60,19 @@ class World {
     drafter_ = std::move(opened).value();
     config.drafter = drafter_->kv_layers();
     const Dflash::Sizes sizes = {{kCells, kCells, 0}, drafter_->config().block};
-    const Status loaded = drafter_->load(*device_, nobody_, sizes);
+    const Status loaded = drafter_->load(devices_->all(), config, nobody_, sizes);
     EXPECT_TRUE(loaded.ok()) << loaded.error().message;
     CacheSizes cells;
     cells.blocks[0] = kCells / kBlockTokens;
     cells.k_format = cells.v_format =
         std::string(on.device) == "cuda" ? KvFormat::f16 : KvFormat::f32;
-    EXPECT_TRUE(cache_.allocate(*device_, config, cells).ok());
+    EXPECT_TRUE(cache_.allocate(*devices_, config, cells).ok());
     Device::WorkspaceNeeds needs;
     needs.max_tokens = kCells;
     needs.max_context = kCells;
     needs.model_width = config.width;
     drafter_->add_needs(needs, sizes);
-    EXPECT_TRUE(device_->reserve_workspaces(needs).ok());
+    EXPECT_TRUE(devices_->last().reserve_workspaces(needs).ok());
     return true;
   }
   const Dflash& drafter() const { return *drafter_; }
@@ -109,8 +109,8 @@ class World {
     g.scores = zeros(rows, few * few, DType::f32);
     g.confidence = zeros(rows, few, DType::f32);
     drafter_->guess(g, logits, block);
-    device_->synchronize();
-    EXPECT_TRUE(device_->health().ok());
+    devices_->last().synchronize();
+    EXPECT_TRUE(devices_->last().health().ok());
     const std::vector<float> scores = back<float>(g.scores), confidence = back<float>(g.confidence);
     const std::vector<float> values = back<float>(logits);
     const std::vector<int32_t> ids = back<int32_t>(g.ids);
@@ -157,9 +157,9 @@ class World {
   template <typename T>
   void* there(const std::vector<T>& values) {
     const size_t bytes = values.size() * sizeof(T);
-    buffers_.push_back(device_->allocate(std::max<size_t>(bytes, 4), "test").value());
-    device_->to_device(buffers_.back().data(), values.data(), bytes);
-    device_->synchronize();
+    buffers_.push_back(devices_->last().allocate(std::max<size_t>(bytes, 4), "test").value());
+    devices_->last().to_device(buffers_.back().data(), values.data(), bytes);
+    devices_->last().synchronize();
     return buffers_.back().data();
   }
   const int32_t* whole(const std::vector<int32_t>& values) {
@@ -174,15 +174,15 @@ class World {
   template <typename T>
   std::vector<T> back(const Tensor& t) {
     std::vector<T> values(static_cast<size_t>(t.rows * t.cols));
-    device_->to_host(values.data(), t.data, values.size() * sizeof(T));
-    device_->synchronize();
+    devices_->last().to_host(values.data(), t.data, values.size() * sizeof(T));
+    devices_->last().synchronize();
     return values;
   }
 
   std::vector<std::byte> nothing_ = GgufWriter().to_bytes();
   GgufFile no_file_ = GgufFile::parse(nothing_, "nothing").value();
   ModelWeights nobody_{no_file_};
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Devices> devices_;
   std::unique_ptr<Dflash> drafter_;
   SequenceCache cache_;
   std::vector<Buffer> buffers_;

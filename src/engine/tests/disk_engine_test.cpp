@@ -421,7 +421,7 @@ TEST_P(DiskEngineOn, WithoutStateALongPromptIsStoredOnTheWay) {
     m.submit(prompt(900), "", 0);
     uint64_t offers = 0;
     const auto step = [&] {
-      m.engine->device().wait_for_copies(UINT64_MAX);
+      m.engine->devices().wait_for_copies(UINT64_MAX);
       return m.engine->step();
     };
     for (int32_t offered = 0; step();) {

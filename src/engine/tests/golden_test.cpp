@@ -331,7 +331,7 @@ TEST_P(Golden, Agrees) {
   if (gpu && !engine.ok()) GTEST_SKIP() << engine.error().message;
   ASSERT_TRUE(engine.ok()) << engine.error().message;
 
-  std::printf("[report] %s on %s\n", path.name, (*engine)->device().description().c_str());
+  std::printf("[report] %s on %s\n", path.name, (*engine)->devices().description().c_str());
   Reference reference(*file);
   Totals totals;
   for (size_t index = 0; index < cases.size(); ++index) {

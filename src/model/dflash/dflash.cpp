@@ -30,10 +30,12 @@ std::vector<AttentionConfig> Dflash::kv_layers() const {
   return layers;
 }
 
-size_t Dflash::place(ContextLane& lane, std::byte* base, int32_t tokens, DType activations) const {
+size_t Dflash::place(ContextLane& lane, std::byte* base, int32_t tokens, DType activations,
+                     bool has_early_taps) const {
   const int64_t kv_width = config_.layers[0].attention.kv_width();
   Placer placer(base);
   lane.features = placer.take(tokens, config_.features(), activations);
+  if (has_early_taps) lane.arrived = placer.take(tokens, config_.width);
   lane.fused = placer.take(tokens, config_.width);
   lane.normed = placer.take(tokens, config_.width, activations);
   lane.rope = placer.take(tokens, config_.rope.dims);
@@ -67,11 +69,32 @@ size_t Dflash::place(BlockScratch& scratch, std::byte* base, int32_t rows,
   return placer.offset();
 }
 
-size_t Dflash::activation_bytes(const Sizes& sizes, DType activations) const {
+// taps count layers' outputs from 0.
+int32_t Dflash::stage_of_tap(size_t tap, const ModelConfig& target) const {
+  return target.layers[static_cast<size_t>(config_.taps[tap])].stage;
+}
+
+bool Dflash::has_early_taps(const ModelConfig& target) const {
+  for (size_t i = 0; i < config_.taps.size(); ++i)
+    if (stage_of_tap(i, target) != target.last_stage()) return true;
+  return false;
+}
+
+size_t Dflash::activation_bytes(int32_t stage, const ModelConfig& target, const Sizes& sizes,
+                                DType activations) const {
+  const auto tokens = static_cast<size_t>(sizes.step.tokens + sizes.step.interleaved_tokens);
+  if (stage != target.last_stage()) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < config_.taps.size(); ++i)
+      if (stage_of_tap(i, target) == stage)
+        bytes += tokens * static_cast<size_t>(config_.width) * sizeof(float);
+    return bytes;
+  }
   ContextLane lane;
   BlockScratch scratch;
-  return place(lane, nullptr, sizes.step.tokens, activations) +
-         place(lane, nullptr, sizes.step.interleaved_tokens, activations) +
+  const bool early = has_early_taps(target);
+  return place(lane, nullptr, sizes.step.tokens, activations, early) +
+         place(lane, nullptr, sizes.step.interleaved_tokens, activations, early) +
          place(scratch, nullptr, sizes.block_rows, activations);
 }
 
@@ -84,19 +107,45 @@ void Dflash::add_needs(Device::WorkspaceNeeds& needs, const Sizes& sizes) const 
   needs.head_dim = std::max(needs.head_dim, a.head_dim);
 }
 
-Status Dflash::load(Device& device, const ModelWeights& target, const Sizes& sizes) {
-  BRAID_CHECK(ops_ == nullptr);
+Status Dflash::load(std::span<Device* const> stages, const ModelConfig& target,
+                    const ModelWeights& weights, const Sizes& sizes) {
+  BRAID_CHECK(ops_ == nullptr && static_cast<int32_t>(stages.size()) == target.stages);
+  Device& device = *stages.back();
   BRAID_TRY(weights_.load(device));
-  embedding_ = weights_.own_embedding ? &weights_.own_embedding : &target.embedding;
-  head_ = weights_.own_head ? &weights_.own_head : &target.head();
+  embedding_ = weights_.own_embedding ? &weights_.own_embedding : &weights.last_embedding();
+  head_ = weights_.own_head ? &weights_.own_head : &weights.head();
   const DType activations = device.activation_type();
   BRAID_ASSIGN(activations_,
-               device.allocate(activation_bytes(sizes, activations), "drafter activations"));
+               device.allocate(activation_bytes(target.last_stage(), target, sizes, activations),
+                               "drafter activations"));
   auto* base = static_cast<std::byte*>(activations_.data());
-  base += place(whole_, base, sizes.step.tokens, activations);
-  base += place(interleaved_, base, sizes.step.interleaved_tokens, activations);
+  const bool early = has_early_taps(target);
+  base += place(whole_, base, sizes.step.tokens, activations, early);
+  base += place(interleaved_, base, sizes.step.interleaved_tokens, activations, early);
   place(block_, base, sizes.block_rows, activations);
   ops_ = &device.ops();
+  device_ = &device;
+  return make_early_taps(stages, target, sizes.step);
+}
+
+Status Dflash::make_early_taps(std::span<Device* const> stages, const ModelConfig& target,
+                               const StepSizes& sizes) {
+  for (size_t i = 0; i < config_.taps.size(); ++i) {
+    EarlyTap tap;
+    tap.tap = i;
+    tap.stage = stage_of_tap(i, target);
+    if (tap.stage == target.last_stage()) continue;
+    tap.device = stages[static_cast<size_t>(tap.stage)];
+    const int64_t tokens = sizes.tokens + sizes.interleaved_tokens;
+    BRAID_ASSIGN(Buffer memory,
+                 tap.device->allocate(static_cast<size_t>(tokens * config_.width) * sizeof(float),
+                                      "drafter inputs"));
+    const Tensor all{memory.data(), DType::f32, tokens, config_.width, config_.width};
+    tap.whole = all.top(sizes.tokens);
+    tap.interleaved = all.middle(sizes.tokens, sizes.interleaved_tokens);
+    early_memory_.push_back(std::move(memory));
+    early_taps_.push_back(tap);
+  }
   return {};
 }
 
@@ -106,14 +155,34 @@ std::span<const KvLayer> Dflash::own(const SequenceMemory& memory) const {
 }
 
 void Dflash::layer_output(int32_t layer, Tensor residual, bool interleaved) {
-  const ContextLane& lane = interleaved ? interleaved_ : whole_;
   for (size_t i = 0; i < config_.taps.size(); ++i) {
     if (config_.taps[i] != layer) continue;
-    Tensor columns = lane.features.top(residual.rows);
-    columns.data = static_cast<std::byte*>(columns.data) +
-                   i * static_cast<size_t>(config_.width) * size_bytes(columns.type);
-    columns.cols = config_.width;
-    ops_->gather_rows(columns, residual, nullptr, static_cast<int32_t>(residual.rows));
+    const auto early = std::find_if(early_taps_.begin(), early_taps_.end(),
+                                    [&](const EarlyTap& tap) { return tap.tap == i; });
+    if (early == early_taps_.end()) {
+      take(interleaved ? interleaved_ : whole_, i, residual);
+    } else {
+      early->device->ops().gather_rows(early->rows(interleaved).top(residual.rows), residual,
+                                       nullptr, static_cast<int32_t>(residual.rows));
+    }
+  }
+}
+
+void Dflash::take(const ContextLane& lane, size_t tap, Tensor residual) {
+  Tensor columns = lane.features.top(residual.rows);
+  columns.data = static_cast<std::byte*>(columns.data) +
+                 tap * static_cast<size_t>(config_.width) * size_bytes(columns.type);
+  columns.cols = config_.width;
+  ops_->gather_rows(columns, residual, nullptr, static_cast<int32_t>(residual.rows));
+}
+
+void Dflash::hand_off(int32_t stage, int32_t rows, bool interleaved) {
+  const ContextLane& lane = interleaved ? interleaved_ : whole_;
+  for (EarlyTap& tap : early_taps_) {
+    if (tap.stage != stage) continue;
+    const Tensor arrived = lane.arrived.top(rows);
+    device_->receive(arrived, *tap.device, tap.rows(interleaved).top(rows));
+    take(lane, tap.tap, arrived);
   }
 }
 

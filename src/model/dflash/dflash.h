@@ -44,12 +44,19 @@ class Dflash final : public StepTap {
     StepSizes step;          // of the trunk's steps
     int32_t block_rows = 0;  // of all blocks together
   };
-  size_t activation_bytes(const Sizes& sizes, DType activations) const;
+  // On the device of a stage of `target`: the last has all but the inputs from earlier stages.
+  size_t activation_bytes(int32_t stage, const ModelConfig& target, const Sizes& sizes,
+                          DType activations) const;
   void add_needs(Device::WorkspaceNeeds& needs, const Sizes& sizes) const;
-  // Once. Borrows the embedding and output matrix of `target`. Errors: exhausted, unsupported.
-  Status load(Device& device, const ModelWeights& target, const Sizes& sizes);
+  // Whether it has no token table of its own.
+  bool borrows_embedding() const { return !weights_.own_embedding; }
+  // Once, to the last of the target's stages. Borrows the embedding and output matrix of `target`.
+  // Errors: exhausted, unsupported.
+  Status load(std::span<Device* const> stages, const ModelConfig& target,
+              const ModelWeights& weights, const Sizes& sizes);
 
   void layer_output(int32_t layer, Tensor residual, bool interleaved) override;
+  void hand_off(int32_t stage, int32_t rows, bool interleaved) override;
   void step_output(const Batch& batch, const SequenceMemory& memory, bool interleaved) override;
 
   // Runs a draft block of config().block certain rows per sequence. last_position [T]: position of
@@ -82,6 +89,7 @@ class Dflash final : public StepTap {
   // Between the layers and the cells; one for whole steps, one for interleaved ones.
   struct ContextLane {
     Tensor features;  // [T, taps E]
+    Tensor arrived;   // [T, E] f32: a residual of another stage
     Tensor fused;     // [T, E] f32
     Tensor normed;    // [T, E]
     Tensor rope;      // [T, rope dims]
@@ -98,7 +106,21 @@ class Dflash final : public StepTap {
     Tensor gate;              // [outputs, rank] f32
     Tensor confidence;        // [outputs, 1] f32
   };
-  size_t place(ContextLane& lane, std::byte* base, int32_t tokens, DType activations) const;
+  // A tap of an earlier stage: the residuals that wait for the hand-off.
+  struct EarlyTap {
+    size_t tap = 0;
+    int32_t stage = 0;
+    Device* device = nullptr;
+    Tensor whole, interleaved;  // [T, E] f32
+    Tensor& rows(bool is_interleaved) { return is_interleaved ? interleaved : whole; }
+  };
+  int32_t stage_of_tap(size_t tap, const ModelConfig& target) const;
+  bool has_early_taps(const ModelConfig& target) const;
+  Status make_early_taps(std::span<Device* const> stages, const ModelConfig& target,
+                         const StepSizes& sizes);
+  void take(const ContextLane& lane, size_t tap, Tensor residual);
+  size_t place(ContextLane& lane, std::byte* base, int32_t tokens, DType activations,
+               bool has_early_taps) const;
   size_t place(BlockScratch& scratch, std::byte* base, int32_t rows, DType activations) const;
   void run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* last_position,
                  const KvLayer& kv);
@@ -113,8 +135,11 @@ class Dflash final : public StepTap {
   DflashWeights weights_;
   const Weight* embedding_ = nullptr;  // its own or the target's
   const Weight* head_ = nullptr;
+  Device* device_ = nullptr;
   Ops* ops_ = nullptr;
   Buffer activations_;
+  std::vector<Buffer> early_memory_;
+  std::vector<EarlyTap> early_taps_;
   ContextLane whole_;
   ContextLane interleaved_;
   BlockScratch block_;

@@ -48,7 +48,9 @@ Result<std::unique_ptr<CpuDevice>> CpuDevice::make(const DeviceOptions& options)
   const char* path = std::getenv("BRAID_CPU");
   if (path != nullptr && std::strcmp(path, "avx2") == 0) hwy::DisableTargets(HWY_AVX2 - 1);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  auto pool = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+  std::shared_ptr<ThreadPool> pool = options.pool;
+  if (pool == nullptr)
+    pool = std::make_shared<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
   BRAID_ASSIGN(auto products, cpu::Products::make(*pool, options.activations));
   return std::unique_ptr<CpuDevice>(new CpuDevice(std::move(pool), std::move(products)));
 }

@@ -38,10 +38,10 @@ class CpuDevice final : public Device {
   Ops& ops() override { return ops_; }
 
  private:
-  CpuDevice(std::unique_ptr<ThreadPool> pool, std::unique_ptr<cpu::Products> products)
+  CpuDevice(std::shared_ptr<ThreadPool> pool, std::unique_ptr<cpu::Products> products)
       : pool_(std::move(pool)), products_(std::move(products)), ops_(*pool_, *products_) {}
 
-  std::unique_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool> pool_;  // other CPU devices may use it, too
   std::unique_ptr<cpu::Products> products_;
   CpuOps ops_;
 };

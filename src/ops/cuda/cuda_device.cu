@@ -171,7 +171,6 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
                                              "; this machine has " + std::to_string(count)};
   }
   cudaDeviceProp properties;
-  if (error = cudaSetDevice(options.gpu); error != cudaSuccess) return no_gpu(error);
   if (error = cudaGetDeviceProperties(&properties, options.gpu); error != cudaSuccess)
     return no_gpu(error);
 
@@ -185,7 +184,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   gpu.shared_bytes_per_block = properties.sharedMemPerBlockOptin;
   gpu.l2_bytes = static_cast<size_t>(properties.l2CacheSize);
   const std::string of_gpu = capability_text(gpu.capability);
-  context.name = std::string(properties.name) + ", " + of_gpu;
+  const std::string number = count > 1 ? "cuda:" + std::to_string(options.gpu) + ", " : "";
+  context.name = number + properties.name + ", " + of_gpu;
   context.deterministic = options.deterministic;
   if (error = cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking);
       error != cudaSuccess)
@@ -197,6 +197,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
     error = cudaStreamCreateWithPriority(&device->copy_stream_, cudaStreamNonBlocking, lowest);
   if (error == cudaSuccess)
     error = cudaEventCreateWithFlags(&device->ops_end_, cudaEventDisableTiming);
+  for (cudaEvent_t* event : {&device->sent_, &device->received_})
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
   if (error != cudaSuccess) return gpu_error(error, "making a stream of copies");
   const auto code = code_on(context.stream);
   if (!code.ok()) {
@@ -205,7 +207,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   }
   gpu = cuda::as_used_by(gpu, code->capability, code->wgmma);
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
-  device->description_ = "cuda (" + std::string(properties.name) + ", " +
+  device->description_ = "cuda (" + number + properties.name + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
                          how_used(gpu, of_gpu, context) + ")";
   // Shares of a product depend on the number of processors.
@@ -221,7 +223,8 @@ CudaDevice::~CudaDevice() {
   if (copy_stream_ != nullptr) cudaStreamSynchronize(copy_stream_);
   for (const Copies& copies : copies_) cudaEventDestroy(copies.end);
   for (const cudaEvent_t event : idle_events_) cudaEventDestroy(event);
-  if (ops_end_ != nullptr) cudaEventDestroy(ops_end_);
+  for (const cudaEvent_t event : {ops_end_, sent_, received_})
+    if (event != nullptr) cudaEventDestroy(event);
   if (copy_stream_ != nullptr) cudaStreamDestroy(copy_stream_);
   for (const auto& [key, exec] : records_) cudaGraphExecDestroy(exec);
   weights_.clear();
@@ -313,6 +316,51 @@ uint64_t CudaDevice::copy_beside(std::span<const Copy> copies) {
   idle_events_.pop_back();
   context_.note(cudaEventRecord(copies_.back().end, copy_stream_), what);
   return last_copies_;
+}
+
+// Peer access lets the copies of receive() go straight from GPU to GPU; without it the driver sends
+// them through host memory. BRAID_PEER=0: as if no GPU had it.
+void CudaDevice::reach(int gpu) {
+  if (gpu == context_.gpu || std::count(reached_.begin(), reached_.end(), gpu) > 0) return;
+  reached_.push_back(gpu);
+  const char* const wanted = std::getenv("BRAID_PEER");
+  int possible = 0;
+  if (wanted != nullptr && std::strcmp(wanted, "0") == 0) return;
+  if (cudaDeviceCanAccessPeer(&possible, context_.gpu, gpu) != cudaSuccess || possible == 0) return;
+  context_.make_current();
+  if (cudaDeviceEnablePeerAccess(gpu, 0) != cudaSuccess) cudaGetLastError();
+}
+
+void CudaDevice::receive(Tensor to, Device& from, Tensor x) {
+  auto& sender = static_cast<CudaDevice&>(from);
+  const char* const what = "a copy between GPUs";
+  const auto row_bytes = static_cast<size_t>(x.cols) * braid::size_bytes(x.type);
+  const auto rows = static_cast<size_t>(x.rows);
+  BRAID_CHECK(to.rows == x.rows && to.cols == x.cols && to.type == x.type);
+  reach(sender.context_.gpu);
+  sender.context_.make_current();
+  sender.context_.note(cudaEventRecord(sender.sent_, sender.context_.stream), what);
+  context_.make_current();
+  context_.note(cudaStreamWaitEvent(context_.stream, sender.sent_), what);
+  if (to.stride == to.cols && x.stride == x.cols) {
+    context_.note(cudaMemcpyPeerAsync(to.data, context_.gpu, x.data, sender.context_.gpu,
+                                      rows * row_bytes, context_.stream),
+                  what);
+  } else {
+    const auto pitch = [](const Tensor& t) {
+      return static_cast<size_t>(t.stride) * braid::size_bytes(t.type);
+    };
+    cudaMemcpy3DPeerParms copy = {};
+    copy.srcPtr = make_cudaPitchedPtr(x.data, pitch(x), row_bytes, rows);
+    copy.srcDevice = sender.context_.gpu;
+    copy.dstPtr = make_cudaPitchedPtr(to.data, pitch(to), row_bytes, rows);
+    copy.dstDevice = context_.gpu;
+    copy.extent = make_cudaExtent(row_bytes, rows, 1);
+    context_.note(cudaMemcpy3DPeerAsync(&copy, context_.stream), what);
+  }
+  context_.note(cudaEventRecord(received_, context_.stream), what);
+  sender.context_.make_current();
+  sender.context_.note(cudaStreamWaitEvent(sender.context_.stream, received_), what);
 }
 
 // Failed copies are never reported as done, so their data is not used.
@@ -437,6 +485,23 @@ uint64_t CudaDevice::free_bytes() const {
   context_.make_current();
   size_t free = 0, total = 0;
   return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+}
+
+double CudaDevice::read_bytes_s() const {
+  int kilohertz = 0, bits = 0;
+  if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, context_.gpu) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, context_.gpu) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return 2e3 * kilohertz * bits / 8;  // two transfers a clock
+}
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  cudaGetLastError();
+  return 0;
 }
 
 Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions& options) {

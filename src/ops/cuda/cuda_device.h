@@ -24,6 +24,8 @@ class CudaDevice final : public Device {
   std::string description() const override { return description_; }
   std::string numerics() const override { return numerics_; }
   uint64_t free_bytes() const override;
+  double read_bytes_s() const override;
+  int memory_number() const override { return context_.gpu; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Result<Buffer> allocate_host(size_t size_bytes, const char* label,
                                const BytesDone& done) override;
@@ -47,11 +49,12 @@ class CudaDevice final : public Device {
   void to_host(void* dst, const void* src, size_t size_bytes) override;
   void rows_to_device(const Copy& copy) override;
   uint64_t copy_beside(std::span<const Copy> copies) override;
+  void receive(Tensor to, Device& from, Tensor x) override;
   uint64_t copies_done() override;
   void order_after_copies(uint64_t number) override;
   void wait_for_copies(uint64_t number) override;
   DType activation_type() const override;
-  bool computes_in_host_memory() const override { return false; }
+  DeviceTraits traits() const override { return {false, true, false, true, true}; }
   void synchronize() override;
   Ops& ops() override { return profiler_; }
   Status health() const override;
@@ -75,11 +78,15 @@ class CudaDevice final : public Device {
  private:
   CudaDevice() : ops_(context_), profiler_(context_, ops_) {}
   cudaEvent_t end_of_copies(uint64_t number);
+  void reach(int gpu);
 
   cuda::Context context_;
   std::string description_;
   std::string numerics_;
   std::map<uint64_t, cudaGraphExec_t> records_;
+  cudaEvent_t sent_ = nullptr;      // what receive() of another device waits for
+  cudaEvent_t received_ = nullptr;  // what the sender of the last receive() waits for
+  std::vector<int> reached_;        // GPUs that receive() has seen
   cudaStream_t copy_stream_ = nullptr;
   cudaEvent_t ops_end_ = nullptr;  // position of the ops when copies were last queued
   struct Copies {

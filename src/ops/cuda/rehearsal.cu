@@ -43,7 +43,7 @@ class Rehearsal final : public Device {
   void to_device(void*, const void*, size_t) override {}
   void to_host(void*, const void*, size_t) override {}
   DType activation_type() const override { return kActType; }
-  bool computes_in_host_memory() const override { return false; }
+  DeviceTraits traits() const override { return {false, true, false, true, true}; }
   void synchronize() override {}
   Ops& ops() override { return profiler_; }
   Status health() const override {

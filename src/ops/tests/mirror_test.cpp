@@ -42,13 +42,13 @@ class MirrorDevice;
 class Call {
  public:
   Call(Device& inner, DType type) : inner_(inner), type_(type) {
-    if (inner_.computes_in_host_memory()) return;
+    if (inner_.traits().host_visible) return;
     for (auto& [host, twin] : twins()) inner_.to_device(twin.device.data(), host, twin.size_bytes);
   }
 
   template <typename T>
   T* at(T* host) {
-    if (host == nullptr || inner_.computes_in_host_memory()) return host;
+    if (host == nullptr || inner_.traits().host_visible) return host;
     auto* bytes = reinterpret_cast<std::byte*>(const_cast<std::remove_const_t<T>*>(host));
     auto next = twins().upper_bound(bytes);
     BRAID_CHECK(next != twins().begin());
@@ -62,7 +62,7 @@ class Call {
   }
   template <typename T>
   const T* list(const T* host, int64_t count) {
-    if (host == nullptr || inner_.computes_in_host_memory()) return host;
+    if (host == nullptr || inner_.traits().host_visible) return host;
     void* device = scratch(static_cast<size_t>(count) * sizeof(T));
     inner_.to_device(device, host, static_cast<size_t>(count) * sizeof(T));
     return static_cast<const T*>(device);
@@ -92,7 +92,7 @@ class Call {
     inner_.synchronize();
     const Status health = inner_.health();
     ASSERT_TRUE(health.ok()) << health.error().message;
-    if (!inner_.computes_in_host_memory()) {
+    if (!inner_.traits().host_visible) {
       for (auto& [host, twin] : twins()) inner_.to_host(host, twin.device.data(), twin.size_bytes);
       inner_.synchronize();
     }
@@ -113,7 +113,7 @@ class Call {
     return scratch_.back().data();
   }
 
-  DType device_type() const { return inner_.computes_in_host_memory() ? DType::f32 : type_; }
+  DType device_type() const { return inner_.traits().host_visible ? DType::f32 : type_; }
 
   Tensor narrow(Tensor t, bool is_input) {
     encoded_.emplace_back();
@@ -380,7 +380,7 @@ class MirrorOps final : public Ops {
   template <typename Run>
   void multiply(std::span<const LinearPart> parts, int64_t rows, Run run) {
     std::vector<std::vector<float>> narrow(parts.size());
-    if (!inner_.computes_in_host_memory()) {
+    if (!inner_.traits().host_visible) {
       std::vector<LinearPart> copies(parts.begin(), parts.end());
       std::vector<std::vector<float>> memory(parts.size());
       Call call(inner_, type_);
@@ -408,7 +408,7 @@ class MirrorOps final : public Ops {
     for (LinearPart& part : copies) part.y = call.wide(part.y);
     run(call, copies);
     call.finish();
-    if (inner_.computes_in_host_memory()) return;
+    if (inner_.traits().host_visible) return;
     for (size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].tail == Tail::add) continue;
       const Tensor& y = parts[i].y;
@@ -464,7 +464,7 @@ class MirrorDevice final : public Device {
     auto* host = static_cast<std::byte*>(std::aligned_alloc(64, std::max<size_t>(size, 64)));
     std::memset(host, 0, size);
     Twin twin{size_bytes, {}};
-    if (!inner_->computes_in_host_memory()) {
+    if (!inner_->traits().host_visible) {
       BRAID_ASSIGN(twin.device, inner_->allocate(size_bytes, label));
     }
     twins()[host] = std::move(twin);

@@ -1,0 +1,30 @@
+// open_devices.h -- from the names of devices to Devices.
+//
+// "cpu", "ref", "cuda" (the first GPU), "cuda:1", "auto" (the first GPU, else the CPU), or several
+// of one kind with commas: "cuda:0,cuda:1". CPU devices of one list share their threads.
+//
+// For tests, BRAID_STAGES=3 makes three devices of each single name: the same GPU or CPU three
+// times, so that a machine with one GPU runs a split model.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "base/result.h"
+#include "engine/engine_options.h"
+#include "ops/devices.h"
+
+namespace braid {
+
+// Error: invalid_argument, if they are not such a list.
+Status check_device_names(std::string_view text);
+
+// Those that options.device names. `max_rows`: of a step. Errors: invalid_argument (names),
+// unsupported (no such GPU).
+Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int32_t max_rows);
+
+// Whether the layers may be spread over more GPUs than the one opened for "auto" or "cuda".
+bool may_use_more_devices(const EngineOptions& options, const Devices& opened);
+Result<std::shared_ptr<Devices>> open_all_devices(const EngineOptions& options, int32_t max_rows);
+
+}  // namespace braid

@@ -1,0 +1,271 @@
+// stages_test.cpp -- a model cut into stages gives the bytes of one device, whatever runs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/temp_folder_test.h"
+#include "engine/tests/demo_test.h"
+#include "engine/tests/machine_test.h"
+#include "ops/kv/kv_codec.h"
+
+namespace braid {
+namespace {
+
+using namespace testing_demo;
+using namespace testing_machines;
+
+std::string repeated(const std::string& device, int count) {
+  std::string text = device;
+  for (int i = 1; i < count; ++i) text += "," + device;
+  return text;
+}
+
+// Answers in the order of requests.
+struct Told {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  int32_t cached = 0;
+  int64_t drafted = 0, accepted = 0;
+  bool operator==(const Told&) const = default;
+};
+using All = std::vector<Told>;
+
+Told told_of(const Answer& answer) {
+  Told told{answer.tokens, {}, answer.end.usage.cached_tokens, answer.drafted, answer.accepted};
+  for (const TokenEvent& event : answer.events) told.logprobs.push_back(event.logprob);
+  return told;
+}
+
+// Long and short prompts, some that share a start or come twice, in two waves; greedy and sampled.
+All conversation(Machine& m, int32_t length) {
+  std::vector<RequestId> ids;
+  const auto ask = [&](Request request) {
+    request.top_logprobs = 0;
+    ids.push_back(m.submit(std::move(request)));
+  };
+  for (int wave = 0; wave < 2; ++wave) {
+    for (int i = 0; i < 6; ++i) {
+      std::vector<int32_t> text = prompt(length, 0);
+      const std::vector<int32_t> own = prompt(5 + 37 * (i % 4), i % 3 + 1);
+      text.insert(text.end(), own.begin(), own.end());
+      Request request = greedy(i % 2 == 0 ? text : own, 12 + i);
+      if (i % 3 == 2) {
+        request.sampling.temperature = 0.8f;
+        request.sampling.seed = static_cast<uint64_t>(i);
+      }
+      ask(std::move(request));
+    }
+    m.run();
+  }
+  All all;
+  for (const RequestId id : ids) {
+    EXPECT_TRUE(m.sink.answers[id].done);
+    EXPECT_NE(m.sink.answers[id].end.reason, FinishReason::error) << m.sink.answers[id].end.error;
+    all.push_back(told_of(m.sink.answers[id]));
+  }
+  return all;
+}
+
+EngineOptions options_on(const std::string& device) {
+  EngineOptions options = on("cpu");
+  options.device = device;
+  options.context_tokens = 512;
+  options.max_sequences = 4;
+  options.ubatch_tokens = 64;
+  options.gap_limit = 0;
+  options.hooks.poison_unused = true;
+  options.hooks.shuffle_blocks = 7;
+  return options;
+}
+
+int32_t layers_of(const RandomShape& shape) { return shape.layers; }
+
+class StagesOf : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Devices, StagesOf, ::testing::Values("ref", "cpu"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(StagesOf, EveryKindOfLayerIsEqual) {
+  const RandomShape shapes[] = {tiny_dense(), tiny_moe(),       tiny_attention(),
+                                tiny_qwen3(), tiny_qwen3next(), tiny_laguna()};
+  for (const RandomShape& shape : shapes) {
+    Machine one(bytes_of(shape), options_on(GetParam()));
+    const All expected = conversation(one, 100);
+    for (int stages = 2; stages <= std::min(4, layers_of(shape)); ++stages) {
+      Machine m(bytes_of(shape), options_on(repeated(GetParam(), stages)));
+      EXPECT_EQ(m.engine->devices().count(), stages);
+      EXPECT_EQ(conversation(m, 100), expected) << shape.name << " in " << stages;
+    }
+  }
+}
+
+TEST_P(StagesOf, InterleavedPromptsAndLateEventsAreEqual) {
+  EngineOptions options = options_on(GetParam());
+  Machine one(bytes_of(tiny_dense()), options);
+  const All expected = conversation(one, 200);
+  options.device = repeated(GetParam(), 3);
+  options.gap_limit = 1.5;
+  options.hooks.late_events = true;
+  Machine m(bytes_of(tiny_dense()), options);
+  const All got = conversation(m, 200);
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {  // prefixes may be ready sooner or later
+    EXPECT_EQ(got[i].tokens, expected[i].tokens) << i;
+    EXPECT_EQ(got[i].logprobs, expected[i].logprobs) << i;
+  }
+}
+
+TEST_P(StagesOf, DraftsOfTheHeadAreEqual) {
+  for (const bool trees : {false, true}) {
+    EngineOptions options = options_on(GetParam());
+    options.spec_type = SpecType::mtp;
+    options.max_drafts = 4;
+    options.draft_trees = trees;
+    options.spec_always = true;
+    const std::vector<std::byte> bytes = bytes_of(tiny_dense(), "F32", true);
+    Machine one(bytes, options);
+    const All expected = conversation(one, 100);
+    int64_t drafted = 0;
+    for (const Told& told : expected) drafted += told.drafted;
+    EXPECT_GT(drafted, 50);
+    for (const int stages : {2, 3}) {
+      options.device = repeated(GetParam(), stages);
+      Machine m(bytes, options);
+      EXPECT_EQ(conversation(m, 100), expected) << stages << (trees ? " trees" : " chains");
+    }
+  }
+}
+
+TEST(Stages, SealedBlocksAndSwapsAreEqual) {
+  for (const char* format : {"q8_0", "q4_0"}) {
+    EngineOptions options = options_on("cpu");
+    options.k_codec = options.v_codec = *find_kv_codec(format);
+    options.preemption = Preemption::swap;
+    options.swap_memory_bytes = 32 << 20;
+    const auto run = [&](const std::string& device) {
+      EngineOptions own = options;
+      own.device = device;
+      Machine m(bytes_of(tiny_qwen3next()), own, KvFormat::f16);
+      return conversation(m, 150);
+    };
+    const All expected = run("cpu");
+    EXPECT_EQ(run("cpu,cpu"), expected) << format;
+    EXPECT_EQ(run("cpu,cpu,cpu"), expected) << format;
+  }
+}
+
+// Blocks for two prompts but not for their answers.
+TEST(Stages, PreemptedSequencesAreEqual) {
+  const RandomShape shape = tiny_dense();
+  for (const Preemption preemption : {Preemption::swap, Preemption::recompute}) {
+    All expected;
+    for (const int stages : {1, 2, 4}) {
+      EngineOptions options = options_on(repeated("cpu", stages));
+      options.preemption = preemption;
+      options.swap_memory_bytes = 32 << 20;
+      Machine sized(bytes_of(shape), options);
+      options.kv_memory_bytes = sized.engine->memory().kv_token_bytes * 704;
+      Machine m(bytes_of(shape), options);
+      std::vector<RequestId> ids;
+      for (int i = 0; i < 4; ++i) ids.push_back(m.submit(greedy(prompt(120, i + 1), 120)));
+      m.run();
+      EXPECT_GT(m.engine->scheduler().stats().preempted, 0u);
+      All got;
+      for (const RequestId id : ids) got.push_back(told_of(m.sink.answers[id]));
+      if (stages == 1) expected = got;
+      EXPECT_EQ(got, expected) << stages;
+    }
+  }
+}
+
+// A cache directory is the same for any number of stages.
+TEST(Stages, FilesOfOneDeviceServeSeveral) {
+  const TempFolder folder;
+  const std::vector<int32_t> text = prompt(300, 4);
+  std::vector<int32_t> first;
+  for (const int stages : {1, 3, 2, 1}) {
+    EngineOptions options = options_on(repeated("cpu", stages));
+    options.cache_dir = folder.path;
+    Machine m(bytes_of(tiny_dense()), options);
+    const Answer answer = m.ask(greedy(text, 20));
+    if (first.empty()) {
+      first = answer.tokens;
+      EXPECT_EQ(answer.end.usage.cached_tokens, 0);
+    } else {
+      EXPECT_GT(answer.end.usage.cached_tokens, 200) << stages;
+    }
+    EXPECT_EQ(answer.tokens, first) << stages;
+  }
+}
+
+TEST(Stages, TheDemosDrafterIsEqual) {
+  EngineOptions options = options_on("cpu");
+  options.spec_type = SpecType::dflash;
+  options.draft_model = kDemoDrafter;
+  options.max_drafts = 15;
+  options.spec_always = true;
+  auto file = GgufFile::open(kDemoModel);
+  ASSERT_TRUE(file.ok());
+  All expected;
+  for (const int stages : {1, 2, 3}) {
+    options.device = repeated("cpu", stages);
+    auto engine = Engine::create(*file, options);
+    ASSERT_TRUE(engine.ok()) << engine.error().message;
+    Collector sink;
+    std::vector<RequestId> ids;
+    for (const size_t number : {5u, 8u, 4u})
+      ids.push_back(*(*engine)->submit(greedy(golden_prompt(number), 40), sink));
+    (*engine)->run_until_idle();
+    All got;
+    for (const RequestId id : ids) got.push_back(told_of(sink.answers[id]));
+    if (stages == 1) expected = got;
+    EXPECT_GT(got[0].accepted, 0);
+    EXPECT_EQ(got, expected) << stages;
+  }
+}
+
+TEST(Stages, APlanHasAColumnForEachCard) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options = options_on("cpu,cpu");
+  options.plan_own_memory = true;
+  options.memory_limit_bytes = {uint64_t{4} << 30, uint64_t{2} << 30};
+  const auto plan = Engine::plan_memory(file, options);
+  ASSERT_TRUE(plan.ok()) << plan.error().message;
+  ASSERT_EQ(plan->pools.size(), 2u);
+  EXPECT_EQ(plan->pools[0].layers.substr(0, 2), "0-");
+  EXPECT_EQ(plan->pools[1].available_bytes, uint64_t{2} << 30);
+  EXPECT_NE(plan->table().find(plan->pools[1].layers), std::string::npos) << plan->table();
+  EXPECT_GT(plan->predicted_bytes(0), 0u);
+  EXPECT_GT(plan->predicted_bytes(1), 0u);
+  options.split_ratio = {3, 1};
+  const auto asked = Engine::plan_memory(file, options);
+  ASSERT_TRUE(asked.ok());
+  EXPECT_NE(asked->pools[0].layers, asked->pools[1].layers);
+  options.split_ratio = {1, 1, 1};
+  EXPECT_FALSE(Engine::plan_memory(file, options).ok());
+  options.split_ratio = {};
+  options.memory_limit_bytes = {uint64_t{4} << 30, 1 << 10};
+  const auto small = Engine::plan_memory(file, options);
+  ASSERT_TRUE(small.ok());
+  EXPECT_NE(small->check_fits().error().message.find("cuda:1"), std::string::npos)
+      << small->check_fits().error().message;
+}
+
+TEST(Stages, NamesOfDevicesAreChecked) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  for (const char* wrong : {"gpu", "cuda:", "cuda:x", "cpu:1", "cpu,cuda", "auto,auto", "cpu,",
+                            "cuda:-1", "cuda:99999999999"}) {
+    EngineOptions options = on("cpu");
+    options.device = wrong;
+    const auto made = Engine::create(file, options);
+    ASSERT_FALSE(made.ok()) << wrong;
+    EXPECT_EQ(made.error().kind, ErrorKind::invalid_argument) << wrong;
+  }
+  EngineOptions options = on("cpu");
+  options.device = repeated("cpu", tiny_dense().layers + 1);
+  EXPECT_FALSE(Engine::create(file, options).ok());
+}
+
+}  // namespace
+}  // namespace braid

@@ -1,0 +1,105 @@
+// devices.cpp -- see devices.h.
+#include "ops/devices.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace braid {
+
+namespace {
+
+std::vector<std::unique_ptr<Device>> list_of(std::unique_ptr<Device> only) {
+  std::vector<std::unique_ptr<Device>> list;
+  list.push_back(std::move(only));
+  return list;
+}
+
+}  // namespace
+
+Devices::Devices(std::unique_ptr<Device> only) : Devices(list_of(std::move(only))) {}
+
+Devices::Devices(std::vector<std::unique_ptr<Device>> stages) : owned_(std::move(stages)) {
+  BRAID_CHECK(!owned_.empty());
+  for (const auto& device : owned_) pointers_.push_back(device.get());
+  last_of_device_.resize(owned_.size());
+}
+
+std::string Devices::description() const {
+  std::string text;
+  for (const Device* device : pointers_) text += (text.empty() ? "" : ", ") + device->description();
+  return text;
+}
+
+std::string Devices::numerics() const {
+  std::string text = pointers_[0]->numerics();
+  for (size_t i = 1; i < pointers_.size(); ++i)
+    if (pointers_[i]->numerics() != pointers_[i - 1]->numerics())
+      text += "|" + std::to_string(i) + " " + pointers_[i]->numerics();
+  return text;
+}
+
+void Devices::synchronize() {
+  for (Device* device : pointers_) device->synchronize();
+}
+
+Status Devices::health() const {
+  for (const Device* device : pointers_) BRAID_TRY(device->health());
+  return {};
+}
+
+uint64_t Devices::copy_beside(std::span<std::vector<Device::Copy>> lists) {
+  BRAID_CHECK(lists.size() == pointers_.size());
+  if (pointers_.size() == 1) {
+    const uint64_t number = pointers_[0]->copy_beside(lists[0]);
+    lists[0].clear();
+    return number;
+  }
+  bool waits = false;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    if (lists[i].empty()) continue;
+    const uint64_t number = pointers_[i]->copy_beside(lists[i]);
+    lists[i].clear();
+    if (number == 0) continue;
+    last_of_device_[i] = number;
+    waits = true;
+  }
+  if (!waits) return 0;
+  copies_.push_back({++last_copies_, last_of_device_});
+  return last_copies_;
+}
+
+uint64_t Devices::copies_done() {
+  if (pointers_.size() == 1) return pointers_[0]->copies_done();
+  while (!copies_.empty()) {
+    const std::vector<uint64_t>& wanted = copies_.front().last_of_device;
+    for (size_t i = 0; i < wanted.size(); ++i)
+      if (pointers_[i]->copies_done() < wanted[i]) return copies_.front().number - 1;
+    copies_.pop_front();
+  }
+  return last_copies_;
+}
+
+const Devices::Copies* Devices::find(uint64_t number) const {
+  const auto after = std::upper_bound(
+      copies_.begin(), copies_.end(), number,
+      [](uint64_t wanted, const Copies& copies) { return wanted < copies.number; });
+  return after == copies_.begin() ? nullptr : &*std::prev(after);
+}
+
+void Devices::order_after_copies(uint64_t number) {
+  if (pointers_.size() == 1) return pointers_[0]->order_after_copies(number);
+  if (const Copies* copies = find(number))
+    for (size_t i = 0; i < pointers_.size(); ++i)
+      pointers_[i]->order_after_copies(copies->last_of_device[i]);
+}
+
+void Devices::wait_for_copies(uint64_t number) {
+  if (pointers_.size() == 1) return pointers_[0]->wait_for_copies(number);
+  if (const Copies* copies = find(number))
+    for (size_t i = 0; i < pointers_.size(); ++i)
+      pointers_[i]->wait_for_copies(copies->last_of_device[i]);
+}
+
+}  // namespace braid

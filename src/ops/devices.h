@@ -1,0 +1,68 @@
+// devices.h -- the devices that one model runs on.
+//
+// A model's layers are cut into stages: stage s is a range of layers on device s. A step runs
+// through the stages in order; between two of them its residual rows move (Device::receive). All
+// devices compute alike: they have equal traits. One thread (the engine's) calls them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "ops/device.h"
+
+namespace braid {
+
+class Devices {
+ public:
+  // At least one.
+  explicit Devices(std::vector<std::unique_ptr<Device>> stages);
+  explicit Devices(std::unique_ptr<Device> only);
+  Devices(const Devices&) = delete;
+  Devices& operator=(const Devices&) = delete;
+
+  int32_t count() const { return static_cast<int32_t>(pointers_.size()); }
+  Device& at(int32_t stage) { return *pointers_[static_cast<size_t>(stage)]; }
+  const Device& at(int32_t stage) const { return *pointers_[static_cast<size_t>(stage)]; }
+  Device& first() { return at(0); }
+  Device& last() { return at(count() - 1); }
+  const Device& last() const { return at(count() - 1); }
+  std::span<Device* const> all() const { return pointers_; }
+  DeviceTraits traits() const { return at(0).traits(); }
+
+  // "cuda:0 (...), cuda:1 (...)"; of one device its own.
+  std::string description() const;
+  // As Device::numerics(); of equal devices that of one.
+  std::string numerics() const;
+
+  void synchronize();
+  // Ok, or the first error of a device. Call it after synchronize().
+  Status health() const;
+
+  // Copies beside the steps (Device::copy_beside), one list for each device; the lists are emptied.
+  // One number stands for all of them.
+  uint64_t copy_beside(std::span<std::vector<Device::Copy>> lists);
+  uint64_t copies_done();
+  void order_after_copies(uint64_t number);
+  void wait_for_copies(uint64_t number);
+
+ private:
+  struct Copies {
+    uint64_t number = 0;
+    std::vector<uint64_t> last_of_device;  // the last of each device up to this number
+  };
+  // The last copies up to `number` that are not known to be done; null: there are none.
+  const Copies* find(uint64_t number) const;
+
+  std::vector<std::unique_ptr<Device>> owned_;
+  std::vector<Device*> pointers_;
+  std::deque<Copies> copies_;  // not known to be done; with several devices
+  std::vector<uint64_t> last_of_device_;
+  uint64_t last_copies_ = 0;
+};
+
+}  // namespace braid
