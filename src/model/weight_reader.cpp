@@ -75,12 +75,7 @@ Status WeightReader::vector(const float*& user, const std::string& name, int64_t
                             int64_t per_row) {
   const Shape shape = per_row == 0 ? Shape{u(rows), 1, 1, 1} : Shape{u(per_row), u(rows), 1, 1};
   BRAID_ASSIGN(const GgufTensor* tensor, checked(name, shape));
-  constexpr size_t kAlignElements = 16;
-  const size_t offset =
-      (out_.vectors_.size() + kAlignElements - 1) / kAlignElements * kAlignElements;
-  out_.vectors_.resize(offset + tensor->elems());
-  decode(*tensor, out_.vectors_.data() + offset);
-  out_.vector_uses_.push_back({&user, offset});
+  decode(*tensor, out_.add_vector(user, tensor->elems()).data());
   return {};
 }
 

@@ -54,6 +54,20 @@ std::vector<Weight*> ModelWeights::all() {
   return list;
 }
 
+std::span<float> ModelWeights::add_vector(const float*& user, size_t elements) {
+  constexpr size_t kAlignElements = 16;
+  const size_t offset = (vectors_.size() + kAlignElements - 1) / kAlignElements * kAlignElements;
+  vectors_.resize(offset + elements);
+  vector_uses_.push_back({&user, offset, elements});
+  return std::span(vectors_).subspan(offset);
+}
+
+std::span<const float> ModelWeights::vector_values(const float* const& user) const {
+  for (const VectorUse& use : vector_uses_)
+    if (use.user == &user) return std::span(vectors_).subspan(use.offset, use.elements);
+  return {};
+}
+
 size_t ModelWeights::planned_bytes(const WeightBytes& bytes_of) {
   size_t bytes = vectors_.size() * sizeof(float);
   for (const Weight* w : all()) bytes += bytes_of(*w);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "base/result.h"
@@ -95,6 +96,12 @@ class ModelWeights {
     mtp_parameters_ = mtp_heads;
   }
 
+  // A small vector: load() moves it to the device and sets `user`. Returns its values, to fill in
+  // until the next one is added.
+  std::span<float> add_vector(const float*& user, size_t elements);
+  // Its values, before load(); empty: the model has no such vector.
+  std::span<const float> vector_values(const float* const& user) const;
+
   // Bytes before and after loading; `bytes_of` is the device's size of one weight.
   using WeightBytes = std::function<size_t(const Weight&)>;
   size_t planned_bytes(const WeightBytes& bytes_of);
@@ -120,6 +127,7 @@ class ModelWeights {
   struct VectorUse {
     const float** user;
     size_t offset;
+    size_t elements;
   };
   std::vector<Weight*> all();
 
