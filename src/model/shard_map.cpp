@@ -62,10 +62,13 @@ std::vector<RowRun> all_scaled(const std::vector<RowRun>& runs, int64_t factor, 
   return all;
 }
 
+// Columns that are never cut.
+int64_t block_columns(int64_t block) { return std::max(block, kLeastColumns); }
+
 // The most columns, up to kPieceColumns, in whole blocks, of which there are at least `pieces`;
 // 0: there are never that many.
 int64_t piece_columns(int64_t width, int64_t block, int64_t pieces) {
-  for (int64_t columns = kPieceColumns; columns >= std::max(block, kLeastColumns); columns /= 2)
+  for (int64_t columns = kPieceColumns; columns >= block_columns(block); columns /= 2)
     if (width % columns == 0 && width / columns >= pieces) return columns;
   return 0;
 }
@@ -73,7 +76,7 @@ int64_t piece_columns(int64_t width, int64_t block, int64_t pieces) {
 // The least number of heads, out of `heads`, that are whole blocks; 0: not even all are.
 int64_t heads_of_blocks(int64_t heads, int64_t width, int64_t block) {
   for (int64_t count = 1; count <= heads; ++count)
-    if (heads % count == 0 && count * width % std::max(block, kLeastColumns) == 0) return count;
+    if (heads % count == 0 && count * width % block_columns(block) == 0) return count;
   return 0;
 }
 
@@ -170,7 +173,8 @@ class ShardDealer {
  private:
   using Block = ColumnBlocks::Layer;
   size_t ranks() const { return map_.ratio_.size(); }
-  Error too_few(const std::string& reason) const;
+  Error refused(const std::string& reason) const;
+  Error too_few(const std::string& what, int64_t block) const;
   Status block(const LayerConfig& whole, const Block& block, const std::string& name, bool is_mtp,
                size_t index);
   Status attention(const AttentionConfig& whole, int64_t block, const std::string& name);
@@ -192,11 +196,16 @@ class ShardDealer {
   std::vector<LayerShard*> layers_;
 };
 
-Error ShardDealer::too_few(const std::string& reason) const {
+Error ShardDealer::refused(const std::string& reason) const {
   return {ErrorKind::unsupported,
           fmt::format("layers of this model cannot be divided among {} devices: {}; use fewer "
                       "devices",
                       ranks(), reason)};
+}
+
+Error ShardDealer::too_few(const std::string& what, int64_t block) const {
+  return refused(
+      fmt::format("{} make too few parts of whole blocks of {}", what, block_columns(block)));
 }
 
 Status ShardDealer::run() {
@@ -237,9 +246,7 @@ Status ShardDealer::block(const LayerConfig& whole, const Block& block, const st
   if (!is_mtp) return {};
   const int64_t joined = 2 * map_.whole_.width;
   const int64_t columns = ranks() == 1 ? joined : piece_columns(joined, block.eh_proj, ranks());
-  if (columns == 0)
-    return too_few(
-        fmt::format("{} columns of eh_proj are too few blocks of {}", joined, block.eh_proj));
+  if (columns == 0) return too_few(fmt::format("the {} columns of eh_proj", joined), block.eh_proj);
   const std::vector<RowRun> runs = adjacent(deal(joined / columns, map_.ratio_), columns);
   for (size_t r = 0; r < ranks(); ++r) shard(r).joined_columns = {runs[r]};
   return {};
@@ -302,10 +309,9 @@ Status ShardDealer::split_kv_heads(const AttentionConfig& whole, int64_t block,
     best = heads;
   }
   if (best.empty())
-    return too_few(
-        fmt::format("{} has {} KV heads with {} query heads of {} columns each, which are cut in "
-                    "blocks of {}",
-                    name, whole.kv_heads, group, whole.head_dim, block));
+    return too_few(fmt::format("the {} KV heads of {} with {} query heads of {} columns each",
+                               whole.kv_heads, name, group, whole.head_dim),
+                   block);
   for (size_t r = 0; r < ranks(); ++r) {
     shard(r).query_columns = {best[r]};
     shard(r).kv_heads = {best[r].first / group, 1};
@@ -319,9 +325,9 @@ Status ShardDealer::delta(const DeltaShape& whole, int64_t block, const std::str
       ranks() == 1 ? whole.key_heads : heads_of_blocks(whole.key_heads, value_width, block);
   const int64_t units = unit == 0 ? 0 : whole.key_heads / unit;
   if (units < std::ssize(map_.ratio_))
-    return too_few(fmt::format(
-        "{} has {} key heads, which make {} whole numbers of blocks of {} columns of its values",
-        name, whole.key_heads, units, block));
+    return too_few(fmt::format("the {} key heads of {} with values of {} columns each",
+                               whole.key_heads, name, whole.heads_per_key() * whole.value_dim),
+                   block);
   const std::vector<RowRun> heads = adjacent(deal(units, map_.ratio_), unit);
   for (size_t r = 0; r < ranks(); ++r) {
     LayerShard& s = shard(r);
@@ -349,8 +355,8 @@ Status ShardDealer::hidden(const FeedForwardConfig& whole, int64_t block, const 
   const int64_t columns =
       ranks() == 1 ? whole.width : piece_columns(whole.width, block, std::ssize(map_.ratio_));
   if (columns == 0)
-    return too_few(fmt::format("the feed-forward of {} has {} columns in blocks of {}", name,
-                               whole.width, block));
+    return too_few(fmt::format("the {} columns of the feed-forward of {}", whole.width, name),
+                   block);
   const std::vector<RowRun> runs = adjacent(deal(whole.width / columns, map_.ratio_), columns);
   for (size_t r = 0; r < ranks(); ++r) {
     config(r).feed_forward.width = runs[r].count;
@@ -400,8 +406,9 @@ Status ShardDealer::experts(const FeedForwardConfig& whole, int64_t block,
     best = std::move(parts);
   }
   if (best.empty())
-    return too_few(fmt::format("{} has {} experts of {} columns in blocks of {}", name,
-                               whole.experts, width, block));
+    return too_few(
+        fmt::format("the {} experts of {} with {} columns each", whole.experts, name, width),
+        block);
   for (size_t r = 0; r < count; ++r) {
     config(r).feed_forward.expert_width = best[r].columns.count;
     shard(r).experts = best[r].experts;
@@ -418,8 +425,7 @@ void ShardDealer::shared_expert(const FeedForwardConfig& whole, int64_t block) {
   int64_t columns = count == 1 ? width : piece_columns(width, wide ? kPieceColumns : block, count);
   // Too few pieces for all: the most there can be, or the whole on one rank.
   if (columns == 0 && wide) columns = kPieceColumns;
-  if (columns == 0 && width % std::max(block, kLeastColumns) == 0)
-    columns = std::max(block, kLeastColumns);
+  if (columns == 0 && width % block_columns(block) == 0) columns = block_columns(block);
   if (columns == 0) columns = width;
   const int64_t pieces = width / columns;
   std::vector<int64_t> counts(ranks(), 0);
@@ -447,12 +453,12 @@ Status ShardDealer::vocabulary() {
   const auto count = std::ssize(map_.ratio_);
   const int64_t units = (rows + kVocabularyRows - 1) / kVocabularyRows;
   if (units < count)
-    return too_few(
+    return refused(
         fmt::format("its vocabulary has {} tokens, fewer than {} each", rows, kVocabularyRows));
   // A slot more than ranks: every rank's rows are a list.
   const int64_t drafts = map_.whole_.draft_vocabulary;
   if (drafts > 0 && drafts < 2 * count)
-    return too_few(fmt::format("a draft vocabulary of {} tokens is too small", drafts));
+    return refused(fmt::format("a draft vocabulary of {} tokens is too small", drafts));
   const std::vector<RowRun> runs = adjacent(deal(units, map_.ratio_), kVocabularyRows);
   for (size_t r = 0; r < ranks(); ++r) {
     ShardMap::Shard& s = map_.shards_[r];

@@ -442,16 +442,19 @@ TEST(ShardMap, SaysWhyAModelCannotBeDivided) {
     EXPECT_EQ(map.error().kind, ErrorKind::unsupported);
   };
   const ModelConfig tiny = config_of(tiny_dense());
-  expect_says(even(tiny, 32, 3), "layer 0 has 2 key heads");
-  expect_says(even(tiny, 256, 2), "which make 0 whole numbers of blocks of 256 columns");
+  expect_says(even(tiny, 32, 3),
+              "the 2 key heads of layer 0 with values of 64 columns each make too few parts of "
+              "whole blocks of 32");
+  expect_says(even(tiny, 256, 2), "make too few parts of whole blocks of 256; use fewer devices");
   const ModelConfig attention = config_of(tiny_qwen3());
-  expect_says(even(attention, 32, 3), "layer 0 has 1 KV heads with 2 query heads of 32 columns");
+  expect_says(even(attention, 32, 3),
+              "the 1 KV heads of layer 0 with 2 query heads of 32 columns each");
   RandomShape narrow = tiny_qwen3();
   narrow.ffn_width = 32;
-  expect_says(even(config_of(narrow), 32, 2), "the feed-forward of layer 0 has 32 columns");
+  expect_says(even(config_of(narrow), 32, 2), "the 32 columns of the feed-forward of layer 0");
   RandomShape few = *find_random_shape("35b-a3b");
   few.experts = 3;
-  expect_says(even(config_of(few), 256, 8), "layer 0 has 3 experts of 512 columns");
+  expect_says(even(config_of(few), 256, 8), "the 3 experts of layer 0 with 512 columns each");
   RandomShape tokens = tiny_qwen3();
   tokens.vocabulary = 32;
   expect_says(even(config_of(tokens), 32, 2), "its vocabulary has 32 tokens");
@@ -460,7 +463,7 @@ TEST(ShardMap, SaysWhyAModelCannotBeDivided) {
   expect_says(even(drafts, 256, 2), "a draft vocabulary of 3 tokens");
   ColumnBlocks wide = blocks_of(attention, 32);
   wide.mtp[0].eh_proj = 256;
-  expect_says(ShardMap::make(attention, wide, 2), "128 columns of eh_proj");
+  expect_says(ShardMap::make(attention, wide, 2), "the 128 columns of eh_proj");
   expect_says(even(attention, 32, 9), "1 to 8 devices, not 9");
   expect_says(even(attention, 32, 0), "1 to 8 devices, not 0");
   for (const std::vector<double>& ratio :
