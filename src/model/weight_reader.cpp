@@ -30,24 +30,6 @@ void decode(const GgufTensor& tensor, float* out) {
 
 }  // namespace
 
-Weight rows_of(const Weight& fused, const std::vector<RowRun>& runs, std::string_view part) {
-  Weight w = fused;
-  w.name += part;
-  w.n = 0;
-  for (const RowRun& run : runs) {
-    BRAID_CHECK(run.first >= 0 && run.count > 0 && run.first + run.count <= fused.n);
-    w.n += run.count;
-  }
-  if (runs.size() > 1) {
-    BRAID_CHECK(fused.experts == 1);
-    w.runs = runs;
-    return w;
-  }
-  w.file = fused.file.subspan(static_cast<size_t>(runs[0].first) * fused.file_row_bytes());
-  w.expert_stride_bytes = static_cast<size_t>(fused.n) * fused.file_row_bytes();
-  return w;
-}
-
 Status WeightReader::matrix(Weight& w, const std::string& name, int64_t n, int64_t k,
                             int64_t experts) {
   const std::string full = name + ".weight";
@@ -75,12 +57,7 @@ Status WeightReader::vector(const float*& user, const std::string& name, int64_t
                             int64_t per_row) {
   const Shape shape = per_row == 0 ? Shape{u(rows), 1, 1, 1} : Shape{u(per_row), u(rows), 1, 1};
   BRAID_ASSIGN(const GgufTensor* tensor, checked(name, shape));
-  constexpr size_t kAlignElements = 16;
-  const size_t offset =
-      (out_.vectors_.size() + kAlignElements - 1) / kAlignElements * kAlignElements;
-  out_.vectors_.resize(offset + tensor->elems());
-  decode(*tensor, out_.vectors_.data() + offset);
-  out_.vector_uses_.push_back({&user, offset, layer_});
+  decode(*tensor, out_.add_vector(user, tensor->elems(), layer_).data());
   return {};
 }
 

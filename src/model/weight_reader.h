@@ -6,19 +6,17 @@
 #include <array>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/result.h"
 #include "gguf/gguf.h"
 #include "model/config.h"
+#include "model/weight_parts.h"
 #include "model/weights.h"
 
 namespace braid {
 
 class WeightReader;
 
-// Rows of (every expert of) a fused matrix; `part` completes its name. Stacks take one run.
-Weight rows_of(const Weight& fused, const std::vector<RowRun>& runs, std::string_view part);
 // A recurrent layer with four separate products.
 Status read_plain_delta(WeightReader& reader, DeltaBlock& d, const DeltaShape& s,
                         const std::string& prefix);

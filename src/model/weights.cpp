@@ -85,12 +85,26 @@ ModelWeights::Range ModelWeights::vectors_of(int32_t stage) const {
   Range range{vectors_.size(), 0};
   for (size_t i = 0; i < vector_uses_.size(); ++i) {
     if (stage_of(vector_uses_[i].layer) != stage) continue;
-    const bool last = i + 1 == vector_uses_.size();
     range.first = std::min(range.first, vector_uses_[i].offset);
-    range.end = last ? vectors_.size() : vector_uses_[i + 1].offset;
+    range.end = std::max(range.end, vector_uses_[i].offset + vector_uses_[i].elements);
   }
   range.first = std::min(range.first, range.end);
   return range;
+}
+
+std::span<float> ModelWeights::add_vector(const float*& user, size_t elements,
+                                          int32_t layer) {
+  constexpr size_t kAlignElements = 16;
+  const size_t offset = (vectors_.size() + kAlignElements - 1) / kAlignElements * kAlignElements;
+  vectors_.resize(offset + elements);
+  vector_uses_.push_back({&user, offset, elements, layer});
+  return std::span(vectors_).subspan(offset);
+}
+
+std::span<const float> ModelWeights::vector_values(const float* const& user) const {
+  for (const VectorUse& use : vector_uses_)
+    if (use.user == &user) return std::span(vectors_).subspan(use.offset, use.elements);
+  return {};
 }
 
 size_t ModelWeights::planned_bytes(int32_t stage, const WeightBytes& bytes_of) {

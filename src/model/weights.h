@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "base/result.h"
@@ -95,6 +96,14 @@ class ModelWeights {
     mtp_parameters_ = mtp_heads;
   }
 
+  static constexpr int32_t kLastStage = -1;
+  // A small vector of a layer of the trunk, in ascending order, or of kLastStage, which has the
+  // output norm and the MTP heads. load() moves it to the device and sets `user`. Returns its
+  // values, to fill in until the next one is added.
+  std::span<float> add_vector(const float*& user, size_t elements, int32_t layer);
+  // Its values, before load(); empty: the model has no such vector.
+  std::span<const float> vector_values(const float* const& user) const;
+
   // Assigns layers to the stages of `config`, before loading; may be called again. With several
   // stages the last one may need a copy of the embedding: for a tied output matrix, or as the table
   // of drafts (`drafts_embed`: of a drafter with its own file).
@@ -132,9 +141,9 @@ class ModelWeights {
   struct VectorUse {
     const float** user;
     size_t offset;
+    size_t elements;
     int32_t layer;  // of the trunk; kLastStage: the output norm or an MTP head
   };
-  static constexpr int32_t kLastStage = -1;
   int32_t stages() const { return layer_stage_.empty() ? 1 : layer_stage_.back() + 1; }
   int32_t stage_of(int32_t layer) const {
     if (layer_stage_.empty()) return 0;

@@ -1,7 +1,6 @@
 // ref_blocks.cpp -- ops of draft blocks: the reference.
 #include <vector>
 
-#include "gguf/block_layouts.h"
 #include "ops/ref_ops.h"
 
 namespace braid {
@@ -38,7 +37,7 @@ void RefOps::pair_scores(Tensor scores, Tensor confidence, const PairInputs& in,
   const auto row_of = [&](const Weight& table, int32_t row) {
     BRAID_CHECK(row >= 0 && row < table.n);
     std::vector<float> values(static_cast<size_t>(rank));
-    decode_row(table.type, table.file_rows(0, row, 1).data, values.data(), rank);
+    decode_weight_row(table, 0, row, values.data());
     return values;
   };
   const auto ids = [&](int32_t i) {

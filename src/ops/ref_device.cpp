@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "gguf/block_layouts.h"
 #include "ops/ref_math.h"
 #include "ops/ref_ops.h"
 
@@ -39,10 +38,8 @@ Status RefDevice::load_weights(std::span<Weight* const> weights, const WeightDon
     if (!weight->is_product) continue;
 
     std::vector<float> values(static_cast<size_t>(rows * weight->k));
-    for (int64_t row = 0; row < rows; ++row) {
-      decode_row(weight->type, weight->file_rows(row / weight->n, row % weight->n, 1).data,
-                 values.data() + row * weight->k, weight->k);
-    }
+    for (int64_t row = 0; row < rows; ++row)
+      decode_weight_row(*weight, row / weight->n, row % weight->n, values.data() + row * weight->k);
     weight->device_data = values.data();
     weight->device_bytes = values.size() * sizeof(float);
     decoded_.push_back(std::move(values));

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <vector>
 
-#include "gguf/block_layouts.h"
 #include "ops/ref_math.h"
 #include "ops/ref_ops.h"
 
@@ -16,7 +15,7 @@ void RefOps::embed(Tensor y, const Weight& table, const Batch& batch) {
   for (int32_t t = 0; t < batch.tokens; ++t) {
     const int32_t token = batch.token[t];
     BRAID_CHECK(token >= 0 && token < table.n);
-    decode_row(table.type, table.file_rows(0, token, 1).data, y.f32(t), table.k);
+    decode_weight_row(table, 0, token, y.f32(t));
   }
 }
 

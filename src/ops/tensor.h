@@ -64,6 +64,7 @@ struct RowRun {
   int64_t first = 0;
   int64_t count = 0;
 };
+using ColumnRun = RowRun;  // in elements
 
 // One weight matrix, or `experts` matrices of the same shape, in the layout of the loading device.
 struct Weight {
@@ -76,6 +77,10 @@ struct Weight {
   size_t expert_stride_bytes = 0;   // from one expert's matrix to the next; 0: contiguous
   // If not empty: the rows are these of `file`, in this order. Not for experts.
   std::vector<RowRun> runs;
+  // If not empty: a row is these of the file_k elements of its row in `file`, in this order, whole
+  // blocks, k in all.
+  std::vector<ColumnRun> columns;
+  int64_t file_k = 0;
   // {}: 1; else one factor (or one per expert) that multiplies the product
   std::span<const float> scales;
   bool is_table = false;   // rows are looked up by embed()
@@ -88,16 +93,29 @@ struct Weight {
 
   explicit operator bool() const { return n > 0; }
 
-  size_t file_row_bytes() const {
-    return static_cast<size_t>(k) / block_elems(type) * block_bytes(type);
-  }
-  // Rows as in the file. Files fuse matrices in several ways: read rows only through this.
+  // Bytes of k elements as in the file, and from a row to the next there.
+  size_t file_row_bytes() const { return bytes_of(k); }
+  size_t file_pitch_bytes() const { return bytes_of(columns.empty() ? k : file_k); }
+  // Rows as in the file. Files fuse matrices in several ways: read rows only through this, or with
+  // copy_row() or decode_weight_row().
   struct FileRows {
     const std::byte* data = nullptr;
     int64_t count = 0;
   };
-  // Up to `most` rows of one expert, from `row` on, that are contiguous in the file.
+  // Up to `most` rows of one expert, from `row` on, that are contiguous in the file. Not with
+  // `columns`.
   FileRows file_rows(int64_t expert, int64_t row, int64_t most) const {
+    BRAID_CHECK(columns.empty());
+    return whole_file_rows(expert, row, most);
+  }
+  // Joins the columns of a row: file_row_bytes() to `out`.
+  void copy_row(int64_t expert, int64_t row, std::byte* out) const;
+
+  size_t bytes_of(int64_t elements) const {
+    return static_cast<size_t>(elements) / block_elems(type) * block_bytes(type);
+  }
+  // file_rows() with all columns of the file.
+  FileRows whole_file_rows(int64_t expert, int64_t row, int64_t most) const {
     BRAID_CHECK(row >= 0 && most > 0 && row + most <= n);
     int64_t at = row;
     if (std::ssize(runs) == n) {  // each row by itself
@@ -113,14 +131,18 @@ struct Weight {
         at -= run.count;
       }
     }
-    const size_t matrix_bytes = static_cast<size_t>(n) * file_row_bytes();
+    const size_t pitch_bytes = file_pitch_bytes();
+    const size_t matrix_bytes = static_cast<size_t>(n) * pitch_bytes;
     const size_t stride_bytes = expert_stride_bytes != 0 ? expert_stride_bytes : matrix_bytes;
     const size_t first_byte =
-        static_cast<size_t>(expert) * stride_bytes + static_cast<size_t>(at) * file_row_bytes();
-    const size_t bytes = static_cast<size_t>(most) * file_row_bytes();
+        static_cast<size_t>(expert) * stride_bytes + static_cast<size_t>(at) * pitch_bytes;
+    const size_t bytes = static_cast<size_t>(most) * pitch_bytes;
     BRAID_CHECK(first_byte + bytes <= file.size());
     return {file.data() + first_byte, most};
   }
 };
+
+// A row of one expert as k numbers.
+void decode_weight_row(const Weight& w, int64_t expert, int64_t row, float* out);
 
 }  // namespace braid

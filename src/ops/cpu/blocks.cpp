@@ -2,7 +2,6 @@
 // Successors are decoded and gated once as [r][candidate]; products add in ascending r.
 #include <algorithm>
 
-#include "gguf/block_layouts.h"
 #include "ops/cpu/cpu_ops.h"
 
 namespace braid {
@@ -19,7 +18,7 @@ struct Successors {
 
 void read_row(const Weight& table, int32_t row, float* values) {
   BRAID_CHECK(row >= 0 && row < table.n);
-  decode_row(table.type, table.file_rows(0, row, 1).data, values, table.k);
+  decode_weight_row(table, 0, row, values);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <string>
 
 #include "base/threads.h"
-#include "gguf/block_layouts.h"
 #include "ops/cuda/raw_rows.cuh"
 
 namespace braid::cuda {
@@ -487,16 +486,17 @@ class Loader {
     if (next_ > kChunks) context_.note(cudaEventSynchronize(free_[slot]), "loading weights");
     pool_.run([&](int worker) {
       const auto [first, last] = pool_.share(rows, worker);
-      Weight::FileRows file;
-      for (int64_t r = first; r < last; r += file.count) {
-        file = w.file_rows(expert, row + r, last - r);
-        if (has_raw_rows(w.type)) {
+      if (!has_raw_rows(w.type)) {
+        for (int64_t r = first; r < last; ++r)
+          decode_weight_row(w, expert, row + r, reinterpret_cast<float*>(host + r * row_bytes));
+      } else if (!w.columns.empty()) {
+        for (int64_t r = first; r < last; ++r) w.copy_row(expert, row + r, host + r * row_bytes);
+      } else {
+        Weight::FileRows file;
+        for (int64_t r = first; r < last; r += file.count) {
+          file = w.file_rows(expert, row + r, last - r);
           std::memcpy(host + r * row_bytes, file.data, file.count * row_bytes);
-          continue;
         }
-        for (int64_t i = 0; i < file.count; ++i)
-          decode_row(w.type, file.data + static_cast<size_t>(i) * w.file_row_bytes(),
-                     reinterpret_cast<float*>(host + (r + i) * row_bytes), w.k);
       }
     });
     device_.to_device(raw, host, static_cast<size_t>(rows) * row_bytes);

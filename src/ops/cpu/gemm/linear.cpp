@@ -78,30 +78,35 @@ int64_t round_rows(const Weight& w, GgmlType kept, std::span<const std::byte> fi
   return zeros;
 }
 
+// Rows in the file's format, file_row_bytes() apart: in the file, or else joined in `gathered`.
+const std::byte* group_rows(const Weight& w, int64_t expert, int64_t first, int rows,
+                            std::vector<std::byte>& gathered) {
+  if (w.columns.empty()) {
+    const Weight::FileRows file = w.file_rows(expert, first, rows);
+    if (file.count == rows) return file.data;
+  }
+  const size_t row_bytes = w.file_row_bytes();
+  gathered.resize(static_cast<size_t>(rows) * row_bytes);
+  for (int r = 0; r < rows; ++r)
+    w.copy_row(expert, first + r, gathered.data() + static_cast<size_t>(r) * row_bytes);
+  return gathered.data();
+}
+
 int64_t repack_share(const Weight& w, const PackedWeight& packed_weight, std::byte* tiles,
                      int64_t begin, int64_t end) {
   int64_t zeros = 0;
   const size_t row_bytes = w.file_row_bytes();
-  std::vector<std::byte> gathered;  // a group whose rows are not contiguous in the file
+  std::vector<std::byte> gathered;  // a group that is not contiguous in the file
   std::vector<std::byte> rounded;
   for (int64_t i = begin; i < end; i++) {
     const int64_t expert = i / packed_weight.groups, first = i % packed_weight.groups * kGroupRows;
     const auto rows = static_cast<int>(std::min<int64_t>(kGroupRows, w.n - first));
-    Weight::FileRows file = w.file_rows(expert, first, rows);
-    if (file.count < rows) {
-      gathered.resize(static_cast<size_t>(rows) * row_bytes);
-      for (int64_t r = 0; r < rows; r += file.count) {
-        file = w.file_rows(expert, first + r, rows - r);
-        std::memcpy(gathered.data() + static_cast<size_t>(r) * row_bytes, file.data,
-                    static_cast<size_t>(file.count) * row_bytes);
-      }
-      file.data = gathered.data();
-    }
+    const std::byte* const file = group_rows(w, expert, first, rows, gathered);
     std::byte* const to = tiles + static_cast<size_t>(i) * packed_weight.group_bytes;
     if (packed_weight.type == w.type) {
-      repack_group(packed_weight.layout, w.type, file.data, row_bytes, rows, w.k, to);
+      repack_group(packed_weight.layout, w.type, file, row_bytes, rows, w.k, to);
     } else {
-      zeros += round_rows(w, packed_weight.type, {file.data, static_cast<size_t>(rows) * row_bytes},
+      zeros += round_rows(w, packed_weight.type, {file, static_cast<size_t>(rows) * row_bytes},
                           rows, rounded);
       repack_group(packed_weight.layout, packed_weight.type, rounded.data(),
                    rounded.size() / static_cast<size_t>(rows), rows, w.k, to);
@@ -459,15 +464,13 @@ void Products::logits(Tensor logits, const Weight& w, Tensor x) {
 }
 
 void Products::embed(Tensor y, const Weight& table, const Batch& batch) {
-  const size_t row_bytes = table.file_row_bytes();
-  const std::byte* rows = table.file_rows(0, 0, table.n).data;
   const float scale = table.scales.empty() ? 1.0f : table.scales[0];
   BRAID_CHECK(y.rows >= batch.tokens && y.cols == table.k);
   const auto copy = [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       const int32_t token = batch.token[t];
       BRAID_CHECK(token >= 0 && token < table.n);
-      decode_row(table.type, rows + static_cast<size_t>(token) * row_bytes, y.f32(t), table.k);
+      decode_weight_row(table, 0, token, y.f32(t));
       scale_all(y.f32(t), table.k, scale);
     }
   };
