@@ -74,6 +74,9 @@ struct Batch {
   // [outputs]: batch rows, ascending
   const int32_t* output_row = nullptr;
 
+  // [1]: of letters between ranks (letter.h); null: the batch has none.
+  const int32_t* turn = nullptr;
+
   // For the batch with group 0's table.
   Batch of_group(int32_t group) const {
     Batch b = *this;
