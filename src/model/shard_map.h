@@ -35,11 +35,10 @@
 
 #include "base/result.h"
 #include "model/config.h"
+#include "ops/letter.h"
 #include "ops/tensor.h"
 
 namespace braid {
-
-inline constexpr int kMostRanks = 8;
 
 // Elements of a block in the formats of matrices that are divided by columns.
 struct ColumnBlocks {

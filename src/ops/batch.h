@@ -84,18 +84,18 @@ struct Batch {
     return b;
   }
 
-  // Where the arrays lie in the memory of the other stages' devices (ops/devices.h): so many bytes
-  // after those of the first. [stages]; null: all read the same memory.
-  const std::intptr_t* stage_offset_bytes = nullptr;
-  Batch of_stage(int32_t stage) const {
-    if (stage_offset_bytes == nullptr || stage_offset_bytes[stage] == 0) return *this;
+  // Where the arrays lie in the memory of the other devices of a model (devices.h): so many bytes
+  // after those of the first. [devices]; null: all read the same memory.
+  const std::intptr_t* device_offset_bytes = nullptr;
+  Batch on_device(int32_t device) const {
+    if (device_offset_bytes == nullptr || device_offset_bytes[device] == 0) return *this;
     Batch b = *this;
     for (const int32_t** array :
          {&b.token, &b.position, &b.cell, &b.sequence, &b.parent, &b.first_row, &b.rows, &b.certain,
-          &b.context, &b.slot, &b.block_table, &b.cold_table, &b.output_row})
+          &b.context, &b.slot, &b.block_table, &b.cold_table, &b.output_row, &b.turn})
       if (*array != nullptr)
         *array = reinterpret_cast<const int32_t*>(reinterpret_cast<std::intptr_t>(*array) +
-                                                  stage_offset_bytes[stage]);
+                                                  device_offset_bytes[device]);
     return b;
   }
 

@@ -20,8 +20,9 @@ std::vector<std::unique_ptr<Device>> list_of(std::unique_ptr<Device> only) {
 
 Devices::Devices(std::unique_ptr<Device> only) : Devices(list_of(std::move(only))) {}
 
-Devices::Devices(std::vector<std::unique_ptr<Device>> stages) : owned_(std::move(stages)) {
-  BRAID_CHECK(!owned_.empty());
+Devices::Devices(std::vector<std::unique_ptr<Device>> list, int32_t ranks)
+    : owned_(std::move(list)), ranks_(ranks) {
+  BRAID_CHECK(!owned_.empty() && ranks > 0 && owned_.size() % static_cast<size_t>(ranks) == 0);
   for (const auto& device : owned_) pointers_.push_back(device.get());
   last_of_device_.resize(owned_.size());
 }

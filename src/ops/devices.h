@@ -1,8 +1,9 @@
 // devices.h -- the devices that one model runs on.
 //
-// A model's layers are cut into stages: stage s is a range of layers on device s. A step runs
-// through the stages in order; between two of them its residual rows move (Device::receive). All
-// devices compute alike: they have equal traits. One thread (the engine's) calls them.
+// A grid of stages and ranks. A model's layers are cut into stages: a range of layers each. A step
+// runs through the stages in order; between two of them its residual rows move (Device::receive).
+// The ranks of a stage have a shard of each of its layers, and add up what these give (letter.h).
+// All devices compute alike: they have equal traits. One thread (the engine's) calls them.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +20,27 @@ namespace braid {
 
 class Devices {
  public:
-  // At least one.
-  explicit Devices(std::vector<std::unique_ptr<Device>> stages);
+  // At least one; stage by stage, `ranks` each.
+  explicit Devices(std::vector<std::unique_ptr<Device>> list, int32_t ranks = 1);
   explicit Devices(std::unique_ptr<Device> only);
   Devices(const Devices&) = delete;
   Devices& operator=(const Devices&) = delete;
 
   int32_t count() const { return static_cast<int32_t>(pointers_.size()); }
-  Device& at(int32_t stage) { return *pointers_[static_cast<size_t>(stage)]; }
-  const Device& at(int32_t stage) const { return *pointers_[static_cast<size_t>(stage)]; }
+  int32_t ranks() const { return ranks_; }
+  int32_t stages() const { return count() / ranks_; }
+  int32_t index(int32_t stage, int32_t rank) const { return stage * ranks_ + rank; }
+  Device& at(int32_t index) { return *pointers_[static_cast<size_t>(index)]; }
+  const Device& at(int32_t index) const { return *pointers_[static_cast<size_t>(index)]; }
   Device& first() { return at(0); }
-  Device& last() { return at(count() - 1); }
-  const Device& last() const { return at(count() - 1); }
+  // Rank 0 of the last stage, which has the output matrix and what drafts.
+  int32_t last_index() const { return index(stages() - 1, 0); }
+  Device& last() { return at(last_index()); }
+  const Device& last() const { return at(last_index()); }
   std::span<Device* const> all() const { return pointers_; }
+  std::span<Device* const> of_stage(int32_t stage) const {
+    return all().subspan(static_cast<size_t>(index(stage, 0)), static_cast<size_t>(ranks_));
+  }
   DeviceTraits traits() const { return at(0).traits(); }
 
   // "cuda:0 (...), cuda:1 (...)"; of one device its own.
@@ -60,6 +69,7 @@ class Devices {
 
   std::vector<std::unique_ptr<Device>> owned_;
   std::vector<Device*> pointers_;
+  int32_t ranks_ = 1;
   std::deque<Copies> copies_;  // not known to be done; with several devices
   std::vector<uint64_t> last_of_device_;
   uint64_t last_copies_ = 0;

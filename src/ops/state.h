@@ -95,7 +95,7 @@ struct KvLayer {
   std::byte* v = nullptr;
   int32_t group = 0;  // group of the blocks that rows are written to
   KvCold cold;
-  int32_t stage = 0;  // of Devices: whose memory it is
+  int32_t device = 0;  // of Devices: whose memory it is
 
   std::byte* k_row(int32_t block, int32_t head, int32_t in_block) const {
     return k + block * shape.k_block_bytes() +
@@ -172,7 +172,7 @@ struct DeltaLayer {
   int32_t slots = 0;
   int32_t tile_columns = 0;
   float* data = nullptr;
-  int32_t stage = 0;  // of Devices: whose memory it is
+  int32_t device = 0;  // of Devices: whose memory it is
 
   int64_t slot_elements() const { return shape.slot_elements(ring); }
   float* slot(int32_t s) const {

@@ -37,7 +37,7 @@ Status BatchArrays::allocate(std::span<Device* const> stages, const char* what, 
     if (device->traits().host_visible) break;
     BRAID_ASSIGN(Buffer memory, device->allocate(size, what));
     memory_.push_back(std::move(memory));
-    stage_offset_bytes_.push_back(address(memory_.back()) - address(memory_[0]));
+    device_offset_bytes_.push_back(address(memory_.back()) - address(memory_[0]));
   }
   base_ = static_cast<const int32_t*>(is_sent() ? memory_[0].data() : host_.data());
   return {};
@@ -169,7 +169,7 @@ Batch BatchArrays::finish(int32_t batch, bool padded) {
   b.blocks_per_sequence = blocks_per_sequence_;
   b.group_stride = group_elements();
   b.output_row = on_device(batch, output_row);
-  if (stage_offset_bytes_.size() > 1) b.stage_offset_bytes = stage_offset_bytes_.data();
+  if (device_offset_bytes_.size() > 1) b.device_offset_bytes = device_offset_bytes_.data();
   return b;
 }
 

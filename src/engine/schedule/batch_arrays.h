@@ -134,7 +134,7 @@ class BatchArrays {
   int32_t groups_ = 1;
   Buffer host_;
   std::vector<Buffer> memory_;                     // [stages]; empty where host memory is read
-  std::vector<std::intptr_t> stage_offset_bytes_;  // Batch::stage_offset_bytes
+  std::vector<std::intptr_t> device_offset_bytes_;  // Batch::device_offset_bytes
   const int32_t* base_ = nullptr;
 
   Sizes room_;
