@@ -55,10 +55,10 @@ void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
                 kv, part);
 }
 
-void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w,
+void attention_out(Ops& ops, const BlockSum& sum, const AttentionBlock& w,
                    const AttentionScratch& scratch) {
-  const LinearPart out[] = {{&w.output, nullptr, residual, Tail::add}};
-  ops.linear(out, scratch.attended.top(residual.rows));
+  const LinearPart out[] = {{&w.output, nullptr, sum.y, sum.tail}};
+  ops.linear(out, scratch.attended.top(sum.y.rows));
 }
 
 }  // namespace braid

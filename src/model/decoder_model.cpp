@@ -51,55 +51,51 @@ size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, cons
   return std::max(mixer.offset(), feed_forward.offset());
 }
 
-size_t DecoderModel::place(int32_t stage, Lane& lane, std::byte* base, int32_t max_tokens,
-                           int32_t max_outputs, DType activations) const {
+size_t DecoderModel::place(int32_t stage, int32_t rank, Lane& lane, std::byte* base,
+                           int32_t max_tokens, int32_t max_outputs, DType activations) const {
   const DType act = activations;
   const int64_t t = max_tokens;
+  const ModelConfig& config = config_of(rank);
   Placer common(base, 0);
-  lane.residual = common.take(t, config_.width);
-  lane.normed = common.take(t, config_.width, act);
-  for (const RopeParams& rope : config_.ropes) lane.ropes.push_back(common.take(t, rope.dims));
-  const bool last = stage == config_.last_stage();
+  lane.residual = common.take(t, config.width);
+  lane.normed = common.take(t, config.width, act);
+  for (const RopeParams& rope : config.ropes) lane.ropes.push_back(common.take(t, rope.dims));
+  if (ranks() > 1) {
+    lane.partial = common.take(t, config.width);
+    lane.zeros = common.take(1, config.width);
+    lane.zeros.rows = t;
+    lane.zeros.stride = 0;
+  }
+  const bool last = stage == config.last_stage() && rank == 0;
   if (last) {
-    lane.gathered = common.take(max_outputs, config_.width);
-    lane.hidden = common.take(max_outputs, config_.width, act);
+    lane.gathered = common.take(max_outputs, config.width);
+    lane.hidden = common.take(max_outputs, config.width, act);
   }
 
   size_t end = common.offset();
-  for (const LayerConfig& c : config_.layers) {
+  for (const LayerConfig& c : config.layers) {
     LayerScratch& layer = lane.layers.emplace_back();
     if (c.stage == stage) end = std::max(end, place_layer(layer, c, common, t, act));
   }
-  if (last && config_.drafts()) {
+  if (last && config.drafts()) {
     Placer head = common;
-    lane.draft.before = head.take(t, config_.width);
-    lane.draft.joined = head.take(t, 2 * config_.width, act);
-    end = std::max(end, place_layer(lane.draft.layer, config_.mtp[0], head, t, act));
+    lane.draft.before = head.take(t, config.width);
+    lane.draft.joined = head.take(t, 2 * config.width, act);
+    end = std::max(end, place_layer(lane.draft.layer, config.mtp[0], head, t, act));
   }
   return end;
 }
 
-size_t DecoderModel::lane_bytes(int32_t stage, int32_t max_tokens, int32_t max_outputs,
-                                DType activations) const {
+size_t DecoderModel::lane_bytes(int32_t stage, int32_t rank, int32_t max_tokens,
+                                int32_t max_outputs, DType activations) const {
   Lane counted;
-  return place(stage, counted, nullptr, max_tokens, max_outputs, activations);
+  return place(stage, rank, counted, nullptr, max_tokens, max_outputs, activations);
 }
 
-size_t DecoderModel::activation_bytes(int32_t stage, const StepSizes& sizes,
+size_t DecoderModel::activation_bytes(int32_t stage, int32_t rank, const StepSizes& sizes,
                                       DType activations) const {
-  return lane_bytes(stage, sizes.tokens, sizes.outputs, activations) +
-         lane_bytes(stage, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
-}
-
-void DecoderModel::split(std::span<const int32_t> first_layers, bool drafts_embed) {
-  BRAID_CHECK(stages_.empty() && !first_layers.empty() && first_layers[0] == 0);
-  config_.stages = static_cast<int32_t>(first_layers.size());
-  for (size_t i = 0, stage = 0; i < config_.layers.size(); ++i) {
-    while (stage + 1 < first_layers.size() && first_layers[stage + 1] <= static_cast<int32_t>(i))
-      ++stage;
-    config_.layers[i].stage = static_cast<int32_t>(stage);
-  }
-  weights_.split(config_, drafts_embed);
+  return lane_bytes(stage, rank, sizes.tokens, sizes.outputs, activations) +
+         lane_bytes(stage, rank, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
 }
 
 Device::WorkspaceNeeds DecoderModel::workspace_needs(int32_t max_tokens) const {
@@ -150,54 +146,27 @@ int64_t DecoderModel::flops_per_token() const {
   return 2 * products;
 }
 
-Status DecoderModel::load(std::span<Device* const> devices, const StepSizes& sizes,
-                          const ModelWeights::Progress& progress) {
-  BRAID_CHECK(stages_.empty() && static_cast<int32_t>(devices.size()) == config_.stages);
-  BRAID_TRY(weights_.load(devices, progress));
-  StepCursor begin;
-  for (int32_t number = 0; number < config_.stages; ++number) {
-    Device& device = *devices[static_cast<size_t>(number)];
-    Stage& stage = stages_.emplace_back();
-    const DType activations = device.activation_type();
-    BRAID_ASSIGN(stage.activations,
-                 device.allocate(activation_bytes(number, sizes, activations), "activations"));
-    auto* base = static_cast<std::byte*>(stage.activations.data());
-    base += place(number, stage.whole, base, sizes.tokens, sizes.outputs, activations);
-    place(number, stage.interleaved, base, sizes.interleaved_tokens, sizes.interleaved_tokens,
-          activations);
-    stage.ops = &device.ops();
-    stage.device = &device;
-    stage.begin = begin;
-    stage.end = config_.first_layer(number + 1);
-    for (begin.layer = std::max(begin.layer, 0); begin.layer < stage.end; ++begin.layer)
-      ++(config_.layers[static_cast<size_t>(begin.layer)].kind == LayerKind::delta ? begin.delta
-                                                                                   : begin.kv);
-    ++begin.stage;
-  }
-  return load_draft_vocabulary();
-}
-
 void DecoderModel::attach(StepTap& tap, std::vector<AttentionConfig> layers) {
   tap_ = &tap;
   config_.drafter = std::move(layers);
 }
 
-void DecoderModel::forward_stage(int32_t stage, const Batch& batch, const SequenceMemory& memory) {
+void DecoderModel::forward_stage(int32_t stage, const Batch& batch,
+                                 std::span<const SequenceMemory> memory) {
   StepPacing never_pauses;
   const Stage& own = stages_[static_cast<size_t>(stage)];
   StepCursor at = own.begin;
   at.catches_up = catches_up_;
-  const Batch own_batch = batch.of_stage(stage);
-  BRAID_CHECK(run_layers(own, at, {own_batch, memory, never_pauses, false}));
+  BRAID_CHECK(run_layers(own, at, {batch, memory, never_pauses, false}));
 }
 
 bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch,
-                                       const SequenceMemory& memory, StepPacing& pacing) {
-  BRAID_CHECK(batch.tokens <= stages_[0].interleaved.residual.rows);
+                                       std::span<const SequenceMemory> memory,
+                                       StepPacing& pacing) {
+  BRAID_CHECK(batch.tokens <= stages_[0].parts[0].interleaved.residual.rows);
   if (at.layer < 0) at.catches_up = catches_up_;
   while (true) {
-    const Batch own = batch.of_stage(at.stage);
-    if (!run_layers(stages_[static_cast<size_t>(at.stage)], at, {own, memory, pacing, true}))
+    if (!run_layers(stages_[static_cast<size_t>(at.stage)], at, {batch, memory, pacing, true}))
       return false;
     if (at.stage == config_.last_stage()) return true;
     hand_off(at.stage, batch.tokens, true);
@@ -209,7 +178,7 @@ bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch,
 // Measures the time of `work` where it ends with its calls.
 template <typename Work>
 void DecoderModel::catching_up(const Work& work) {
-  if (last_device().traits().asynchronous) return work();
+  if (last().device->traits().asynchronous) return work();
   const auto begin = std::chrono::steady_clock::now();
   work();
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
@@ -218,26 +187,53 @@ void DecoderModel::catching_up(const Work& work) {
 
 void DecoderModel::hand_off(int32_t stage, int32_t rows, bool interleaved) {
   if (stage == config_.last_stage() || rows == 0) return;
-  const Stage& from = stages_[static_cast<size_t>(stage)];
-  const Stage& to = stages_[static_cast<size_t>(stage) + 1];
-  to.device->receive(to.lane(interleaved).residual.top(rows), *from.device,
-                     from.lane(interleaved).residual.top(rows));
+  for (size_t rank = 0; rank < static_cast<size_t>(ranks()); ++rank) {
+    const Part& from = stages_[static_cast<size_t>(stage)].parts[rank];
+    const Part& to = stages_[static_cast<size_t>(stage) + 1].parts[rank];
+    to.device->receive(to.lane(interleaved).residual.top(rows), *from.device,
+                       from.lane(interleaved).residual.top(rows));
+  }
   if (tap_ != nullptr) tap_->hand_off(stage, rows, interleaved);
 }
 
-bool DecoderModel::run_layers(const Stage& stage, StepCursor& at, const Run& run) {
-  const Lane& lane = stage.lane(run.interleaved);
-  Ops& ops = *stage.ops;
+BlockSum DecoderModel::sum_of(const Stage& stage, const Part& part, const Run& run) {
+  const Lane& lane = part.lane(run.interleaved);
   const int32_t tokens = run.batch.tokens;
-  const Tensor x = lane.residual.top(tokens);
-  const Tensor h = lane.normed.top(tokens);
+  if (stage.exchange == nullptr) return {lane.residual.top(tokens)};
+  return {lane.partial.top(tokens), Tail::store, lane.zeros.top(tokens)};
+}
+
+// All ranks send before the first collects (letter.h). The numbers of a step's sums begin anew in
+// each stage, which has an exchange of its own.
+void DecoderModel::exchange_sums(const Stage& stage, int32_t number, const Run& run) {
+  if (stage.exchange == nullptr || run.batch.tokens == 0) return;
+  const int32_t tokens = run.batch.tokens;
+  const DType type = split_.exact_sums || tokens <= kMostFewRows ? DType::f32 : DType::f16;
+  const auto letter = [&](const Part& part) {
+    return stage.exchange->letter(run.interleaved ? 1 : 0, part.rank, number, tokens, config_.width,
+                                  type);
+  };
+  for (const Part& part : stage.parts)
+    part.ops->send(letter(part), part.lane(run.interleaved).partial.top(tokens),
+                   run.batch.on_device(part.index));
+  for (const Part& part : stage.parts)
+    part.ops->collect(part.lane(run.interleaved).residual.top(tokens), letter(part), Tail::add,
+                      run.batch.on_device(part.index));
+}
+
+bool DecoderModel::run_layers(const Stage& stage, StepCursor& at, const Run& run) {
+  const int32_t tokens = run.batch.tokens;
   if (at.layer < 0) {
     if (!run.pacing.may_run(StepPart::embedding)) return false;
-    ops.embed(x, weights_.embedding, run.batch);
+    for (const Part& part : stage.parts)
+      part.ops->embed(part.lane(run.interleaved).residual.top(tokens), part.weights->embedding,
+                      run.batch.on_device(part.index));
   }
   if (!at.has_ropes) {
-    for (size_t i = 0; i < config_.ropes.size(); ++i)
-      ops.rope_table(lane.ropes[i].top(tokens), config_.ropes[i], run.batch);
+    for (const Part& part : stage.parts)
+      for (size_t i = 0; i < config_.ropes.size(); ++i)
+        part.ops->rope_table(part.lane(run.interleaved).ropes[i].top(tokens), config_.ropes[i],
+                             run.batch.on_device(part.index));
     at.has_ropes = true;
   }
   if (at.layer < 0) {
@@ -246,107 +242,155 @@ bool DecoderModel::run_layers(const Stage& stage, StepCursor& at, const Run& run
   }
   for (; at.layer < stage.end; ++at.layer) {
     const auto index = static_cast<size_t>(at.layer);
-    const LayerConfig& config = config_.layers[index];
-    const LayerWeights& layer = weights_.layers[index];
-    if (config.kind == LayerKind::delta) {
-      if (!run.pacing.may_run(StepPart::delta_layer)) return false;
-      delta_block(ops, x, h, {layer.mixer_norm, config_.eps}, layer.delta,
-                  run.memory.delta[at.delta], lane.layers[index].delta, run.batch);
-      ++at.delta;
-    } else {
-      if (!run_attention(stage, at, run)) return false;
-      ++at.kv;
-    }
-    run_feed_forward(ops, x, h, {layer.ffn_norm, config_.eps}, config, layer, lane.layers[index]);
+    const bool recurrent = config_.layers[index].kind == LayerKind::delta;
+    if (!(recurrent ? run_delta(stage, at, run) : run_attention(stage, at, run))) return false;
+    ++(recurrent ? at.delta : at.kv);
+    run_feed_forward(stage, at.layer, run);
+    const Part& first = stage.parts[0];
+    const Lane& lane = first.lane(run.interleaved);
     if (tap_ != nullptr && at.catches_up)
-      catching_up([&] { tap_->layer_output(at.layer, x, run.interleaved); });
-    if (observer_ != nullptr) show(stage, lane, index, run.batch);
+      catching_up(
+          [&] { tap_->layer_output(at.layer, lane.residual.top(tokens), run.interleaved); });
+    if (observer_ != nullptr) show(first, lane, index, run.batch.on_device(first.index));
     run.pacing.queued();
   }
   return at.stage < config_.last_stage() || run_outputs(stage, at, run);
 }
 
+bool DecoderModel::run_delta(const Stage& stage, StepCursor& at, const Run& run) {
+  if (!run.pacing.may_run(StepPart::delta_layer)) return false;
+  const auto index = static_cast<size_t>(at.layer);
+  const int32_t tokens = run.batch.tokens;
+  for (const Part& part : stage.parts) {
+    const Lane& lane = part.lane(run.interleaved);
+    const LayerWeights& layer = part.weights->layers[index];
+    const SequenceMemory& memory = run.memory[static_cast<size_t>(part.rank)];
+    delta_block(*part.ops, lane.residual.top(tokens), lane.normed.top(tokens),
+                {layer.mixer_norm, config_.eps}, layer.delta, memory.delta[at.delta],
+                lane.layers[index].delta, run.batch.on_device(part.index),
+                sum_of(stage, part, run));
+  }
+  exchange_sums(stage, 2 * (at.layer - std::max(stage.begin.layer, 0)), run);
+  return true;
+}
+
+// Leaves the rows whose logits are wanted, and what drafters read.
 bool DecoderModel::run_outputs(const Stage& stage, const StepCursor& at, const Run& run) {
-  const Lane& lane = stage.lane(run.interleaved);
-  const Batch& batch = run.batch;
+  const Part& part = stage.parts[0];
+  const Lane& lane = part.lane(run.interleaved);
+  const Batch batch = run.batch.on_device(part.index);
   if (!run.pacing.may_run(StepPart::outputs)) return false;
   ended_interleaved_ = run.interleaved;
   last_outputs_ = batch.outputs;
   if (batch.outputs > 0) {
     const Tensor rows = lane.gathered.top(batch.outputs);
-    stage.ops->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
-    stage.ops->add_norm(lane.hidden.top(batch.outputs), rows, {}, weights_.output_norm,
-                        config_.eps);
+    part.ops->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
+    part.ops->add_norm(lane.hidden.top(batch.outputs), rows, {}, part.weights->output_norm,
+                       config_.eps);
   }
   if (at.catches_up) {
     catching_up([&] {
-      if (config_.drafts()) keep_entries(lane, run);
-      if (tap_ != nullptr) tap_->step_output(batch, run.memory, run.interleaved);
+      if (config_.drafts()) keep_entries(lane, batch, run.memory[0]);
+      if (tap_ != nullptr) tap_->step_output(batch, run.memory[0], run.interleaved);
     });
   }
   run.pacing.queued();
   return true;
 }
 
-// An attention layer without its feed-forward. Returns false if it paused.
+// An attention layer without its feed-forward.
 bool DecoderModel::run_attention(const Stage& stage, StepCursor& at, const Run& run) {
-  const Lane& lane = stage.lane(run.interleaved);
-  Ops& ops = *stage.ops;
   const auto index = static_cast<size_t>(at.layer);
-  const LayerWeights& layer = weights_.layers[index];
-  const AttentionConfig& config = config_.layers[index].attention;
-  const AttentionScratch& scratch = lane.layers[index].attention;
-  const KvLayer& kv = run.memory.kv[at.kv];
-  const AttentionParams params = config.params();
   const int32_t tokens = run.batch.tokens;
-  const Tensor x = lane.residual.top(tokens);
+  struct Own {
+    const Part& part;
+    const Lane& lane;
+    const LayerWeights& layer;
+    const AttentionConfig& config;
+    const AttentionScratch& scratch;
+    const KvLayer& kv;
+  };
+  const auto own = [&](const Part& part) {
+    const Lane& lane = part.lane(run.interleaved);
+    return Own{part,
+               lane,
+               part.weights->layers[index],
+               part.config->layers[index].attention,
+               lane.layers[index].attention,
+               run.memory[static_cast<size_t>(part.rank)].kv[at.kv]};
+  };
   if (at.attention == StepPart::attention_in) {
     if (!run.pacing.may_run(StepPart::attention_in)) return false;
     const bool splits = run.pacing.splits_attention();
-    const Batch batch = run.batch.of_group(kv.group);
-    attention_in(ops, x, lane.normed.top(tokens), {layer.mixer_norm, config_.eps},
-                 lane.ropes[config.rope].top(tokens), layer.attention, params, kv, scratch, batch,
-                 !splits && observer_ == nullptr);
-    if (observer_ != nullptr) {
-      stage.device->synchronize();
-      observer_->attention(at.layer, scratch.q.top(tokens), kv, batch);
-      if (!splits) attention_rows(ops, params, kv, scratch, 0, batch);
+    for (const Part& part : stage.parts) {
+      const Own o = own(part);
+      const Batch batch = run.batch.on_device(part.index).of_group(o.kv.group);
+      attention_in(*part.ops, o.lane.residual.top(tokens), o.lane.normed.top(tokens),
+                   {o.layer.mixer_norm, config_.eps}, o.lane.ropes[o.config.rope].top(tokens),
+                   o.layer.attention, o.config.params(), o.kv, o.scratch, batch,
+                   !splits && observer_ == nullptr);
+      if (observer_ == nullptr) continue;
+      part.device->synchronize();
+      if (part.rank == 0)
+        observer_->attention(at.layer, o.scratch.q.top(tokens), o.kv, batch);
+      if (!splits) attention_rows(*part.ops, o.config.params(), o.kv, o.scratch, 0, batch);
     }
     at.row = splits ? 0 : tokens;
     at.attention = StepPart::attention_rows;
     run.pacing.queued();
   }
   while (at.row < tokens) {
-    const Batch rows = run.pacing.attention_rows(at.row).of_stage(at.stage);
+    const Batch rows = run.pacing.attention_rows(at.row);
     if (rows.tokens == 0) return false;
     BRAID_CHECK(at.row + rows.tokens <= tokens);
-    attention_rows(ops, params, kv, scratch, at.row, rows.of_group(kv.group));
+    for (const Part& part : stage.parts) {
+      const Own o = own(part);
+      attention_rows(*part.ops, o.config.params(), o.kv, o.scratch, at.row,
+                     rows.on_device(part.index).of_group(o.kv.group));
+    }
     at.row += rows.tokens;
     run.pacing.queued();
   }
   if (!run.pacing.may_run(StepPart::attention_out)) return false;
-  attention_out(ops, x, layer.attention, scratch);
+  for (const Part& part : stage.parts) {
+    const Own o = own(part);
+    attention_out(*part.ops, sum_of(stage, part, run), o.layer.attention, o.scratch);
+  }
+  exchange_sums(stage, 2 * (at.layer - std::max(stage.begin.layer, 0)), run);
   at.attention = StepPart::attention_in;  // for the next attention layer
   return true;
 }
 
-void DecoderModel::run_feed_forward(Ops& ops, Tensor x, Tensor h, const BlockNorm& norm,
-                                    const LayerConfig& config, const LayerWeights& w,
-                                    const LayerScratch& scratch) {
+void DecoderModel::run_feed_forward(const Stage& stage, int32_t layer, const Run& run) {
+  const auto index = static_cast<size_t>(layer);
+  const int32_t tokens = run.batch.tokens;
+  for (const Part& part : stage.parts) {
+    const Lane& lane = part.lane(run.interleaved);
+    const LayerWeights& w = part.weights->layers[index];
+    feed_forward_block(*part.ops, lane.residual.top(tokens), lane.normed.top(tokens),
+                       {w.ffn_norm, config_.eps}, part.config->layers[index], w,
+                       lane.layers[index], sum_of(stage, part, run));
+  }
+  exchange_sums(stage, 2 * (layer - std::max(stage.begin.layer, 0)) + 1, run);
+}
+
+void DecoderModel::feed_forward_block(Ops& ops, Tensor x, Tensor h, const BlockNorm& norm,
+                                      const LayerConfig& config, const LayerWeights& w,
+                                      const LayerScratch& scratch, const BlockSum& sum) {
   if (config.feed_forward.is_moe()) {
-    moe_block(ops, x, h, norm, w.moe, config.feed_forward, scratch.moe);
+    moe_block(ops, x, h, norm, w.moe, config.feed_forward, scratch.moe, sum);
   } else {
-    mlp_block(ops, x, h, norm, w.mlp, scratch.mlp);
+    mlp_block(ops, x, h, norm, w.mlp, scratch.mlp, sum);
   }
 }
 
 void DecoderModel::logits(Tensor logits, int32_t first, int32_t count) {
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= last_outputs_);
-  last_ops().logits(logits.top(count), weights_.head(), ended().hidden.middle(first, count));
+  last().ops->logits(logits.top(count), ends().head(), ended().hidden.middle(first, count));
 }
 
-void DecoderModel::show(const Stage& stage, const Lane& lane, size_t layer, const Batch& batch) {
-  stage.device->synchronize();
+void DecoderModel::show(const Part& part, const Lane& lane, size_t layer, const Batch& batch) {
+  part.device->synchronize();
   const auto number = static_cast<int32_t>(layer);
   const MoeScratch& moe = lane.layers[layer].moe;
   if (config_.layers[layer].feed_forward.is_moe())

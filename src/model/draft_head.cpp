@@ -28,10 +28,10 @@ const KvLayer& head_cells(const ModelConfig& config, const SequenceMemory& memor
 
 // Computes the residual of the head from tokens and lane.draft.before.
 void DecoderModel::enter_head(const Lane& lane, const Batch& batch) {
-  const MtpWeights& head = weights_.mtp[0];
+  const MtpWeights& head = ends().mtp[0];
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor joined = lane.draft.joined.top(batch.tokens);
-  Ops& ops = last_ops();
+  Ops& ops = *last().ops;
   ops.embed(x, *head.embedding, batch);
   ops.add_norm(joined.columns(0, config_.width), x, {}, head.embedding_norm, config_.eps);
   ops.add_norm(joined.columns(config_.width, config_.width), lane.draft.before.top(batch.tokens),
@@ -40,17 +40,17 @@ void DecoderModel::enter_head(const Lane& lane, const Batch& batch) {
   ops.linear(in, joined);
 }
 
-void DecoderModel::keep_entries(const Lane& lane, const Run& run) {
-  const Batch& batch = run.batch;
+void DecoderModel::keep_entries(const Lane& lane, const Batch& batch,
+                                const SequenceMemory& memory) {
   const Tensor x = lane.residual.top(batch.tokens);
   const Tensor h = lane.normed.top(batch.tokens);
-  Ops& ops = last_ops();
-  ops.add_norm(h, x, {}, weights_.output_norm, config_.eps);
-  ops.hidden_before(lane.draft.before.top(batch.tokens), h, run.memory.hidden, batch);
-  ops.hidden_keep(run.memory.hidden, h, batch);
+  Ops& ops = *last().ops;
+  ops.add_norm(h, x, {}, ends().output_norm, config_.eps);
+  ops.hidden_before(lane.draft.before.top(batch.tokens), h, memory.hidden, batch);
+  ops.hidden_keep(memory.hidden, h, batch);
   enter_head(lane, batch);
-  const LayerWeights& w = weights_.mtp[0].layer;
-  const KvLayer& kv = head_cells(config_, run.memory);
+  const LayerWeights& w = ends().mtp[0].layer;
+  const KvLayer& kv = head_cells(config_, memory);
   attention_store(ops, x, h, {w.mixer_norm, config_.eps},
                   lane.ropes[config_.mtp[0].attention.rope].top(batch.tokens), w.attention,
                   head_params(config_), kv, lane.draft.layer.attention, batch.of_group(kv.group));
@@ -58,10 +58,10 @@ void DecoderModel::keep_entries(const Lane& lane, const Run& run) {
 
 void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory& memory,
                          bool first) {
-  const Lane& lane = stages_.back().whole;
+  const Lane& lane = last().whole;
   BRAID_CHECK(config_.drafts() && batch.tokens <= lane.residual.rows);
-  Ops& ops = last_ops();
-  const MtpWeights& head = weights_.mtp[0];
+  Ops& ops = *last().ops;
+  const MtpWeights& head = ends().mtp[0];
   const LayerConfig& config = config_.mtp[0];
   const LayerWeights& w = head.layer;
   const Tensor x = lane.residual.top(batch.tokens);
@@ -75,9 +75,9 @@ void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory
   const AttentionScratch& scratch = lane.draft.layer.attention;
   attention_in(ops, x, h, {w.mixer_norm, config_.eps}, rope, w.attention, head_params(config_), kv,
                scratch, batch.of_group(kv.group), true);
-  attention_out(ops, x, w.attention, scratch);
+  attention_out(ops, {x}, w.attention, scratch);
   if (w.mlp.gate || w.moe.router)
-    run_feed_forward(ops, x, h, {w.ffn_norm, config_.eps}, config, w, lane.draft.layer);
+    feed_forward_block(ops, x, h, {w.ffn_norm, config_.eps}, config, w, lane.draft.layer, {x});
   ops.add_norm(before, x, {}, head.head_norm, config_.eps);  // input of the next draft()
   ops.add_norm(h, x, {}, head.head_norm, config_.eps);
   BRAID_CHECK(logits.cols == draft_columns());
@@ -101,14 +101,14 @@ void DecoderModel::choose_draft_vocabulary(int32_t wanted) {
 Status DecoderModel::load_draft_vocabulary() {
   if (config_.draft_vocabulary == 0) return {};
   const auto count = static_cast<size_t>(config_.draft_vocabulary);
-  BRAID_ASSIGN(draft_tokens_, last_device().allocate(count * sizeof(int32_t), "draft vocabulary"));
+  BRAID_ASSIGN(draft_tokens_, last().device->allocate(count * sizeof(int32_t), "draft vocabulary"));
   BRAID_ASSIGN(draft_tokens_on_host_,
-               last_device().allocate_host(count * sizeof(int32_t), "draft vocabulary"));
+               last().device->allocate_host(count * sizeof(int32_t), "draft vocabulary"));
   auto* tokens = static_cast<int32_t*>(draft_tokens_on_host_.data());
   std::iota(tokens, tokens + count, 0);
   change_draft_rows({});
-  last_device().synchronize();
-  return last_device().health();
+  last().device->synchronize();
+  return last().device->health();
 }
 
 const int32_t* DecoderModel::draft_token_of() const {
@@ -116,7 +116,7 @@ const int32_t* DecoderModel::draft_token_of() const {
 }
 
 void DecoderModel::change_draft_rows(std::span<const DraftRow> changes) {
-  Weight& w = weights_.mtp[0].draft_rows;
+  Weight& w = mtp().draft_rows;
   auto* tokens = static_cast<int32_t*>(draft_tokens_on_host_.data());
   std::vector<int32_t> rows;
   for (const DraftRow& change : changes) {
@@ -124,8 +124,8 @@ void DecoderModel::change_draft_rows(std::span<const DraftRow> changes) {
     tokens[change.row] = change.token;
     w.runs[static_cast<size_t>(change.row)].first = change.token;
   }
-  last_device().copy_rows(w, *weights_.mtp[0].head, rows);
-  last_device().to_device(draft_tokens_.data(), tokens, draft_tokens_.size_bytes());
+  last().device->copy_rows(w, *mtp().head, rows);
+  last().device->to_device(draft_tokens_.data(), tokens, draft_tokens_.size_bytes());
 }
 
 }  // namespace braid

@@ -1,6 +1,6 @@
 // layers.h -- the building blocks of a layer, as straight-line functions over Ops.
-// A block norms `residual` [T, E] into `normed` [T, E], reads it, and adds its result to
-// `residual`. Scratch of blocks may overlap.
+// A block norms `residual` [T, E] into `normed` [T, E], reads it, and gives its result to a BlockSum,
+// usually the residual. Scratch of blocks may overlap.
 #pragma once
 
 #include "model/model.h"
@@ -12,6 +12,14 @@ namespace braid {
 struct BlockNorm {
   const float* weight = nullptr;  // [E]
   float eps = 0;
+};
+
+// Where a block's closing product goes: it is added to the residual, or stored in a tensor that
+// other ranks' are added to. `zeros` [T, E] f32 then initializes sums of experts.
+struct BlockSum {
+  Tensor y;
+  Tail tail = Tail::add;
+  Tensor zeros;
 };
 
 struct AttentionScratch {
@@ -54,19 +62,19 @@ void attention_rows(Ops& ops, const AttentionParams& params, const KvLayer& kv,
 void attention_store(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, Tensor rope,
                      const AttentionBlock& w, const AttentionParams& params, const KvLayer& kv,
                      const AttentionScratch& scratch, const Batch& batch);
-void attention_out(Ops& ops, Tensor residual, const AttentionBlock& w,
+void attention_out(Ops& ops, const BlockSum& sum, const AttentionBlock& w,
                    const AttentionScratch& scratch);
 
 void delta_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm,
                  const DeltaBlock& w, const DeltaLayer& layer, const DeltaScratch& scratch,
-                 const Batch& batch);
+                 const Batch& batch, const BlockSum& sum);
 
 // down(silu(gate x) * up x).
 void mlp_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MlpBlock& w,
-               const MlpScratch& scratch);
+               const MlpScratch& scratch, const BlockSum& sum);
 
 // Routed experts and the shared one. Leaves the choice in scratch.ids and scratch.weights.
 void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
-               const FeedForwardConfig& config, const MoeScratch& scratch);
+               const FeedForwardConfig& config, const MoeScratch& scratch, const BlockSum& sum);
 
 }  // namespace braid

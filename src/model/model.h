@@ -29,7 +29,7 @@
 
 namespace braid {
 
-// The memory of all sequences, as a step sees it. Layers of a kind in trunk order.
+// The memory of all sequences, as a step sees it on a rank. Layers of a kind in trunk order.
 struct SequenceMemory {
   // [attention layers], then the MTP head's layer, then the layers of a drafter, if present.
   std::span<const KvLayer> kv;
@@ -113,6 +113,16 @@ struct ModelOptions {
   int32_t attention_window = 0;  // > 0: limit of all windows (ModelConfig::limit_windows)
 };
 
+// How a model is spread over devices (ops/devices.h).
+struct ModelSplit {
+  std::vector<int32_t> first_layers = {0};  // of each stage
+  int32_t ranks = 1;                        // of each stage
+  std::vector<double> rank_ratio;           // ShardMap::make(); empty: even
+  bool drafts_embed = false;                // ModelWeights::split()
+  // Ranks exchange rows as f32. Else rows of large steps travel as f16.
+  bool exact_sums = true;
+};
+
 // A row of the draft matrix, and its token.
 struct DraftRow {
   int32_t row;
@@ -126,44 +136,57 @@ class Model {
                                              const ModelOptions& options = {});
   virtual ~Model() = default;
 
-  virtual const ModelConfig& config() const = 0;
-  virtual ModelWeights& weights() = 0;
+  virtual const ModelConfig& config() const = 0;  // of the whole model
+  ModelWeights& weights() { return weights_of(0); }
 
-  // Cuts the trunk into stages: stage s begins with layer first_layers[s], the first with layer 0.
-  // Before load(); may be called again. `drafts_embed`: ModelWeights::split().
-  virtual void split(std::span<const int32_t> first_layers, bool drafts_embed) = 0;
+  // Before load(); may be called again. Errors: those of ShardMap::make().
+  virtual Status split(const ModelSplit& split) = 0;
+  virtual int32_t ranks() const = 0;
+  // The layers as a rank has them: heads and widths are its own. Rank 0 also has what is before and
+  // after the trunk: output matrix, MTP heads and a drafter's layers.
+  virtual const ModelConfig& config_of(int32_t rank) const = 0;
+  virtual ModelWeights& weights_of(int32_t rank) = 0;
 
-  // Bytes of activations of a stage on a device with that activation type.
-  virtual size_t activation_bytes(int32_t stage, const StepSizes& sizes,
+  // Bytes of activations of a rank in a stage, on a device with that activation type.
+  virtual size_t activation_bytes(int32_t stage, int32_t rank, const StepSizes& sizes,
                                   DType activations = DType::f32) const = 0;
   // Needs of the device's workspaces, without those of sequences and context.
   virtual Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const = 0;
   // Multiplications and additions of one token without attention scores, head included.
   virtual int64_t flops_per_token() const = 0;
 
-  // Once, to one device for each stage. Errors: exhausted, unsupported.
-  virtual Status load(std::span<Device* const> stages, const StepSizes& sizes,
+  // Once. Devices stage by stage, as in Devices. Errors: exhausted, unsupported.
+  virtual Status load(std::span<Device* const> devices, const StepSizes& sizes,
                       const ModelWeights::Progress& progress = nullptr) = 0;
   Status load(Device& device, const StepSizes& sizes) {
     Device* const one[] = {&device};
     return load(one, sizes);
   }
+  // Batch::turn of the next step.
+  virtual int32_t next_turn() = 0;
 
   // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row.
-  void forward(const Batch& batch, const SequenceMemory& memory) {
+  // `memory`: of each rank.
+  void forward(const Batch& batch, std::span<const SequenceMemory> memory) {
     for (int32_t stage = 0; stage < config().stages; ++stage) {
       forward_stage(stage, batch, memory);
       hand_off(stage, batch.tokens);
     }
   }
+  // For one rank.
+  void forward(const Batch& batch, const SequenceMemory& memory) {
+    forward(batch, std::span(&memory, 1));
+  }
   // The same in parts, in this order for each stage. A hand-off, to the next stage, cannot be
   // recorded.
-  virtual void forward_stage(int32_t stage, const Batch& batch, const SequenceMemory& memory) = 0;
+  virtual void forward_stage(int32_t stage, const Batch& batch,
+                             std::span<const SequenceMemory> memory) = 0;
   virtual void hand_off(int32_t stage, int32_t rows) = 0;
 
   // Runs one sequence's certain rows from `at` on, with pauses for other sequences' steps. True: it
   // has ended, with the results of forward().
-  virtual bool forward_interleaved(StepCursor& at, const Batch& batch, const SequenceMemory& memory,
+  virtual bool forward_interleaved(StepCursor& at, const Batch& batch,
+                                   std::span<const SequenceMemory> memory,
                                    StepPacing& pacing) = 0;
 
   // logits [count, V] of output rows first .. first + count of the last ended step.

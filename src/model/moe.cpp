@@ -4,7 +4,7 @@
 namespace braid {
 
 void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
-               const FeedForwardConfig& config, const MoeScratch& scratch) {
+               const FeedForwardConfig& config, const MoeScratch& scratch, const BlockSum& sum) {
   const int64_t rows = normed.rows;
   const Tensor logits = scratch.logits.top(rows);
   const Tensor ids = scratch.ids.top(rows);
@@ -14,7 +14,9 @@ void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, 
   ops.norm_linear(router, normed, residual, norm.weight, norm.eps);
   const RouteParams params{config.experts, config.experts_used, config.score, w.route_bias,
                            config.scale};
-  ops.moe(residual, normed, ids, weights, logits, params, w.view());
+  if (sum.tail == Tail::store)
+    ops.gather_rows(sum.y, sum.zeros, nullptr, static_cast<int32_t>(rows));
+  ops.moe(sum.y, normed, ids, weights, logits, params, w.view());
 }
 
 }  // namespace braid

@@ -50,6 +50,21 @@ class Sharding {
 
   void end_trunk() { layer_ = ModelWeights::kLastStage; }
 
+  void whole_head(MtpWeights& to, const MtpWeights& from) {
+    to = from;
+    to.embedding = from.own_embedding ? &to.own_embedding : &out_.embedding;
+    to.head = from.own_head ? &to.own_head : &out_.head();
+    vector(to.embedding_norm, from.embedding_norm);
+    vector(to.hidden_norm, from.hidden_norm);
+    vector(to.head_norm, from.head_norm);
+    vector(to.layer.mixer_norm, from.layer.mixer_norm);
+    vector(to.layer.ffn_norm, from.layer.ffn_norm);
+    vector(to.layer.attention.norms.q_norm, from.layer.attention.norms.q_norm);
+    vector(to.layer.attention.norms.k_norm, from.layer.attention.norms.k_norm);
+    vector(to.layer.moe.route_bias, from.layer.moe.route_bias);
+    vector(to.layer.moe.shared_scale, from.layer.moe.shared_scale);
+  }
+
   void layer(int32_t number, LayerWeights& to, const LayerWeights& from, const LayerShard& s) {
     layer_ = number;
     vector(to.mixer_norm, from.mixer_norm);
@@ -117,6 +132,26 @@ ColumnBlocks column_blocks(const ModelWeights& weights) {
     blocks.mtp.back().eh_proj = block_elements(head.eh_proj);
   }
   return blocks;
+}
+
+void shard_trunk(const ModelWeights& whole, const ShardMap& map, int rank, ModelWeights& out) {
+  BRAID_CHECK(!whole.vector_values(whole.output_norm).empty());  // gone once loaded
+  BRAID_CHECK(rank >= 0 && rank < map.ranks() && !out.embedding && out.layers.empty());
+  Sharding sharding(whole, out);
+  out.has_head_ = rank == 0;
+  out.embedding = whole.embedding;
+  out.embedding.is_product = rank == 0 && !whole.own_head;
+  out.layers = std::vector<LayerWeights>(whole.layers.size());
+  for (size_t i = 0; i < whole.layers.size(); ++i)
+    sharding.layer(static_cast<int32_t>(i), out.layers[i], whole.layers[i], map.layer(rank, i));
+  sharding.end_trunk();
+  if (rank == 0) {
+    out.own_head = whole.own_head;
+    sharding.vector(out.output_norm, whole.output_norm);
+    out.mtp = std::vector<MtpWeights>(whole.mtp.size());
+    for (size_t i = 0; i < whole.mtp.size(); ++i) sharding.whole_head(out.mtp[i], whole.mtp[i]);
+  }
+  out.count_parameters(whole.trunk_parameters(), whole.mtp_parameters());
 }
 
 void shard(const ModelWeights& whole, const ShardMap& map, int rank, ModelWeights& out) {

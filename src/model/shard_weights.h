@@ -20,4 +20,8 @@ ColumnBlocks column_blocks(const ModelWeights& weights);
 // - Parameters are counted as in `whole`.
 void shard(const ModelWeights& whole, const ShardMap& map, int rank, ModelWeights& out);
 
+// The same with the layers of the trunk alone shared: rank 0 has the output matrix and MTP heads
+// whole, the others lack them, and every rank has the whole token table.
+void shard_trunk(const ModelWeights& whole, const ShardMap& map, int rank, ModelWeights& out);
+
 }  // namespace braid

@@ -231,7 +231,7 @@ class SplitRun {
       Rank& rank = ranks_.emplace_back(whole.file);
       shard(whole.weights(), map, r, rank.weights);
       Device* const one[] = {device_.get()};
-      EXPECT_TRUE(rank.weights.load(one, nullptr).ok());
+      EXPECT_TRUE(rank.weights.load(one, false, nullptr).ok());
       for (const LayerConfig& l : map.config(r).layers) {
         if (l.kind == LayerKind::attention) {
           KvLayer& kv = rank.kv.emplace_back();
@@ -280,7 +280,7 @@ class SplitRun {
           const DeltaScratch scratch{tensor(d.channels()), tensor(d.value_width()),
                                      tensor(d.value_heads), tensor(d.value_heads),
                                      tensor(d.value_width())};
-          delta_block(ops_, y, normed, norm, w.delta, rank.delta[delta], scratch, batch);
+          delta_block(ops_, y, normed, norm, w.delta, rank.delta[delta], scratch, batch, {y});
         }
       });
       (attends ? attention : delta) += 1;
@@ -291,7 +291,7 @@ class SplitRun {
         if (c.is_moe()) {
           run_experts(y, normed, norm, w.moe, c, map_.layer(r, i).experts);
         } else {
-          mlp_block(ops_, y, normed, norm, w.mlp, {tensor(c.width)});
+          mlp_block(ops_, y, normed, norm, w.mlp, {tensor(c.width)}, {y});
         }
       });
     }
@@ -352,7 +352,7 @@ class SplitRun {
     scratch.q = tensor(c.query_width());
     scratch.attended = tensor(c.query_width());
     attention_in(ops_, y, normed, norm, rope, w, c.params(), kv, scratch, batch, true);
-    attention_out(ops_, y, w, scratch);
+    attention_out(ops_, {y}, w, scratch);
   }
 
   // Experts of other ranks count as this rank's first one with a weight of 0.

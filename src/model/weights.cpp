@@ -43,7 +43,7 @@ std::array<Weight*, 20> LayerWeights::matrices() {
 void ModelWeights::split(const ModelConfig& config, bool drafts_embed) {
   layer_stage_.clear();
   for (const LayerConfig& layer : config.layers) layer_stage_.push_back(layer.stage);
-  const bool tied = !own_head;
+  const bool tied = has_head_ && !own_head;
   const Weight* const table = &embedding;
   const Weight* const copy = &embedding_copy_;
   for (const MtpWeights& head : mtp)
@@ -120,7 +120,8 @@ size_t ModelWeights::loaded_bytes(int32_t stage) {
   return bytes;
 }
 
-Status ModelWeights::load(std::span<Device* const> devices, const Progress& progress) {
+Status ModelWeights::load(std::span<Device* const> devices, bool releases,
+                          const Progress& progress) {
   BRAID_CHECK(file_ != nullptr && vector_memory_.empty());
   BRAID_CHECK(static_cast<int32_t>(devices.size()) == stages());
   uint64_t total_bytes = 0;
@@ -143,7 +144,7 @@ Status ModelWeights::load(std::span<Device* const> devices, const Progress& prog
   uint64_t done_bytes = 0;
   const auto done = [&](const Weight& w) {
     done_bytes += file_bytes(w);
-    release_pages(*file_, w);
+    if (releases) release_pages(*file_, w);
     if (progress) progress(done_bytes, total_bytes);
   };
   for (int32_t stage = 0; stage < stages(); ++stage)

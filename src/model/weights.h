@@ -82,6 +82,8 @@ struct MtpWeights {
   LayerWeights layer;
 };
 
+class ShardMap;
+
 class ModelWeights {
  public:
   using Progress = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
@@ -117,8 +119,9 @@ class ModelWeights {
     size_t read = 0;  // for one token; of experts only the used ones
   };
   LayerBytes layer_bytes(size_t layer, const ModelConfig& config, const WeightBytes& bytes_of);
-  // Loads each stage to its device. Errors: exhausted, unsupported.
-  Status load(std::span<Device* const> stages, const Progress& progress);
+  // Loads each stage to its device. `releases`: the file's pages are not needed again. Errors:
+  // exhausted, unsupported.
+  Status load(std::span<Device* const> stages, bool releases, const Progress& progress);
 
   int64_t trunk_parameters() const { return trunk_parameters_; }
   int64_t mtp_parameters() const { return mtp_parameters_; }
@@ -138,6 +141,7 @@ class ModelWeights {
 
  private:
   friend class WeightReader;
+  friend void shard_trunk(const ModelWeights&, const ShardMap&, int, ModelWeights&);
   struct VectorUse {
     const float** user;
     size_t offset;
@@ -156,6 +160,7 @@ class ModelWeights {
   std::vector<Weight*> matrices_of(int32_t stage);
 
   const GgufFile* file_;
+  bool has_head_ = true;              // of the whole model, or rank 0
   std::vector<int32_t> layer_stage_;  // empty: one stage
   Weight embedding_copy_;
   int64_t trunk_parameters_ = 0;

@@ -229,8 +229,8 @@ void Dflash::run_layer(size_t i, Tensor x, const Batch& blocks, const int32_t* l
   attention_in(*ops_, x, h, {w.mixer_norm, config_.eps}, block_.rope.top(x.rows), w.attention,
                layer.attention.params(), kv, block_.attention, batch, layer.causal);
   attend(layer, kv, batch, last_position);
-  attention_out(*ops_, x, w.attention, block_.attention);
-  mlp_block(*ops_, x, h, {w.ffn_norm, config_.eps}, w.mlp, block_.mlp);
+  attention_out(*ops_, {x}, w.attention, block_.attention);
+  mlp_block(*ops_, x, h, {w.ffn_norm, config_.eps}, w.mlp, block_.mlp, {x});
 }
 
 // With convolutions: x += conv(f(conv(norm(x)))) for each sublayer f, with taps from norm(x).
