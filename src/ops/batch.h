@@ -92,7 +92,7 @@ struct Batch {
     Batch b = *this;
     for (const int32_t** array :
          {&b.token, &b.position, &b.cell, &b.sequence, &b.parent, &b.first_row, &b.rows, &b.certain,
-          &b.context, &b.slot, &b.block_table, &b.cold_table, &b.output_row})
+          &b.context, &b.slot, &b.block_table, &b.cold_table, &b.output_row, &b.turn})
       if (*array != nullptr)
         *array = reinterpret_cast<const int32_t*>(reinterpret_cast<std::intptr_t>(*array) +
                                                   stage_offset_bytes[stage]);

@@ -15,6 +15,7 @@
 
 #include "base/host_pages.h"
 #include "base/result.h"
+#include "ops/letter.h"
 #include "ops/state.h"
 #include "ops/tensor.h"
 
@@ -64,6 +65,10 @@ struct DeviceOptions {
   // A row's bytes depend on its sequence alone, not on the rows of a step or the cuts of a prompt.
   // Always true on the CPU and the reference; slower on a GPU (docs/design/numerics.md).
   bool deterministic = false;
+  // Devices of this process that exchange letters (letter.h). Above 1, all kernels of a GPU are
+  // loaded at start, as a kernel that waits for another rank would block the loading.
+  int ranks = 1;
+  int ranks_on_gpu = 1;  // of these; each chooses kernels for its share of the multiprocessors
 };
 
 struct OpTime {
@@ -215,6 +220,15 @@ class Device {
 
   virtual void synchronize() = 0;
   virtual Ops& ops() = 0;
+
+  // Mailboxes for letters between `ranks`, which are devices of this kind, in this order; this is
+  // one of them. Call it at start. The exchange must go before the devices do.
+  // Errors: unsupported, exhausted, invalid_argument (too many).
+  virtual Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,
+                                                    std::span<const LaneNeeds> lanes,
+                                                    const ExchangeOptions& options = {}) {
+    return Error{ErrorKind::unsupported, description() + " does not share a model's tensors"};
+  }
 
   // Ok if all work so far succeeded; call it after synchronize(). An error is permanent: the device
   // is unusable, and work since the last ok is invalid. Errors: io.

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "ops/batch.h"
 #include "ops/device.h"
+#include "ops/letter.h"
 #include "ops/rope.h"
 #include "ops/state.h"
 #include "ops/tensor.h"
@@ -270,6 +271,21 @@ class Ops {
   // token_of [V]: ids of the columns; null: column numbers.
   virtual void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
                      const int32_t* token_of = nullptr) = 0;
+
+  // Sends x to all ranks of a tensor split (letter.h has the rules). An empty letter has no x.
+  // x [T, E] f32
+  virtual void send(const Letter& letter, Tensor x, const Batch& batch) = 0;
+
+  // Waits for the letter's rows of all ranks and adds them up in f32: p = those of rank 0, p += of
+  // rank 1, and so on. Then y = p, or y += p with Tail::add. If a rank's rows do not come, the
+  // device is broken (health()) and y undefined. An empty letter has no y.   y [T, E] f32
+  virtual void collect(Tensor y, const Letter& letter, Tail tail, const Batch& batch) = 0;
+
+  // Instead of collect(), for letters of BestRows: of each row the k best of all ranks' k,
+  // descending (ties: lowest id; NaN last), and the log of the sum of exp of their log_sum, in the
+  // order of ranks. values [T, k], ids [T, k] i32, log_sum [T, 1]
+  virtual void merge_best(Tensor values, Tensor ids, Tensor log_sum, const Letter& letter,
+                          const Batch& batch) = 0;
 
   // For draft blocks (batch.h), over the rows of t's sequence in this batch, all certain:
   //   p[t, c] = sum_j (base[j][c] + mix[t, j * E / group + c / group]) x[t - j, c]

@@ -48,6 +48,11 @@ class RefOps final : public Ops {
   void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
                    const Batch& batch) override;
 
+  void send(const Letter& letter, Tensor x, const Batch& batch) override;
+  void collect(Tensor y, const Letter& letter, Tail tail, const Batch& batch) override;
+  void merge_best(Tensor values, Tensor ids, Tensor log_sum, const Letter& letter,
+                  const Batch& batch) override;
+
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
   void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
@@ -77,6 +82,9 @@ class RefDevice final : public Device {
   }
   void synchronize() override {}
   Ops& ops() override { return ops_; }
+  Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,
+                                            std::span<const LaneNeeds> lanes,
+                                            const ExchangeOptions& options) override;
 
  private:
   DeviceOptions options_;

@@ -36,6 +36,9 @@ class CpuDevice final : public Device {
   bool expands(const KvCodec& codec, int32_t head_dim) const override;
   void synchronize() override {}
   Ops& ops() override { return ops_; }
+  Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,
+                                            std::span<const LaneNeeds> lanes,
+                                            const ExchangeOptions& options) override;
 
  private:
   CpuDevice(std::shared_ptr<ThreadPool> pool, std::unique_ptr<cpu::Products> products)

@@ -54,6 +54,11 @@ class CpuOps final : public Ops {
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
              const int32_t* token_of) override;
 
+  void send(const Letter& letter, Tensor x, const Batch& batch) override;
+  void collect(Tensor y, const Letter& letter, Tail tail, const Batch& batch) override;
+  void merge_best(Tensor values, Tensor ids, Tensor log_sum, const Letter& letter,
+                  const Batch& batch) override;
+
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
   void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,

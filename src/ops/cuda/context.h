@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -20,6 +21,7 @@ struct Context : Card {
   int gpu = 0;  // the driver's number
   cudaStream_t stream = nullptr;
   bool deterministic = false;   // device.h: forms are chosen independently of the number of rows
+  int ranks_on_gpu = 1;         // device.h
   uint64_t launches = 0;        // kernels queued so far
   std::string name;             // "NVIDIA GeForce RTX 3090, 8.6"
   const char* op = "a kernel";  // the op that is being queued (profile.h)
@@ -42,7 +44,21 @@ struct Context : Card {
     if (error == cudaSuccess) return;
     keep(cudaGetLastError() == error ? "failed in or before" : "refused", what, error);
   }
-  bool healthy() const { return first_error.empty(); }
+  bool healthy() const { return fault().empty(); }
+
+  // The first error, or what a watch tells; empty: none.
+  std::string fault() const {
+    if (!first_error.empty()) return first_error;
+    for (const Watch& watch : watches)
+      if (std::string told = watch.fault(); !told.empty()) return told;
+    return {};
+  }
+  // Faults that kernels see without failing (exchange/protocol.cuh). Empty: none.
+  struct Watch {
+    const void* owner;
+    std::function<std::string()> fault;
+  };
+  std::vector<Watch> watches;
 
   // If not null, launches are recorded here instead of made (rehearsal.h).
   std::vector<KernelLaunch>* rehearsal = nullptr;

@@ -10,6 +10,7 @@
 #include "base/log_line.h"
 #include "base/threads.h"
 #include "ops/cuda/device_math.h"
+#include "ops/cuda/exchange/exchange.h"
 #include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/launch.h"
 
@@ -160,6 +161,8 @@ std::string how_used(const cuda::Card& gpu, const std::string& of_gpu, const cud
 }  // namespace
 
 Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& options) {
+  // Read at the first call of CUDA in a process; a value that the user gave stays.
+  if (options.ranks > 1) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
@@ -207,6 +210,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   }
   gpu = cuda::as_used_by(gpu, code->capability, code->wgmma);
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
+  context.ranks_on_gpu = std::max(1, options.ranks_on_gpu);
+  context.processors = std::max(1, context.processors / context.ranks_on_gpu);
   device->description_ = "cuda (" + number + properties.name + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
                          how_used(gpu, of_gpu, context) + ")";
@@ -406,7 +411,15 @@ void CudaDevice::synchronize() {
 
 Status CudaDevice::health() const {
   if (context_.healthy()) return {};
-  return Error{ErrorKind::io, context_.first_error};
+  return Error{ErrorKind::io, context_.fault()};
+}
+
+Result<std::unique_ptr<Exchange>> CudaDevice::connect(std::span<Device* const> ranks,
+                                                      std::span<const LaneNeeds> lanes,
+                                                      const ExchangeOptions& options) {
+  std::vector<cuda::Rank> all;
+  for (Device* rank : ranks) all.push_back({rank, &dynamic_cast<CudaDevice&>(*rank).context_});
+  return cuda::connect(all, lanes, options);
 }
 
 void CudaDevice::fail_on_purpose(bool lasting) {

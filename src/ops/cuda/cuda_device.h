@@ -58,6 +58,9 @@ class CudaDevice final : public Device {
   void synchronize() override;
   Ops& ops() override { return profiler_; }
   Status health() const override;
+  Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,
+                                            std::span<const LaneNeeds> lanes,
+                                            const ExchangeOptions& options) override;
 #if defined(BRAID_COUNT_CLAMPS)
   uint64_t clamped() const override;
 #endif

@@ -73,6 +73,11 @@ class CudaOps final : public Ops {
   void hidden_move(const HiddenRing& ring, std::span<const CellMove> moves,
                    const Batch& batch) override;
 
+  void send(const Letter& letter, Tensor x, const Batch& batch) override;
+  void collect(Tensor y, const Letter& letter, Tail tail, const Batch& batch) override;
+  void merge_best(Tensor values, Tensor ids, Tensor log_sum, const Letter& letter,
+                  const Batch& batch) override;
+
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override;
   void pair_scores(Tensor scores, Tensor confidence, const PairInputs& in, const PairWeights& w,
@@ -87,6 +92,7 @@ class CudaOps final : public Ops {
     size_t sequence, gemm, moe, top_k;
     size_t sum() const { return sequence + gemm + moe + top_k; }
   };
+  bool collects_late(const Letter& letter) const;
   void run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w);
 
   WorkspaceParts workspace_parts(const Device::WorkspaceNeeds& needs) const;
@@ -100,6 +106,7 @@ class CudaOps final : public Ops {
   std::byte* moe_work_ = nullptr;
   std::byte* top_k_work_ = nullptr;
   cuda::AnnouncedProduct announced_;
+  uint64_t sent_at_ = 0;  // launches when the last letter had been sent
 };
 
 }  // namespace braid

@@ -9,9 +9,10 @@
 //   imply the end of all earlier ones.
 // - let_next_start() comes after wait_for_previous(). So only two kernels overlap, and when a
 //   kernel starts, the one before the preceding one is complete and its writes are visible.
-// - Exception: short kernels between two products (norm, order, route, sort, combine) call it
-//   first, so that the next product sets up during the previous one. The kernel after a short one
-//   may rely only on its own wait: GemmLaunch::beside_previous and ExpertList::early do not apply.
+// - Exception: short kernels between two products (norm, order, route, sort, combine, collect)
+//   call it first, so that the next product sets up during the previous one. The kernel after a
+//   short one may rely only on its own wait: GemmLaunch::beside_previous and ExpertList::early do
+//   not apply.
 //
 // Overlap needs room: at most half of a multiprocessor's threads, registers and shared memory. All
 // kernels request the same division of the L1 cache, since a change waits for an idle

@@ -39,6 +39,14 @@ std::string shape_text(const Weight& w) {
   return std::string(type_name(w.type)) + " " + std::to_string(w.k) + " x " + std::to_string(w.n);
 }
 
+// Bytes of a letter, once for each rank that writes or reads them.
+double letter_bytes(const Letter& letter, int32_t times) {
+  return 4.0 * static_cast<double>(letter.rows * letter.row_words()) * times;
+}
+std::string letter_text(const Letter& letter) {
+  return std::to_string(letter.width) + " wide, " + std::to_string(letter.senders) + " ranks";
+}
+
 }  // namespace
 
 Profiler::~Profiler() {
@@ -376,6 +384,28 @@ void Profiler::top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,
   timed({"top_k", std::to_string(values.cols) + " of " + std::to_string(logits.cols),
          tensor_bytes(logits), 0},
         [&] { ops_.top_k(values, ids, log_sum, logits, token_of); });
+}
+
+void Profiler::send(const Letter& letter, Tensor x, const Batch& batch) {
+  if (!times("send")) return ops_.send(letter, x, batch);
+  const int32_t copies = letter.few ? letter.copies : 1;
+  timed({"send", letter_text(letter), tensor_bytes(x) + letter_bytes(letter, copies), 0},
+        [&] { ops_.send(letter, x, batch); });
+}
+
+void Profiler::collect(Tensor y, const Letter& letter, Tail tail, const Batch& batch) {
+  if (!times("collect")) return ops_.collect(y, letter, tail, batch);
+  timed({"collect", letter_text(letter),
+         letter_bytes(letter, letter.senders) + tensor_bytes(y) * (tail == Tail::add ? 2 : 1), 0},
+        [&] { ops_.collect(y, letter, tail, batch); });
+}
+
+void Profiler::merge_best(Tensor values, Tensor ids, Tensor log_sum, const Letter& letter,
+                          const Batch& batch) {
+  if (!times("merge_best")) return ops_.merge_best(values, ids, log_sum, letter, batch);
+  timed({"merge_best", letter_text(letter),
+         letter_bytes(letter, letter.senders) + tensor_bytes(values) + tensor_bytes(ids), 0},
+        [&] { ops_.merge_best(values, ids, log_sum, letter, batch); });
 }
 
 void Profiler::short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "ops/cuda/cuda_ops.h"
+#include "ops/cuda/exchange/exchange.h"
 #include "ops/cuda/profile.h"
 #include "ops/cuda/weights.h"
 
@@ -48,7 +49,14 @@ class Rehearsal final : public Device {
   Ops& ops() override { return profiler_; }
   Status health() const override {
     if (context_.healthy()) return {};
-    return Error{ErrorKind::io, context_.first_error};
+    return Error{ErrorKind::io, context_.fault()};
+  }
+  Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,
+                                            std::span<const LaneNeeds> lanes,
+                                            const ExchangeOptions& options) override {
+    std::vector<Rank> all;
+    for (Device* rank : ranks) all.push_back({rank, &dynamic_cast<Rehearsal&>(*rank).context_});
+    return cuda::connect(all, lanes, options);
   }
 
  private:

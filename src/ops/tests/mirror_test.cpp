@@ -77,6 +77,7 @@ class Call {
     for (auto* table : {&b.block_table, &b.cold_table})
       *table = list(*table, s * b.blocks_per_sequence);
     b.output_row = list(b.output_row, b.outputs);
+    b.turn = list(b.turn, 1);
     return b;
   }
 
@@ -328,6 +329,24 @@ class MirrorOps final : public Ops {
                        call.at(token_of));
     call.finish();
   }
+  // Letters hold addresses of the inner devices (MirrorDevice::connect).
+  void send(const Letter& letter, Tensor x, const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().send(letter, call.wide(x), call.batch(batch));
+    call.finish();
+  }
+  void collect(Tensor y, const Letter& letter, Tail tail, const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().collect(call.wide(y), letter, tail, call.batch(batch));
+    call.finish();
+  }
+  void merge_best(Tensor values, Tensor ids, Tensor log_sum, const Letter& letter,
+                  const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().merge_best(call.wide(values), call.wide(ids), call.wide(log_sum), letter,
+                            call.batch(batch));
+    call.finish();
+  }
   void short_conv(Tensor y, Tensor x, Tensor mix, const ShortConv& conv, Tail tail,
                   const Batch& batch) override {
     Call call(inner_, type_);
@@ -493,6 +512,13 @@ class MirrorDevice final : public Device {
   }
   void synchronize() override { inner_->synchronize(); }
   Ops& ops() override { return ops_; }
+  Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,
+                                            std::span<const LaneNeeds> lanes,
+                                            const ExchangeOptions& options) override {
+    std::vector<Device*> inner;
+    for (Device* rank : ranks) inner.push_back(dynamic_cast<MirrorDevice&>(*rank).inner_.get());
+    return inner_->connect(inner, lanes, options);
+  }
 
  private:
   std::unique_ptr<Device> inner_;
