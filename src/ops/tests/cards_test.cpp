@@ -306,6 +306,36 @@ TEST_P(OnCard, LogitsAndTheirLargestFit) {
   }
 }
 
+// Letters of one row, of the most that are pushed, and of a prompt.
+TEST_P(OnCard, LettersBetweenRanksFit) {
+  std::unique_ptr<Device> other = cuda::make_rehearsal(card, launches);
+  Device* const ranks[] = {device.get(), other.get()};
+  const LaneNeeds lane{kMostRows, shape.width};
+  auto exchange = device->connect(ranks, {&lane, 1});
+  ASSERT_TRUE(exchange.ok());
+  EXPECT_GT((*exchange)->bytes(1), size_t{2} * 4 * kMostRows * static_cast<size_t>(shape.width));
+  Batch batch;
+  batch.turn = static_cast<const int32_t*>(tensor(1, 64).data);
+  for (const int64_t rows : {0, 1, 16, 17, 2048}) {
+    for (const DType type : {DType::f32, DType::f16}) {
+      const Letter letter = (*exchange)->letter(0, 1, 0, rows, shape.width, type);
+      const Tensor x = tensor(rows, shape.width, DType::f32);
+      EXPECT_EQ(letter.few, rows == 1 || rows == 16 || (rows == 17 && type == DType::f16)) << rows;
+      device->ops().send(letter, x, batch);
+      check("send");
+      device->ops().collect(x, letter, Tail::add, batch);
+      check("collect");
+    }
+  }
+  for (const int64_t k : {1, 64, 128}) {
+    const int64_t rows = 32;
+    const Letter letter = (*exchange)->letter(0, 1, 1, rows, BestRows::width(k));
+    device->ops().merge_best(tensor(rows, k, DType::f32), tensor(rows, k, DType::i32),
+                             tensor(rows, 1, DType::f32), letter, batch);
+    check("merge_best");
+  }
+}
+
 std::string name_of(const ::testing::TestParamInfo<std::tuple<Card, Shape>>& info) {
   const auto& [card, shape] = info.param;
   std::string name = "sm" + std::to_string(card.capability) + "_" + shape.name;
