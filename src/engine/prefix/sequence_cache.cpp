@@ -98,15 +98,23 @@ uint64_t CacheSizes::resume_bytes(const ModelConfig& config, int32_t stage) cons
   return one.slot_bytes(config, stage) + exact_bytes(config, stage) + block_bytes(config, 0, stage);
 }
 
-Status SequenceCache::allocate(Devices& devices, const ModelConfig& config,
+Status SequenceCache::allocate(Devices& devices, std::span<const ModelConfig* const> ranks,
                                const CacheSizes& sizes) {
-  BRAID_CHECK(devices.count() == config.stages);
+  const ModelConfig& config = *ranks[0];
+  BRAID_CHECK(devices.stages() == config.stages && devices.ranks() == std::ssize(ranks));
   devices_ = &devices;
-  places_.resize(static_cast<size_t>(config.stages));
+  places_.resize(static_cast<size_t>(devices.count()));
   copies_.resize(places_.size());
+  ranks_.resize(ranks.size());
   width_ = config.width;
-  BRAID_TRY(allocate_kv(config, sizes));
-  BRAID_TRY(allocate_slots(config, sizes));
+  snapshots_ = sizes.snapshots;
+  trunk_layers_ = attention_layers(config);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    BRAID_TRY(allocate_kv(static_cast<int32_t>(rank), *ranks[rank], sizes));
+    BRAID_TRY(allocate_slots(static_cast<int32_t>(rank), *ranks[rank], sizes));
+  }
+  for (const Rank& rank : ranks_) memories_.push_back({rank.kv, rank.delta, {}});
+  memories_[0].hidden = hidden_;
   if (devices.traits().host_visible) return {};
   for (int32_t g = 0; g < kKvGroups; ++g)
     block_copies_[g].resize(static_cast<size_t>(sizes.blocks[g]));
@@ -114,81 +122,98 @@ Status SequenceCache::allocate(Devices& devices, const ModelConfig& config,
   return {};
 }
 
-Status SequenceCache::allocate_kv(const ModelConfig& config, const CacheSizes& sizes) {
+Status SequenceCache::allocate_kv(int32_t rank, const ModelConfig& config,
+                                  const CacheSizes& sizes) {
   std::vector<std::byte*> next;
   for (int32_t stage = 0; stage < config.stages; ++stage) {
-    Place& own = places_[static_cast<size_t>(stage)];
-    BRAID_ASSIGN(own.kv, devices_->at(stage).allocate(sizes.kv_bytes(config, stage), "KV blocks"));
+    const int32_t device = devices_->index(stage, rank);
+    Place& own = places_[static_cast<size_t>(device)];
+    BRAID_ASSIGN(own.kv, devices_->at(device).allocate(sizes.kv_bytes(config, stage), "KV blocks"));
     next.push_back(static_cast<std::byte*>(own.kv.data()));
   }
   const size_t sealing = layers_that_seal(config, sizes);
-  trunk_layers_ = attention_layers(config);
+  std::vector<KvLayer>& layers = ranks_[static_cast<size_t>(rank)].kv;
   for (const auto& [a, stage] : config.kv_layers()) {
     std::byte*& at = next[static_cast<size_t>(stage)];
     const auto cut = [&at](int64_t bytes) { return std::exchange(at, at + bytes); };
     KvLayer layer;
-    layer.stage = stage;
+    layer.device = devices_->index(stage, rank);
     layer.shape = kv_shape(*a, sizes);
-    layer.group = kv_.size() < sealing ? 1 : group_of(*a, sizes);
+    layer.group = layers.size() < sealing ? 1 : group_of(*a, sizes);
     layer.blocks = sizes.blocks[layer.group];
     layer.k = cut(layer.blocks * layer.shape.k_block_bytes());
     layer.v = cut(layer.blocks * layer.shape.v_block_bytes());
-    if (kv_.size() < sealing) {
+    if (layers.size() < sealing) {
       layer.cold = cold_layer(*a, sizes);
       layer.cold.k = cut(int64_t{layer.cold.blocks} * a->kv_heads * layer.cold.k_unit_bytes);
       layer.cold.v = cut(int64_t{layer.cold.blocks} * a->kv_heads * layer.cold.v_unit_bytes);
     } else {
       BRAID_CHECK(layer.group == 0 || a->window <= sizes.window);
     }
-    kv_.push_back(layer);
+    layers.push_back(layer);
   }
   return {};
 }
 
-Status SequenceCache::allocate_slots(const ModelConfig& config, const CacheSizes& sizes) {
+Status SequenceCache::allocate_slots(int32_t rank, const ModelConfig& config,
+                                     const CacheSizes& sizes) {
   std::vector<float*> next;
-  snapshots_ = sizes.snapshots;
+  const bool has_hidden = rank == 0;
   for (int32_t stage = 0; stage < config.stages; ++stage) {
-    Place& own = places_[static_cast<size_t>(stage)];
-    Device& device = devices_->at(stage);
-    BRAID_ASSIGN(own.slots, device.allocate(sizes.slot_bytes(config, stage), "state slots"));
+    const int32_t number = devices_->index(stage, rank);
+    Place& own = places_[static_cast<size_t>(number)];
+    Device& device = devices_->at(number);
+    CacheSizes part = sizes;
+    if (!has_hidden) part.hidden_cells = 0;
+    BRAID_ASSIGN(own.slots, device.allocate(part.slot_bytes(config, stage), "state slots"));
     next.push_back(static_cast<float*>(own.slots.data()));
     if (!snapshots_) continue;
-    BRAID_ASSIGN(own.snapshot,
-                 device.allocate(sizes.snapshot_bytes(config, stage), "a checkpoint's snapshot"));
+    BRAID_ASSIGN(own.snapshot, device.allocate(part.snapshot_bytes(config, stage),
+                                               "a checkpoint's snapshot"));
   }
   for (const LayerConfig& l : config.layers) {
     if (l.kind != LayerKind::delta) continue;
     const DeltaShape& d = l.delta;
+    const int32_t device = devices_->index(l.stage, rank);
     float*& at = next[static_cast<size_t>(l.stage)];
-    delta_.push_back(
-        {d, sizes.ring, sizes.slots, devices_->at(l.stage).state_tile_columns(d), at, l.stage});
+    ranks_[static_cast<size_t>(rank)].delta.push_back(
+        {d, sizes.ring, sizes.slots, devices_->at(device).state_tile_columns(d), at, device});
     at += sizes.slots * d.slot_elements(sizes.ring);
   }
-  if (sizes.hidden_cells > 0)
+  if (has_hidden && sizes.hidden_cells > 0)
     hidden_ = {config.width, sizes.hidden_cells, sizes.slots, next.back()};
   return {};
 }
 
+template <typename Layer, typename Act>
+void SequenceCache::for_each_layer(std::vector<Layer> Rank::* layers, const Act& act) const {
+  const size_t count = (ranks_[0].*layers).size();  // rank 0 has all
+  for (size_t i = 0; i < count; ++i)
+    for (const Rank& rank : ranks_)
+      if (i < (rank.*layers).size()) act((rank.*layers)[i]);
+}
+
 template <typename Act>
 void SequenceCache::for_each_part(int32_t slot, const Act& act) const {
-  for (const DeltaLayer& layer : delta_) act(layer.slot(slot), layer.slot_elements(), layer.stage);
-  if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements(), hidden_stage());
+  for_each_layer(&Rank::delta, [&](const DeltaLayer& layer) {
+    act(layer.slot(slot), layer.slot_elements(), layer.device);
+  });
+  if (hidden_) act(hidden_.slot(slot), hidden_.slot_elements(), hidden_device());
 }
 
 template <typename Act>
 void SequenceCache::for_each_part(int32_t group, int32_t block, const Act& act) const {
-  for (const KvLayer& kv : kv_) {
+  for_each_layer(&Rank::kv, [&](const KvLayer& kv) {
     if (kv.group == group) {
-      act(kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()), kv.stage);
-      act(kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()), kv.stage);
+      act(kv.k_row(block, 0, 0), static_cast<size_t>(kv.shape.k_block_bytes()), kv.device);
+      act(kv.v_row(block, 0, 0), static_cast<size_t>(kv.shape.v_block_bytes()), kv.device);
     } else if (kv.cold) {
       act(kv.k_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.k_unit_bytes),
-          kv.stage);
+          kv.device);
       act(kv.v_unit(block, 0), static_cast<size_t>(kv.shape.kv_heads * kv.cold.v_unit_bytes),
-          kv.stage);
+          kv.device);
     }
-  }
+  });
 }
 
 size_t SequenceCache::state_bytes() const {
@@ -210,40 +235,42 @@ uint64_t SequenceCache::copy() {
   return last_copies_;
 }
 
-void SequenceCache::copy_on_device(int32_t stage, void* to, const void* from, size_t bytes) {
-  ops(stage).state_copy(static_cast<float*>(to), static_cast<const float*>(from),
+void SequenceCache::copy_on_device(int32_t device, void* to, const void* from, size_t bytes) {
+  ops(device).state_copy(static_cast<float*>(to), static_cast<const float*>(from),
                         static_cast<int64_t>(bytes / sizeof(float)));
 }
 
 // A device with its own memory copies there first, as the next step changes slot and blocks. A run
-// of parts of one stage that are adjacent in the image is sent to the host in one copy.
+// of parts of one device that are adjacent in the image is sent to the host in one copy.
 void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const BlockImage> blocks,
                                 std::byte* image) {
-  for (const DeltaLayer& layer : delta_) ops(layer.stage).delta_fold(layer, slot, position);
+  for_each_layer(&Rank::delta, [&](const DeltaLayer& layer) {
+    ops(layer.device).delta_fold(layer, slot, position);
+  });
   struct Run {
     std::byte* from = nullptr;
     size_t bytes = 0;
     size_t at_byte = 0;  // of the image
-    int32_t stage = 0;
+    int32_t device = 0;
   } run;
-  boost::container::small_vector<std::byte*, 8> next;  // free part of each stage's snapshot
+  boost::container::small_vector<std::byte*, 8> next;  // free part of each device's snapshot
   for (const Place& own : places_) next.push_back(static_cast<std::byte*>(own.snapshot.data()));
   size_t end = 0;
   const auto send = [&] {
-    if (run.bytes > 0) add_copy(run.stage, {image + run.at_byte, run.from, run.bytes});
+    if (run.bytes > 0) add_copy(run.device, {image + run.at_byte, run.from, run.bytes});
     run.bytes = 0;
   };
-  const auto save = [&](const void* from, size_t bytes, int32_t stage) {
+  const auto save = [&](const void* from, size_t bytes, int32_t device) {
     if (!snapshots_) {
-      add_copy(stage, {image + end, from, bytes});
+      add_copy(device, {image + end, from, bytes});
       end += bytes;
       return;
     }
-    std::byte*& to = next[static_cast<size_t>(stage)];
-    copy_on_device(stage, to, from, bytes);
-    if (run.bytes == 0 || run.stage != stage || run.at_byte + run.bytes != end) {
+    std::byte*& to = next[static_cast<size_t>(device)];
+    copy_on_device(device, to, from, bytes);
+    if (run.bytes == 0 || run.device != device || run.at_byte + run.bytes != end) {
       send();
-      run = {to, 0, end, stage};
+      run = {to, 0, end, device};
     }
     run.bytes += bytes;
     to += bytes;
@@ -253,8 +280,8 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
     order_after(snapshot_copies_);
     order_after(last_load_);  // may be of this slot
   }
-  for_each_part(slot, [&](const float* numbers, int64_t count, int32_t stage) {
-    save(numbers, static_cast<size_t>(count) * sizeof(float), stage);
+  for_each_part(slot, [&](const float* numbers, int64_t count, int32_t device) {
+    save(numbers, static_cast<size_t>(count) * sizeof(float), device);
   });
   for (const BlockImage& b : blocks) {
     end = b.at_byte;
@@ -269,16 +296,16 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
 }
 
 void SequenceCache::load_state(int32_t slot, const std::byte* image) {
-  for_each_part(slot, [&](float* numbers, int64_t count, int32_t stage) {
+  for_each_part(slot, [&](float* numbers, int64_t count, int32_t device) {
     const size_t bytes = static_cast<size_t>(count) * sizeof(float);
-    add_copy(stage, {numbers, image, bytes});
+    add_copy(device, {numbers, image, bytes});
     image += bytes;
   });
   last_load_ = copy();
   if (!slot_copies_.empty()) slot_copies_[static_cast<size_t>(slot)] = last_load_;
 }
 
-// Combines adjacent blocks: add(cells, byte offset in the images, bytes of a block, blocks, stage).
+// Combines adjacent blocks: add(cells, byte offset in the images, bytes of a block, blocks, device).
 template <typename Add>
 void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add) {
   const size_t image_bytes = block_bytes(group);
@@ -287,8 +314,8 @@ void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks,
     while (end < blocks.size() && blocks[first] >= 0 && blocks[end] == blocks[end - 1] + 1) ++end;
     size_t at = first * image_bytes;
     if (blocks[first] >= 0) {
-      for_each_part(group, blocks[first], [&](std::byte* cells, size_t bytes, int32_t stage) {
-        add(cells, at, bytes, static_cast<int64_t>(end - first), stage);
+      for_each_part(group, blocks[first], [&](std::byte* cells, size_t bytes, int32_t device) {
+        add(cells, at, bytes, static_cast<int64_t>(end - first), device);
         at += bytes;
       });
     }
@@ -303,8 +330,8 @@ void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks,
 void SequenceCache::save_blocks(int32_t group, std::span<const int32_t> blocks, std::byte* images) {
   const size_t pitch = block_bytes(group);
   for_each_run(group, blocks,
-               [&](const std::byte* cells, size_t at, size_t bytes, int64_t count, int32_t stage) {
-                 add_copy(stage, {images + at, cells, bytes, count, pitch, bytes});
+               [&](const std::byte* cells, size_t at, size_t bytes, int64_t count, int32_t device) {
+                 add_copy(device, {images + at, cells, bytes, count, pitch, bytes});
                });
 }
 
@@ -312,8 +339,8 @@ void SequenceCache::load_blocks(int32_t group, std::span<const int32_t> blocks,
                                 const std::byte* images) {
   const size_t pitch = block_bytes(group);
   for_each_run(group, blocks,
-               [&](std::byte* cells, size_t at, size_t bytes, int64_t count, int32_t stage) {
-                 add_copy(stage, {cells, images + at, bytes, count, bytes, pitch});
+               [&](std::byte* cells, size_t at, size_t bytes, int64_t count, int32_t device) {
+                 add_copy(device, {cells, images + at, bytes, count, bytes, pitch});
                });
   last_load_ = last_copies_;
 }
@@ -338,8 +365,11 @@ void SequenceCache::synchronize() {
 }
 
 std::unique_ptr<StateForm> SequenceCache::state_form() const {
-  std::vector<DeltaLayer> layers = delta_;
-  for (DeltaLayer& layer : layers) layer.slots = 1;
+  std::vector<DeltaLayer> layers;
+  for_each_layer(&Rank::delta, [&](DeltaLayer layer) {
+    layer.slots = 1;
+    layers.push_back(layer);
+  });
   HiddenRing hidden = hidden_;
   hidden.width = width_;
   return std::make_unique<SlotForm>(std::move(layers), hidden);
@@ -347,69 +377,74 @@ std::unique_ptr<StateForm> SequenceCache::state_form() const {
 
 size_t SequenceCache::guess_bytes() const {
   size_t bytes = 0;
-  for (size_t i = trunk_layers_; i < kv_.size(); ++i)
-    if (kv_[i].group == 0)
-      bytes += static_cast<size_t>(kv_[i].shape.k_block_bytes() + kv_[i].shape.v_block_bytes());
+  const std::vector<KvLayer>& kv = ranks_[0].kv;
+  for (size_t i = trunk_layers_; i < kv.size(); ++i)
+    if (kv[i].group == 0)
+      bytes += static_cast<size_t>(kv[i].shape.k_block_bytes() + kv[i].shape.v_block_bytes());
   return bytes;
 }
 
 void SequenceCache::copy_state(int32_t dst_slot, int32_t src_slot) {
-  for_each_part(src_slot, [&](float* from, int64_t count, int32_t stage) {
-    ops(stage).state_copy(from + (int64_t{dst_slot} - src_slot) * count, from, count);
+  for_each_part(src_slot, [&](float* from, int64_t count, int32_t device) {
+    ops(device).state_copy(from + (int64_t{dst_slot} - src_slot) * count, from, count);
   });
 }
 
 // Only partial blocks are copied, so layers that seal have no unit of it yet.
 void SequenceCache::copy_block(int32_t group, int32_t dst_block, int32_t src_block) {
-  for (const KvLayer& kv : kv_)
-    if (kv.group == group) ops(kv.stage).block_copy(kv, dst_block, src_block);
+  for_each_layer(&Rank::kv, [&](const KvLayer& kv) {
+    if (kv.group == group) ops(kv.device).block_copy(kv, dst_block, src_block);
+  });
 }
 
 void SequenceCache::copy_image(int32_t group, int32_t dst_block, int32_t src_block) {
   // A part's blocks are adjacent and consist of whole f32.
-  for_each_part(group, src_block, [&](std::byte* from, size_t bytes, int32_t stage) {
+  for_each_part(group, src_block, [&](std::byte* from, size_t bytes, int32_t device) {
     const auto distance = (int64_t{dst_block} - src_block) * static_cast<int64_t>(bytes);
-    copy_on_device(stage, from + distance, from, bytes);
+    copy_on_device(device, from + distance, from, bytes);
   });
 }
 
 void SequenceCache::move_state(int32_t slot, int32_t from, int32_t to) {
   std::vector<int32_t> folded;
-  for (const DeltaLayer& layer : delta_)
+  for_each_layer(&Rank::delta, [&](const DeltaLayer& layer) {
     folded.resize(std::max(folded.size(), static_cast<size_t>(layer.shape.value_heads)), to);
-  for (const DeltaLayer& layer : delta_) {
-    devices_->at(layer.stage)
+  });
+  for_each_layer(&Rank::delta, [&](const DeltaLayer& layer) {
+    devices_->at(layer.device)
         .to_device(layer.folded(slot), folded.data(),
                    static_cast<size_t>(layer.shape.value_heads) * sizeof(int32_t));
     for (int32_t taps = 1; taps < layer.shape.conv_width && taps <= from; ++taps)
-      ops(layer.stage)
+      ops(layer.device)
           .state_copy(layer.conv_row(slot, to - taps), layer.conv_row(slot, from - taps),
                       layer.shape.channels());
-  }
+  });
   if (hidden_)
-    ops(hidden_stage())
+    ops(hidden_device())
         .state_copy(hidden_.row(slot, to - 1), hidden_.row(slot, from - 1), hidden_.width);
   devices_->synchronize();  // before `folded` is destroyed
 }
 
 void SequenceCache::seal_blocks(std::span<const KvSeal> blocks) {
-  for (const KvLayer& kv : kv_)
-    if (kv.cold) ops(kv.stage).kv_seal(kv, blocks);
+  for_each_layer(&Rank::kv, [&](const KvLayer& kv) {
+    if (kv.cold) ops(kv.device).kv_seal(kv, blocks);
+  });
 }
 
 void SequenceCache::clear_blocks(int32_t group, std::span<const int32_t> blocks) {
   const std::vector<std::byte> zeros(block_bytes(group));
   for (const int32_t block : blocks)
-    for_each_part(group, block, [&](std::byte* cells, size_t bytes, int32_t stage) {
-      devices_->at(stage).to_device(cells, zeros.data(), bytes);
+    for_each_part(group, block, [&](std::byte* cells, size_t bytes, int32_t device) {
+      devices_->at(device).to_device(cells, zeros.data(), bytes);
     });
   devices_->synchronize();  // before the zeros are destroyed
 }
 
 void SequenceCache::clear_layers(size_t first_layer, int32_t block) {
   BRAID_CHECK(devices_->traits().host_visible);
-  for (size_t i = first_layer; i < kv_.size(); ++i) {
-    const KvLayer& kv = kv_[i];
+  const std::vector<KvLayer>& layers = ranks_[0].kv;
+  for (size_t i = first_layer; i < layers.size(); ++i) {
+    const KvLayer& kv = layers[i];
     BRAID_CHECK(!kv.cold);
     std::memset(kv.k_row(block, 0, 0), 0, static_cast<size_t>(kv.shape.k_block_bytes()));
     std::memset(kv.v_row(block, 0, 0), 0, static_cast<size_t>(kv.shape.v_block_bytes()));
@@ -427,8 +462,8 @@ constexpr std::byte kPoison{0x5b};
 void SequenceCache::poison_block(int32_t group, int32_t block) {
   claim_block(group, block);
   const std::vector<std::byte> image(block_bytes(group), kPoison);
-  for_each_part(group, block, [&](std::byte* cells, size_t bytes, int32_t stage) {
-    devices_->at(stage).to_device(cells, image.data(), bytes);
+  for_each_part(group, block, [&](std::byte* cells, size_t bytes, int32_t device) {
+    devices_->at(device).to_device(cells, image.data(), bytes);
   });
   devices_->synchronize();
 }
@@ -436,8 +471,8 @@ void SequenceCache::poison_block(int32_t group, int32_t block) {
 void SequenceCache::poison_slot(int32_t slot) {
   claim_slot(slot);
   const std::vector<std::byte> image(state_bytes(), kPoison);
-  for_each_part(slot, [&](float* numbers, int64_t count, int32_t stage) {
-    devices_->at(stage).to_device(numbers, image.data(),
+  for_each_part(slot, [&](float* numbers, int64_t count, int32_t device) {
+    devices_->at(device).to_device(numbers, image.data(),
                                   static_cast<size_t>(count) * sizeof(float));
   });
   devices_->synchronize();

@@ -32,7 +32,7 @@ struct CacheSizes {
   KvTail tail;
 
   bool seals() const { return k_codec != nullptr; }
-  // Over the layers of the group, all or those of a stage.
+  // Of the layers that a rank has (Model::config_of), all or those of a stage; of the group.
   static constexpr int32_t kAllStages = ModelConfig::kAllStages;
   uint64_t block_bytes(const ModelConfig& config, int32_t group, int32_t stage = kAllStages) const;
   uint64_t kv_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
@@ -91,13 +91,20 @@ class CacheBytes {
 
 class SequenceCache final : public CacheBytes {
  public:
-  // One device for each stage of `config`.
-  Status allocate(Devices& devices, const ModelConfig& config, const CacheSizes& sizes);
+  // `ranks`: what each rank has (Model::config_of), of a model with such devices.
+  Status allocate(Devices& devices, std::span<const ModelConfig* const> ranks,
+                  const CacheSizes& sizes);
+  Status allocate(Devices& devices, const ModelConfig& config, const CacheSizes& sizes) {
+    const ModelConfig* const one[] = {&config};
+    return allocate(devices, one, sizes);
+  }
 
-  SequenceMemory memory() { return {kv_, delta_, hidden_}; }
-  uint64_t kv_bytes(int32_t stage) const { return place(stage).kv.size_bytes(); }
-  uint64_t slot_bytes(int32_t stage) const {
-    return place(stage).slots.size_bytes() + place(stage).snapshot.size_bytes();
+  std::span<const SequenceMemory> memories() const { return memories_; }  // [ranks]
+  // Of rank 0, which has the drafters' layers and hidden rows.
+  const SequenceMemory& memory() const { return memories_[0]; }
+  uint64_t kv_bytes(int32_t device) const { return place(device).kv.size_bytes(); }
+  uint64_t slot_bytes(int32_t device) const {
+    return place(device).slots.size_bytes() + place(device).snapshot.size_bytes();
   }
 
   size_t state_bytes() const override;
@@ -137,41 +144,48 @@ class SequenceCache final : public CacheBytes {
   void poison_slot(int32_t slot);
 
  private:
-  // The memory of a stage.
+  // The memory of a device.
   struct Place {
     Buffer kv;
     Buffer slots;
     Buffer snapshot;  // holds a checkpoint until it is copied to the host
   };
-  const Place& place(int32_t stage) const { return places_[static_cast<size_t>(stage)]; }
-  Status allocate_kv(const ModelConfig& config, const CacheSizes& sizes);
-  Status allocate_slots(const ModelConfig& config, const CacheSizes& sizes);
-  // act(address, bytes, stage) in the order of an image.
+  struct Rank {
+    std::vector<KvLayer> kv;
+    std::vector<DeltaLayer> delta;
+  };
+  const Place& place(int32_t device) const { return places_[static_cast<size_t>(device)]; }
+  Status allocate_kv(int32_t rank, const ModelConfig& config, const CacheSizes& sizes);
+  Status allocate_slots(int32_t rank, const ModelConfig& config, const CacheSizes& sizes);
+  // Calls act(layer) for the layers of all ranks, in the order of an image: layer by layer.
+  template <typename Layer, typename Act>
+  void for_each_layer(std::vector<Layer> Rank::* layers, const Act& act) const;
+  // act(address, bytes, device) in the order of an image.
   template <typename Act>
   void for_each_part(int32_t group, int32_t block, const Act& act) const;
   template <typename Act>
   void for_each_part(int32_t slot, const Act& act) const;
   template <typename Add>
   void for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add);
-  void add_copy(int32_t stage, const Device::Copy& copy) {
-    copies_[static_cast<size_t>(stage)].push_back(copy);
+  void add_copy(int32_t device, const Device::Copy& copy) {
+    copies_[static_cast<size_t>(device)].push_back(copy);
   }
   uint64_t copy();
-  Ops& ops(int32_t stage) { return devices_->at(stage).ops(); }
-  void copy_on_device(int32_t stage, void* to, const void* from, size_t bytes);
-  int32_t hidden_stage() const { return devices_->count() - 1; }
+  Ops& ops(int32_t device) { return devices_->at(device).ops(); }
+  void copy_on_device(int32_t device, void* to, const void* from, size_t bytes);
+  int32_t hidden_device() const { return devices_->last_index(); }
 
   Devices* devices_ = nullptr;
-  std::vector<KvLayer> kv_;
-  size_t trunk_layers_ = 0;  // the model's own, first in kv_
-  std::vector<DeltaLayer> delta_;
+  std::vector<Rank> ranks_;
+  std::vector<SequenceMemory> memories_;  // [ranks]
+  size_t trunk_layers_ = 0;  // with K and V, of the model's own, before the drafters'
   int64_t width_ = 0;  // of a hidden row
   HiddenRing hidden_;
-  std::vector<Place> places_;  // [stages]
+  std::vector<Place> places_;  // [devices]
   bool snapshots_ = false;
   uint64_t snapshot_copies_ = 0;
 
-  std::vector<std::vector<Device::Copy>> copies_;  // [stages], to be queued
+  std::vector<std::vector<Device::Copy>> copies_;  // [devices], to be queued
   uint64_t last_copies_ = 0;
   uint64_t last_load_ = 0;
   uint64_t ordered_after_ = 0;

@@ -320,7 +320,7 @@ TEST_P(OnCard, LettersBetweenRanksFit) {
     for (const DType type : {DType::f32, DType::f16}) {
       const Letter letter = (*exchange)->letter(0, 1, 0, rows, shape.width, type);
       const Tensor x = tensor(rows, shape.width, DType::f32);
-      EXPECT_EQ(letter.few, rows == 1 || rows == 16) << rows;
+      EXPECT_EQ(letter.few, rows == 1 || rows == 16 || (rows == 17 && type == DType::f16)) << rows;
       device->ops().send(letter, x, batch);
       check("send");
       device->ops().collect(x, letter, Tail::add, batch);

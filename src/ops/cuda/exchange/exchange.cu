@@ -164,9 +164,7 @@ class GpuExchange final : public Exchange {
     wait_for_all();
   }
 
-  static std::string name_of(const Context& context) {
-    return "the GPU (" + context.name + ", number " + std::to_string(context.gpu) + ")";
-  }
+  static std::string name_of(const Context& context) { return "the GPU (" + context.name + ")"; }
   std::string fault_of(size_t rank) const {
     const uint32_t missed = *static_cast<const volatile uint32_t*>(&watch_->missed[rank]);
     if (missed == 0) return {};
