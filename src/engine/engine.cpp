@@ -234,6 +234,7 @@ bool Engine::device_works() {
 
 void Engine::fail_all(const Error& error) {
   health_ = error;
+  model_->stop();
   interleaved_.reset();
   for (auto& s : scheduler_->remove_all())
     finish(std::move(s), {FinishReason::error, {}, error.message, {}, {}});
@@ -379,21 +380,20 @@ void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) 
         moves.push_back({static_cast<int32_t>(i), context + draft, context + n});
   }
   if (moves.empty()) return;
-  const SequenceMemory memory = memory_.cache.memory();
-  const int32_t last = devices_->count() - 1;
-  for (int32_t stage = 0; stage <= last; ++stage) {
-    const auto first = std::find_if(memory.delta.begin(), memory.delta.end(),
-                                    [&](const DeltaLayer& layer) { return layer.stage == stage; });
-    const auto end = std::find_if(first, memory.delta.end(),
-                                  [&](const DeltaLayer& layer) { return layer.stage != stage; });
-    if (first != end)
-      devices_->at(stage).ops().delta_move({first, end}, moves, step.batch.of_stage(stage));
+  for (const SequenceMemory& memory : memory_.cache.memories()) {
+    for (size_t first = 0, end = 0; first < memory.delta.size(); first = end) {
+      const int32_t device = memory.delta[first].device;
+      while (end < memory.delta.size() && memory.delta[end].device == device) ++end;
+      devices_->at(device).ops().delta_move(memory.delta.subspan(first, end - first), moves,
+                                            step.batch.on_device(device));
+    }
+    if (memory.hidden)
+      devices_->last().ops().hidden_move(memory.hidden, moves,
+                                         step.batch.on_device(devices_->last_index()));
+    for (const KvLayer& kv : memory.kv)
+      devices_->at(kv.device).ops().kv_move(kv, moves,
+                                            step.batch.on_device(kv.device).of_group(kv.group));
   }
-  if (memory.hidden)
-    devices_->last().ops().hidden_move(memory.hidden, moves, step.batch.of_stage(last));
-  for (const KvLayer& kv : memory.kv)
-    devices_->at(kv.stage).ops().kv_move(kv, moves,
-                                         step.batch.of_stage(kv.stage).of_group(kv.group));
 }
 
 double Engine::take_making_ms() {

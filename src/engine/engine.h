@@ -169,7 +169,7 @@ class Engine {
   StepOutputs outputs_;
   std::unique_ptr<DiskTier> disk_;  // its threads use memory_.disk_memory
   std::unique_ptr<Scheduler> scheduler_;
-  std::deque<Records> records_;  // [stages], CUDA graphs of runner and own_drafter_
+  std::deque<Records> records_;  // [stages], CUDA graphs; the last also of own_drafter_
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Judge> judge_;
   std::optional<Step> interleaved_;       // the prompt's step in progress

@@ -114,7 +114,7 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   plan.own_memory = device.traits().own_memory || options.plan_own_memory;
   plan.max_sequences = options.max_sequences;
   sizes.snapshots = plan.own_memory && options.prefix_cache && options.state_memory_bytes != 0 &&
-                    sizes.resume_bytes(config) > 0;
+                    sizes.state_bytes(config) > 0;
   BRAID_TRY(make_pools(options, devices));
   BRAID_TRY(cut(options, model, devices));
   plan_rows(options, model, devices);
@@ -129,7 +129,7 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   return plan_disk(options, config);
 }
 
-// Stages on devices that share memory have one pool.
+// Devices that share memory have one pool.
 Status EngineMemory::make_pools(const EngineOptions& options, const Devices& devices) {
   const auto count = static_cast<size_t>(devices.count());
   const std::vector<uint64_t>& limits = options.memory_limit_bytes;
@@ -173,19 +173,23 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
   const auto bytes_of = [&](const Weight& weight) {
     return options.plan_own_memory ? gpu_weight_bytes(weight) : devices.last().weight_bytes(weight);
   };
-  for (int32_t stage = 0; stage < devices.count(); ++stage) {
-    const bool last = stage == config.last_stage();
-    const int32_t pool = pool_of[static_cast<size_t>(stage)];
-    uint64_t weights = model.weights().planned_bytes(stage, bytes_of);
+  for (int32_t index = 0; index < devices.count(); ++index) {
+    const int32_t stage = stage_of(static_cast<size_t>(index));
+    const int32_t rank = rank_of(static_cast<size_t>(index));
+    const bool last = index == devices.last_index();
+    const int32_t pool = pool_of[static_cast<size_t>(index)];
+    const ModelConfig& own = *ranks_[static_cast<size_t>(rank)];
+    const CacheSizes own_sizes = sizes.of_rank(rank);
+    uint64_t weights = model.weights_of(rank).planned_bytes(stage, bytes_of);
     if (last && dflash != nullptr) weights += dflash->weights().planned_bytes(bytes_of);
     add_row(MemoryUse::weights, pool, weights);
     add_row(MemoryUse::kv_blocks, pool, 0);
     add_row(MemoryUse::state_slots, pool,
-            sizes.slot_bytes(config, stage) + sizes.snapshot_bytes(config, stage));
-    add_row(MemoryUse::activations, pool, activation_bytes(stage, options, model, devices));
+            own_sizes.slot_bytes(own, stage) + own_sizes.snapshot_bytes(own, stage));
+    add_row(MemoryUse::activations, pool, activation_bytes(index, options, model, devices));
     if (last) add_row(MemoryUse::logits, pool, StepOutputs::bytes(logit_rows, config.vocabulary));
     add_row(MemoryUse::workspaces, pool,
-            expected_workspaces(devices.at(stage), workspace_needs(options, model)));
+            expected_workspaces(devices.at(index), workspace_needs(options, model)));
   }
   const bool runs_drafters =
       options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
@@ -194,12 +198,12 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
   if (options.spec_type.has(SpecType::ngram))
     plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
   if (plan.own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
-  for (size_t pool = 0; pool < plan.pools.size(); ++pool) {
-    std::string& layers = plan.pools[pool].layers;
-    for (int32_t stage = 0; stage < devices.count(); ++stage)
-      if (pool_of[static_cast<size_t>(stage)] == static_cast<int32_t>(pool))
-        layers += fmt::format("{}{}-{}", layers.empty() ? "" : ",", config.first_layer(stage),
-                              config.first_layer(stage + 1) - 1);
+  for (size_t index = 0; index < pool_of.size(); ++index) {
+    std::string& layers = plan.pools[static_cast<size_t>(pool_of[index])].layers;
+    const int32_t stage = stage_of(index);
+    layers += fmt::format("{}{}-{}", layers.empty() ? "" : ",", config.first_layer(stage),
+                          config.first_layer(stage + 1) - 1);
+    if (ranks_.size() > 1) layers += fmt::format(" {}/{}", rank_of(index) + 1, ranks_.size());
   }
 }
 
@@ -207,9 +211,9 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
 void EngineMemory::plan_workspaces(const EngineOptions& options, const Model& model,
                                    const Devices& devices) {
   std::vector<uint64_t> of_pool(plan.pools.size());
-  for (int32_t stage = 0; stage < devices.count(); ++stage)
-    of_pool[static_cast<size_t>(pool_of[static_cast<size_t>(stage)])] +=
-        expected_workspaces(devices.at(stage), workspace_needs(options, model));
+  for (int32_t index = 0; index < devices.count(); ++index)
+    of_pool[static_cast<size_t>(pool_of[static_cast<size_t>(index)])] +=
+        expected_workspaces(devices.at(index), workspace_needs(options, model));
   for (size_t pool = 0; pool < of_pool.size(); ++pool)
     plan.set_predicted(MemoryUse::workspaces, of_pool[pool], static_cast<int32_t>(pool));
   plan.set_predicted(MemoryUse::drafts, draft_bytes(options), last_pool());
@@ -279,24 +283,37 @@ std::vector<StageRoom> EngineMemory::stage_rooms(const EngineOptions& options, c
   return rooms;
 }
 
-// Fills the devices as asked, else so that all contexts fit, else so that most blocks do.
+// Gives each rank its shards, or each device its layers: as asked, else so that all contexts fit,
+// else so that most blocks do.
 Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& devices) {
   const ModelConfig& config = model.config();
   const auto count = static_cast<size_t>(devices.count());
   const auto layers = static_cast<int32_t>(config.layers.size());
-  const bool drafts_embed = dflash != nullptr && dflash->borrows_embedding();
-  if (devices.count() > layers)
+  if (devices.stages() > layers)
     return Error{ErrorKind::invalid_argument,
                  fmt::format("{} devices cannot share {} layers", count, layers)};
   if (!options.split_ratio.empty() && options.split_ratio.size() != count)
     return Error{ErrorKind::invalid_argument,
                  fmt::format("a split ratio of {} shares for {} device{}",
                              options.split_ratio.size(), count, count == 1 ? "" : "s")};
-  const std::vector<double> even(count, 1.0);
-  std::vector<int32_t> first =
-      cut_by_shares(layers, options.split_ratio.empty() ? even : options.split_ratio);
-  model.split(first, drafts_embed);
-  if (count == 1 || !options.split_ratio.empty()) return {};
+  if (devices.ranks() > 1 && devices.stages() > 1)
+    return Error{ErrorKind::unsupported, "ranks in several stages are not there yet"};
+  ModelSplit split;
+  split.drafts_embed = dflash != nullptr && dflash->borrows_embedding();
+  split.ranks = devices.ranks();
+  split.exact_sums = options.deterministic || devices.traits().rows_alone;
+  if (split.ranks > 1) split.rank_ratio = options.split_ratio;
+  const bool asked = split.ranks == 1 && !options.split_ratio.empty();
+  const std::vector<double> even(static_cast<size_t>(devices.stages()), 1.0);
+  const auto split_model = [&](std::vector<int32_t> first_layers) -> Status {
+    split.first_layers = std::move(first_layers);
+    BRAID_TRY(model.split(split));
+    ranks_.clear();
+    for (int32_t rank = 0; rank < model.ranks(); ++rank) ranks_.push_back(&model.config_of(rank));
+    return {};
+  };
+  BRAID_TRY(split_model(cut_by_shares(layers, asked ? options.split_ratio : even)));
+  if (devices.stages() == 1 || asked) return {};
   const TrunkNeeds needs = trunk_needs(options, model, devices);
   const std::vector<StageRoom> rooms = stage_rooms(options, model, devices);
   const CutFor purpose = options.max_sequences >= 2 * devices.count() ? CutFor::many : CutFor::one;
@@ -311,8 +328,34 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
         blocks += step;
       }
   }
-  if (found) model.split(*found, drafts_embed);  // else check_fits() says what is short
-  return {};
+  return found ? split_model(*found) : Status();  // else check_fits() says what is short
+}
+
+uint64_t EngineMemory::kv_bytes_of_pool(int32_t pool) const {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < pool_of.size(); ++i)
+    if (pool_of[i] == pool)
+      bytes += sizes.kv_bytes(*ranks_[static_cast<size_t>(rank_of(i))], stage_of(i));
+  return bytes;
+}
+
+uint64_t EngineMemory::kv_bytes() const {
+  uint64_t bytes = 0;
+  for (const ModelConfig* rank : ranks_) bytes += sizes.kv_bytes(*rank);
+  return bytes;
+}
+
+uint64_t EngineMemory::block_bytes(int32_t group) const {
+  uint64_t bytes = 0;
+  for (const ModelConfig* rank : ranks_) bytes += sizes.block_bytes(*rank, group);
+  return bytes;
+}
+
+uint64_t EngineMemory::state_bytes() const {
+  uint64_t bytes = 0;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank)
+    bytes += sizes.of_rank(static_cast<int32_t>(rank)).state_bytes(*ranks_[rank]);
+  return bytes;
 }
 
 Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfig& config) {
@@ -357,7 +400,7 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
     needs.max_sequences = options.max_sequences;
     const uint64_t bytes =
-        model.activation_bytes(0, {tokens, tokens, 0}, device.activation_type()) +
+        model.activation_bytes(0, 0, {tokens, tokens, 0}, device.activation_type()) +
         expected_workspaces(device, needs);
     if (tokens / 2 < context && bytes <= memory / 32) break;
   }
@@ -375,11 +418,13 @@ Dflash::Sizes EngineMemory::dflash_sizes(const EngineOptions& options) const {
   return {step_sizes(), DflashDrafter::most_rows(*dflash, options.max_sequences)};
 }
 
-size_t EngineMemory::activation_bytes(int32_t stage, const EngineOptions& options,
+size_t EngineMemory::activation_bytes(int32_t device, const EngineOptions& options,
                                       const Model& model, const Devices& devices) const {
-  const DType type = devices.at(stage).activation_type();
-  const size_t bytes = model.activation_bytes(stage, step_sizes(), type);
-  if (dflash == nullptr) return bytes;
+  const DType type = devices.at(device).activation_type();
+  const int32_t stage = stage_of(static_cast<size_t>(device));
+  const int32_t rank = rank_of(static_cast<size_t>(device));
+  const size_t bytes = model.activation_bytes(stage, rank, step_sizes(), type);
+  if (dflash == nullptr || rank > 0) return bytes;
   return bytes + dflash->activation_bytes(stage, model.config(), dflash_sizes(options), type);
 }
 
@@ -437,7 +482,7 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
   };
   const auto bytes_of = [&](int64_t count) {
     set_blocks(options, count);
-    return sizes.kv_bytes(config);
+    return kv_bytes();
   };
   const int32_t context =
       options.context_tokens > 0 ? options.context_tokens : config.context_length;
@@ -445,7 +490,7 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
     if (options.kv_memory_bytes > 0) return bytes_of(count) <= options.kv_memory_bytes;
     set_blocks(options, count);
     for (int32_t pool = 0; pool < std::ssize(plan.pools); ++pool)
-      if (kv_bytes_of_pool(config, pool) > plan.spare_bytes(pool)) return false;
+      if (kv_bytes_of_pool(pool) > plan.spare_bytes(pool)) return false;
     return true;
   };
   const int64_t wanted = wanted_blocks(options, config);
@@ -472,31 +517,24 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
                              plan.context_tokens)};
   set_blocks(options, blocks);
   for (int32_t pool = 0; pool < std::ssize(plan.pools); ++pool)
-    plan.set_predicted(MemoryUse::kv_blocks, kv_bytes_of_pool(config, pool), pool);
+    plan.set_predicted(MemoryUse::kv_blocks, kv_bytes_of_pool(pool), pool);
   plan.window_tokens = config.largest_window();
   plan.exact_tokens = sizes.seals() ? (sizes.tail.tail_blocks + 1) * kBlockTokens : 0;
-  plan.kv_old_token_bytes = sizes.block_bytes(config, 0) / kBlockTokens;
-  plan.kv_token_bytes = plan.kv_old_token_bytes + sizes.block_bytes(config, 1) / kBlockTokens;
+  plan.kv_old_token_bytes = block_bytes(0) / kBlockTokens;
+  plan.kv_token_bytes = plan.kv_old_token_bytes + block_bytes(1) / kBlockTokens;
   plan.kv_formats = kv_formats_of(config, sizes);
   plan.k_type = sizes.seals() ? sizes.k_codec->name : kv_format_name(sizes.k_format);
   plan.v_type = sizes.seals() ? sizes.v_codec->name : kv_format_name(sizes.v_format);
-  plan.kv_window_bytes = static_cast<uint64_t>(sizes.blocks[1]) * sizes.block_bytes(config, 1);
-  for (size_t stage = 0; stage < pool_of.size(); ++stage) {
-    MemoryPool& pool = plan.pools[static_cast<size_t>(pool_of[stage])];
+  plan.kv_window_bytes = static_cast<uint64_t>(sizes.blocks[1]) * block_bytes(1);
+  for (size_t i = 0; i < pool_of.size(); ++i) {
+    MemoryPool& pool = plan.pools[static_cast<size_t>(pool_of[i])];
     const auto bytes = [&](int32_t group) {
-      return sizes.block_bytes(config, group, static_cast<int32_t>(stage));
+      return sizes.block_bytes(*ranks_[static_cast<size_t>(rank_of(i))], group, stage_of(i));
     };
     pool.kv_token_bytes += (bytes(0) + bytes(1)) / kBlockTokens;
     pool.kv_window_bytes += static_cast<uint64_t>(sizes.blocks[1]) * bytes(1);
   }
   return {};
-}
-
-uint64_t EngineMemory::kv_bytes_of_pool(const ModelConfig& config, int32_t pool) const {
-  uint64_t bytes = 0;
-  for (size_t stage = 0; stage < pool_of.size(); ++stage)
-    if (pool_of[stage] == pool) bytes += sizes.kv_bytes(config, static_cast<int32_t>(stage));
-  return bytes;
 }
 
 // Without a known context: for the longest one, without blocks.
@@ -513,7 +551,7 @@ void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& c
 }
 
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {
-  const uint64_t image_bytes = sizes.resume_bytes(config);
+  const uint64_t image_bytes = state_bytes() == 0 ? 0 : state_bytes() + block_bytes(0);
   const auto count = [&](int64_t asked, uint64_t each, uint64_t chosen) {
     const uint64_t most =
         asked < 0 ? spare_host_bytes(plan) / 4 / each : static_cast<uint64_t>(asked) / each;
@@ -529,28 +567,27 @@ void EngineMemory::plan_host_images(const EngineOptions& options, const ModelCon
   }
   if (options.swap_memory_bytes == 0) return;
   // A quarter of the blocks, or the requested size in the same proportion.
-  const uint64_t kv_bytes = std::max<uint64_t>(sizes.kv_bytes(config), 1);
+  const uint64_t all_bytes = std::max<uint64_t>(kv_bytes(), 1);
   const uint64_t spare = spare_host_bytes(plan) / 4;
-  const uint64_t chosen = options.max_sequences > 1 ? std::min(kv_bytes / 4, spare) : 0;
+  const uint64_t chosen = options.max_sequences > 1 ? std::min(all_bytes / 4, spare) : 0;
   const uint64_t swap_bytes =
       options.swap_memory_bytes < 0 ? chosen : static_cast<uint64_t>(options.swap_memory_bytes);
   uint64_t taken = 0;
   for (int32_t g = 0; g < kKvGroups; ++g) {
     const double images = static_cast<double>(sizes.blocks[g]) * static_cast<double>(swap_bytes) /
-                          static_cast<double>(kv_bytes);
+                          static_cast<double>(all_bytes);
     host_images.swap[g].count = static_cast<int32_t>(std::min<double>(images, 1 << 20));
-    taken += static_cast<uint64_t>(host_images.swap[g].count) * sizes.block_bytes(config, g);
+    taken += static_cast<uint64_t>(host_images.swap[g].count) * block_bytes(g);
   }
   plan.set_predicted(MemoryUse::swap, taken);
 }
 
 DiskKind EngineMemory::disk_kind(const ModelConfig& config, const PrefixHash& fingerprint,
                                  uint64_t guess_kind) const {
-  CacheSizes one = sizes;
-  one.slots = 1;
-  const uint64_t block = sizes.block_bytes(config, 0);
-  return {fingerprint, one.slot_bytes(config) + sizes.exact_bytes(config), block,
-          static_cast<uint32_t>(block - sizes.block_bytes(trunk_of(config), 0)), guess_kind};
+  const uint64_t block = block_bytes(0);
+  const uint64_t guesses = sizes.block_bytes(*ranks_[0], 0) -
+                           sizes.block_bytes(trunk_of(*ranks_[0]), 0);  // of drafters, on rank 0
+  return {fingerprint, state_bytes(), block, static_cast<uint32_t>(guesses), guess_kind};
 }
 
 Status EngineMemory::plan_disk(const EngineOptions& options, const ModelConfig& config) {
@@ -619,23 +656,28 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
 Status EngineMemory::take(const EngineOptions& options, Model& model, Devices& devices) {
   const ModelConfig& config = model.config();
   BRAID_TRY(model.load(devices.all(), step_sizes(), options.progress));
+  std::vector<Device*> stages;  // rank 0, which the drafter works with
+  for (int32_t stage = 0; stage < devices.stages(); ++stage)
+    stages.push_back(&devices.at(devices.index(stage, 0)));
   if (dflash != nullptr)
-    BRAID_TRY(dflash->load(devices.all(), config, model.weights(), dflash_sizes(options)));
-  BRAID_TRY(cache.allocate(devices, config, sizes));
-  for (int32_t stage = 0; stage < devices.count(); ++stage) {
-    const bool last = stage == config.last_stage();
-    const int32_t pool = pool_of[static_cast<size_t>(stage)];
+    BRAID_TRY(dflash->load(stages, config, model.weights(), dflash_sizes(options)));
+  BRAID_TRY(cache.allocate(devices, ranks_, sizes));
+  for (int32_t index = 0; index < devices.count(); ++index) {
+    const int32_t stage = stage_of(static_cast<size_t>(index));
+    const int32_t rank = rank_of(static_cast<size_t>(index));
+    const int32_t pool = pool_of[static_cast<size_t>(index)];
     const auto add = [&](MemoryUse use, uint64_t bytes) {
       for (MemoryRow& row : plan.rows)
         if (row.use == use && row.pool == pool) row.actual_bytes += bytes;
     };
-    add(MemoryUse::weights, model.weights().loaded_bytes(stage));
-    if (last && dflash != nullptr) add(MemoryUse::weights, dflash->weights().loaded_bytes());
-    add(MemoryUse::kv_blocks, cache.kv_bytes(stage));
-    add(MemoryUse::state_slots, cache.slot_bytes(stage));
-    add(MemoryUse::activations, activation_bytes(stage, options, model, devices));
+    add(MemoryUse::weights, model.weights_of(rank).loaded_bytes(stage));
+    if (index == devices.last_index() && dflash != nullptr)
+      add(MemoryUse::weights, dflash->weights().loaded_bytes());
+    add(MemoryUse::kv_blocks, cache.kv_bytes(index));
+    add(MemoryUse::state_slots, cache.slot_bytes(index));
+    add(MemoryUse::activations, activation_bytes(index, options, model, devices));
     BRAID_ASSIGN(const size_t workspace_bytes,
-                 devices.at(stage).reserve_workspaces(workspace_needs(options, model)));
+                 devices.at(index).reserve_workspaces(workspace_needs(options, model)));
     add(MemoryUse::workspaces, workspace_bytes);
   }
   return take_host_images(options, config, devices.first());

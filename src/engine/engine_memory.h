@@ -32,7 +32,7 @@ struct EngineMemory {
   static int32_t most_rows(const EngineOptions& options);
   StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }
   // Valid after make_plan().
-  int32_t last_pool() const { return pool_of.back(); }
+  int32_t last_pool() const { return pool_of[pool_of.size() - ranks_.size()]; }
   SchedulerLimits scheduler_limits(const EngineOptions& options, const ModelConfig& config) const;
   DiskKind disk_kind(const ModelConfig& config, const PrefixHash& fingerprint,
                      uint64_t guess_kind) const;
@@ -45,7 +45,7 @@ struct EngineMemory {
   int32_t logit_rows = 0;          // computed at once
   bool all_contexts_fit = false;   // the KV blocks are for max_sequences whole contexts
   bool rows_alone = true;          // DeviceTraits
-  std::vector<int32_t> pool_of;    // [stages], of MemoryPlan::pools
+  std::vector<int32_t> pool_of;    // [devices], of MemoryPlan::pools
 
   SequenceCache cache;
   HostImages host_images;
@@ -56,7 +56,7 @@ struct EngineMemory {
 
  private:
   Dflash::Sizes dflash_sizes(const EngineOptions& options) const;
-  size_t activation_bytes(int32_t stage, const EngineOptions& options, const Model& model,
+  size_t activation_bytes(int32_t device, const EngineOptions& options, const Model& model,
                           const Devices& devices) const;
   size_t draft_bytes(const EngineOptions& options) const;
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
@@ -75,7 +75,15 @@ struct EngineMemory {
   void plan_rows(const EngineOptions& options, Model& model, const Devices& devices);
   void plan_workspaces(const EngineOptions& options, const Model& model, const Devices& devices);
   void add_row(MemoryUse use, int32_t pool, uint64_t bytes);
-  uint64_t kv_bytes_of_pool(const ModelConfig& config, int32_t pool) const;
+  uint64_t kv_bytes_of_pool(int32_t pool) const;
+  // Sums over the ranks.
+  uint64_t kv_bytes() const;
+  uint64_t block_bytes(int32_t group) const;
+  uint64_t state_bytes() const;
+  int32_t stage_of(size_t device) const { return static_cast<int32_t>(device / ranks_.size()); }
+  int32_t rank_of(size_t device) const { return static_cast<int32_t>(device % ranks_.size()); }
+
+  std::vector<const ModelConfig*> ranks_;  // Model::config_of
   Status plan_sealing(const EngineOptions& options, const ModelConfig& config);
   Status take_host_images(const EngineOptions& options, const ModelConfig& config, Device& device);
 };

@@ -42,9 +42,9 @@ class SpecTypes {
   uint32_t bits_;
 };
 
-// How several devices share a model. Automatic: one device if the model and all contexts fit it,
-// else layers.
-enum class Split : uint8_t { none, layer, automatic };
+// How several devices share a model: each has some layers, or a shard of each layer. Automatic: one
+// device if the model and all contexts fit it, else layers.
+enum class Split : uint8_t { none, layer, tensor, automatic };
 
 struct EngineOptions {
   int32_t context_tokens = 0;    // per sequence; 0: the model's, or less if memory is short
@@ -72,7 +72,7 @@ struct EngineOptions {
   KvTail kv_tail;  // what stays exact nevertheless
   // Use the widest formats in which all contexts fit (engine_memory.cpp).
   bool kv_auto = false;
-  // "cpu", "cuda", "cuda:1", "ref" or "auto"; several, with commas, share the layers (devices.h).
+  // "cpu", "cuda", "cuda:1", "ref" or "auto"; several, with commas, share the model (Split).
   std::string device = "cpu";
   Split split = Split::automatic;
   std::vector<double> split_ratio;  // shares of the devices; empty: chosen

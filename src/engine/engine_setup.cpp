@@ -86,6 +86,9 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options,
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
   // Other kernels would compute other bytes.
   if (options.deterministic && !devices.traits().rows_alone) text += " deterministic";
+  // Sums over ranks round otherwise, and images have each rank's heads together.
+  if (devices.ranks() > 1)
+    text += fmt::format("|ranks {} {}", devices.ranks(), fmt::join(options.split_ratio, " "));
   return seed_hash(text, secret);
 }
 
@@ -215,7 +218,9 @@ Status Engine::load() {
   install_hooks();
   judge_ =
       std::make_unique<Judge>(outputs_, config.vocabulary, most_tokens(), devices_->first().pool());
-  for (Device* device : devices_->all()) records_.emplace_back(*device);
+  for (int32_t stage = 0; stage < devices_->stages(); ++stage)
+    records_.emplace_back(devices_->of_stage(stage));
+  if (devices_->ranks() > 1) records_.emplace_back(devices_->last());  // of drafters
   runner_ = std::make_unique<StepRunner>(*devices_, *model_, memory_.cache, outputs_, records_);
   StepRunner::Sizes sizes;
   sizes.rows = memory_.max_rows;

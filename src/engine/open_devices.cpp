@@ -68,6 +68,12 @@ Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptio
                                       int32_t max_rows) {
   if (const char* stages = std::getenv("BRAID_STAGES"); stages != nullptr && names.size() == 1)
     names.resize(static_cast<size_t>(std::clamp(std::atoi(stages), 1, 16)), names[0]);
+  bool shares = options.split == Split::tensor;
+  if (const char* ranks = std::getenv("BRAID_RANKS"); ranks != nullptr && names.size() == 1) {
+    names.resize(static_cast<size_t>(std::clamp(std::atoi(ranks), 1, kMostRanks)), names[0]);
+    shares = true;
+  }
+  const auto ranks = static_cast<int>(shares ? names.size() : 1);
   DeviceOptions device;
   device.threads = options.threads;
   device.activations = options.activations;
@@ -76,12 +82,18 @@ Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptio
   if (names.size() > 1 && names[0].kind == "cpu")
     device.pool =
         std::make_shared<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+  device.ranks = ranks;
   std::vector<std::unique_ptr<Device>> list;
   for (const Name& name : names) {
+    device.ranks_on_gpu =
+        ranks == 1 ? 1
+                   : static_cast<int>(std::count_if(names.begin(), names.end(), [&](const Name& n) {
+                       return n.gpu == name.gpu;
+                     }));
     BRAID_ASSIGN(std::unique_ptr<Device> opened, open(name, device));
     list.push_back(std::move(opened));
   }
-  return std::make_shared<Devices>(std::move(list));
+  return std::make_shared<Devices>(std::move(list), ranks);
 }
 
 }  // namespace
@@ -92,10 +104,14 @@ Status check_device_names(std::string_view text) {
 }
 
 Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int32_t max_rows) {
+  // Loading a kernel waits for those that run, which may wait for another rank. The driver reads it
+  // at its first call.
+  if (options.split == Split::tensor) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   BRAID_ASSIGN(std::vector<Name> names, parse_list(options.device));
   if (options.split == Split::none && names.size() > 1) names.resize(1);
-  if (names.size() == 1 && options.split == Split::layer && names[0].kind != "cpu" &&
-      names[0].kind != "ref" && options.device.find(':') == std::string::npos)
+  const bool spreads = options.split == Split::layer || options.split == Split::tensor;
+  if (names.size() == 1 && spreads && names[0].kind != "cpu" && names[0].kind != "ref" &&
+      options.device.find(':') == std::string::npos)
     return open_all_devices(options, max_rows);
   return open(names, options, max_rows);
 }

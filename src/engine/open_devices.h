@@ -4,7 +4,7 @@
 // of one kind with commas: "cuda:0,cuda:1". CPU devices of one list share their threads.
 //
 // For tests, BRAID_STAGES=3 makes three devices of each single name: the same GPU or CPU three
-// times, so that a machine with one GPU runs a split model.
+// times, so that a machine with one GPU runs a model in stages. BRAID_RANKS=2 does so for ranks.
 #pragma once
 
 #include <memory>

@@ -32,14 +32,13 @@ Status DecoderModel::make_shards() {
   trunk.drafter.clear();
   ColumnBlocks blocks = column_blocks(weights_);
   blocks.mtp.clear();
-  BRAID_ASSIGN(const ShardMap map,
-               ShardMap::make(trunk, blocks, split_.ranks, split_.rank_ratio));
+  BRAID_ASSIGN(const ShardMap map, ShardMap::make(trunk, blocks, split_.ranks, split_.rank_ratio));
   for (int32_t rank = 0; rank < split_.ranks; ++rank) {
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       const FeedForwardConfig& f = config_.layers[i].feed_forward;
       if (f.is_moe() && map.layer(rank, i).experts.count != f.experts)
         return Error{ErrorKind::unsupported,
-                     fmt::format("{} devices cannot share experts {} wide: each needs 256 of it",
+                     fmt::format("{} devices cannot share the columns of experts that are {} wide",
                                  split_.ranks, f.expert_width)};
     }
     auto shard_of = std::make_unique<Shard>(file_);
@@ -95,9 +94,9 @@ Status DecoderModel::load(std::span<Device* const> devices, const StepSizes& siz
 
 Status DecoderModel::load_part(Part& part, int32_t stage, const StepSizes& sizes) {
   const DType activations = part.device->activation_type();
-  BRAID_ASSIGN(part.activations,
-               part.device->allocate(activation_bytes(stage, part.rank, sizes, activations),
-                                     "activations"));
+  BRAID_ASSIGN(
+      part.activations,
+      part.device->allocate(activation_bytes(stage, part.rank, sizes, activations), "activations"));
   auto* base = static_cast<std::byte*>(part.activations.data());
   base += place(stage, part.rank, part.whole, base, sizes.tokens, sizes.outputs, activations);
   place(stage, part.rank, part.interleaved, base, sizes.interleaved_tokens,
@@ -116,6 +115,11 @@ Status DecoderModel::connect(Stage& stage, const StepSizes& sizes) {
                              {std::max(1, sizes.interleaved_tokens), config_.width, DType::f32}};
   BRAID_ASSIGN(stage.exchange, ranks[0]->connect(ranks, lanes));
   return {};
+}
+
+void DecoderModel::stop() {
+  for (Stage& stage : stages_)
+    if (stage.exchange != nullptr) stage.exchange->stop();
 }
 
 // Stages take their turns together, so that one number serves all.

@@ -161,8 +161,7 @@ void DecoderModel::forward_stage(int32_t stage, const Batch& batch,
 }
 
 bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch,
-                                       std::span<const SequenceMemory> memory,
-                                       StepPacing& pacing) {
+                                       std::span<const SequenceMemory> memory, StepPacing& pacing) {
   BRAID_CHECK(batch.tokens <= stages_[0].parts[0].interleaved.residual.rows);
   if (at.layer < 0) at.catches_up = catches_up_;
   while (true) {
@@ -331,8 +330,7 @@ bool DecoderModel::run_attention(const Stage& stage, StepCursor& at, const Run& 
                    !splits && observer_ == nullptr);
       if (observer_ == nullptr) continue;
       part.device->synchronize();
-      if (part.rank == 0)
-        observer_->attention(at.layer, o.scratch.q.top(tokens), o.kv, batch);
+      if (part.rank == 0) observer_->attention(at.layer, o.scratch.q.top(tokens), o.kv, batch);
       if (!splits) attention_rows(*part.ops, o.config.params(), o.kv, o.scratch, 0, batch);
     }
     at.row = splits ? 0 : tokens;
@@ -368,8 +366,8 @@ void DecoderModel::run_feed_forward(const Stage& stage, int32_t layer, const Run
     const Lane& lane = part.lane(run.interleaved);
     const LayerWeights& w = part.weights->layers[index];
     feed_forward_block(*part.ops, lane.residual.top(tokens), lane.normed.top(tokens),
-                       {w.ffn_norm, config_.eps}, part.config->layers[index], w,
-                       lane.layers[index], sum_of(stage, part, run));
+                       {w.ffn_norm, config_.eps}, part.config->layers[index], w, lane.layers[index],
+                       sum_of(stage, part, run));
   }
   exchange_sums(stage, 2 * (layer - std::max(stage.begin.layer, 0)) + 1, run);
 }

@@ -33,6 +33,7 @@ class DecoderModel final : public Model {
   Status load(std::span<Device* const> devices, const StepSizes& sizes,
               const ModelWeights::Progress& progress) override;
   int32_t next_turn() override;
+  void stop() override;
   void forward_stage(int32_t stage, const Batch& batch,
                      std::span<const SequenceMemory> memory) override;
   void hand_off(int32_t stage, int32_t rows) override { hand_off(stage, rows, false); }
@@ -144,9 +145,9 @@ class DecoderModel final : public Model {
   ModelWeights weights_;  // with several ranks only described
   ModelSplit split_;
   std::vector<std::unique_ptr<Shard>> shards_;  // [ranks], if there are several
-  StepTap* tap_ = nullptr;          // may be null
-  std::vector<Stage> stages_;       // once loaded
-  bool ended_interleaved_ = false;  // the last ended step
+  StepTap* tap_ = nullptr;                      // may be null
+  std::vector<Stage> stages_;                   // once loaded
+  bool ended_interleaved_ = false;              // the last ended step
   int32_t last_outputs_ = 0;
   Buffer draft_tokens_, draft_tokens_on_host_;  // [config_.draft_vocabulary] i32
 };

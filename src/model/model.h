@@ -164,6 +164,8 @@ class Model {
   }
   // Batch::turn of the next step.
   virtual int32_t next_turn() = 0;
+  // A device has failed: ranks that wait for its rows wait no longer.
+  virtual void stop() = 0;
 
   // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row.
   // `memory`: of each rank.
@@ -186,8 +188,7 @@ class Model {
   // Runs one sequence's certain rows from `at` on, with pauses for other sequences' steps. True: it
   // has ended, with the results of forward().
   virtual bool forward_interleaved(StepCursor& at, const Batch& batch,
-                                   std::span<const SequenceMemory> memory,
-                                   StepPacing& pacing) = 0;
+                                   std::span<const SequenceMemory> memory, StepPacing& pacing) = 0;
 
   // logits [count, V] of output rows first .. first + count of the last ended step.
   virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;

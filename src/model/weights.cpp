@@ -92,8 +92,7 @@ ModelWeights::Range ModelWeights::vectors_of(int32_t stage) const {
   return range;
 }
 
-std::span<float> ModelWeights::add_vector(const float*& user, size_t elements,
-                                          int32_t layer) {
+std::span<float> ModelWeights::add_vector(const float*& user, size_t elements, int32_t layer) {
   constexpr size_t kAlignElements = 16;
   const size_t offset = (vectors_.size() + kAlignElements - 1) / kAlignElements * kAlignElements;
   vectors_.resize(offset + elements);

@@ -61,9 +61,10 @@ std::string device_names(const std::string& text) {
 }
 
 Status read_split(const ModelFlags& flags, EngineOptions& options) {
-  options.split = flags.split == "none"    ? Split::none
-                  : flags.split == "layer" ? Split::layer
-                                           : Split::automatic;
+  options.split = flags.split == "none"     ? Split::none
+                  : flags.split == "layer"  ? Split::layer
+                  : flags.split == "tensor" ? Split::tensor
+                                            : Split::automatic;
   std::istringstream shares(flags.split_ratio);
   double total = 0;
   for (std::string text; std::getline(shares, text, ',');) {
@@ -101,15 +102,14 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
       ->check(device_names)
       ->capture_default_str();
   group
-      .add(
-          "--split", flags.split,
-          "how GPUs share a model: none (one of them), layer (each some layers), auto (layer if it "
-          "does not fit one)")
-      ->check(CLI::IsMember({"none", "layer", "auto"}))
+      .add("--split", flags.split,
+           "how GPUs share a model: none (one of them), layer (each some layers), tensor (each a "
+           "part of every layer), auto (layer if it does not fit one)")
+      ->check(CLI::IsMember({"none", "layer", "tensor", "auto"}))
       ->capture_default_str();
   group
       .add("--split-ratio", flags.split_ratio,
-           "shares of the layers, e.g. 3,1 (default: by memory and speed of the GPUs)")
+           "shares of the GPUs, e.g. 3,1 (default: by memory and speed; with tensor: even)")
       ->type_name("LIST");
   group.add("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
       ->check(CLI::Range(0, 1024));

@@ -91,11 +91,10 @@ uint64_t CacheSizes::exact_bytes(const ModelConfig& config, int32_t stage) const
   return static_cast<uint64_t>(tail.most_exact_blocks()) * block_bytes(config, 1, stage);
 }
 
-uint64_t CacheSizes::resume_bytes(const ModelConfig& config, int32_t stage) const {
+uint64_t CacheSizes::state_bytes(const ModelConfig& config, int32_t stage) const {
   CacheSizes one = *this;
   one.slots = 1;
-  if (one.slot_bytes(config) + exact_bytes(config) == 0) return 0;
-  return one.slot_bytes(config, stage) + exact_bytes(config, stage) + block_bytes(config, 0, stage);
+  return one.slot_bytes(config, stage) + exact_bytes(config, stage);
 }
 
 Status SequenceCache::allocate(Devices& devices, std::span<const ModelConfig* const> ranks,
@@ -163,13 +162,12 @@ Status SequenceCache::allocate_slots(int32_t rank, const ModelConfig& config,
     const int32_t number = devices_->index(stage, rank);
     Place& own = places_[static_cast<size_t>(number)];
     Device& device = devices_->at(number);
-    CacheSizes part = sizes;
-    if (!has_hidden) part.hidden_cells = 0;
+    const CacheSizes part = sizes.of_rank(rank);
     BRAID_ASSIGN(own.slots, device.allocate(part.slot_bytes(config, stage), "state slots"));
     next.push_back(static_cast<float*>(own.slots.data()));
     if (!snapshots_) continue;
-    BRAID_ASSIGN(own.snapshot, device.allocate(part.snapshot_bytes(config, stage),
-                                               "a checkpoint's snapshot"));
+    BRAID_ASSIGN(own.snapshot,
+                 device.allocate(part.snapshot_bytes(config, stage), "a checkpoint's snapshot"));
   }
   for (const LayerConfig& l : config.layers) {
     if (l.kind != LayerKind::delta) continue;
@@ -186,7 +184,7 @@ Status SequenceCache::allocate_slots(int32_t rank, const ModelConfig& config,
 }
 
 template <typename Layer, typename Act>
-void SequenceCache::for_each_layer(std::vector<Layer> Rank::* layers, const Act& act) const {
+void SequenceCache::for_each_layer(std::vector<Layer> Rank::*layers, const Act& act) const {
   const size_t count = (ranks_[0].*layers).size();  // rank 0 has all
   for (size_t i = 0; i < count; ++i)
     for (const Rank& rank : ranks_)
@@ -237,7 +235,7 @@ uint64_t SequenceCache::copy() {
 
 void SequenceCache::copy_on_device(int32_t device, void* to, const void* from, size_t bytes) {
   ops(device).state_copy(static_cast<float*>(to), static_cast<const float*>(from),
-                        static_cast<int64_t>(bytes / sizeof(float)));
+                         static_cast<int64_t>(bytes / sizeof(float)));
 }
 
 // A device with its own memory copies there first, as the next step changes slot and blocks. A run
@@ -473,7 +471,7 @@ void SequenceCache::poison_slot(int32_t slot) {
   const std::vector<std::byte> image(state_bytes(), kPoison);
   for_each_part(slot, [&](float* numbers, int64_t count, int32_t device) {
     devices_->at(device).to_device(numbers, image.data(),
-                                  static_cast<size_t>(count) * sizeof(float));
+                                   static_cast<size_t>(count) * sizeof(float));
   });
   devices_->synchronize();
 }

@@ -32,18 +32,24 @@ struct CacheSizes {
   KvTail tail;
 
   bool seals() const { return k_codec != nullptr; }
+  // Rank 0 alone has hidden rows.
+  CacheSizes of_rank(int32_t rank) const {
+    CacheSizes own = *this;
+    if (rank > 0) own.hidden_cells = 0;
+    return own;
+  }
   // Of the layers that a rank has (Model::config_of), all or those of a stage; of the group.
   static constexpr int32_t kAllStages = ModelConfig::kAllStages;
   uint64_t block_bytes(const ModelConfig& config, int32_t group, int32_t stage = kAllStages) const;
   uint64_t kv_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
   // Of all slots; 0 for models without slots.
   uint64_t slot_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
-  // Of one sequence that continues: its slot, and the exact rows and the last block, if it seals.
-  uint64_t resume_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
+  // Of one sequence that continues, beside its last block: its slot, and exact rows if it seals.
+  uint64_t state_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
   uint64_t exact_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
   // Of the memory for a checkpoint's copy on the device; 0: none.
   uint64_t snapshot_bytes(const ModelConfig& config, int32_t stage) const {
-    return snapshots ? resume_bytes(config, stage) : 0;
+    return snapshots ? state_bytes(config, stage) + block_bytes(config, 0, stage) : 0;
   }
 };
 
@@ -159,7 +165,7 @@ class SequenceCache final : public CacheBytes {
   Status allocate_slots(int32_t rank, const ModelConfig& config, const CacheSizes& sizes);
   // Calls act(layer) for the layers of all ranks, in the order of an image: layer by layer.
   template <typename Layer, typename Act>
-  void for_each_layer(std::vector<Layer> Rank::* layers, const Act& act) const;
+  void for_each_layer(std::vector<Layer> Rank::*layers, const Act& act) const;
   // act(address, bytes, device) in the order of an image.
   template <typename Act>
   void for_each_part(int32_t group, int32_t block, const Act& act) const;
@@ -178,8 +184,8 @@ class SequenceCache final : public CacheBytes {
   Devices* devices_ = nullptr;
   std::vector<Rank> ranks_;
   std::vector<SequenceMemory> memories_;  // [ranks]
-  size_t trunk_layers_ = 0;  // with K and V, of the model's own, before the drafters'
-  int64_t width_ = 0;  // of a hidden row
+  size_t trunk_layers_ = 0;               // with K and V, of the model's own, before the drafters'
+  int64_t width_ = 0;                     // of a hidden row
   HiddenRing hidden_;
   std::vector<Place> places_;  // [devices]
   bool snapshots_ = false;

@@ -20,9 +20,9 @@ size_t BatchArrays::bytes(const Sizes& most, int32_t most_batches, int32_t block
   return static_cast<size_t>(elements) * sizeof(int32_t);
 }
 
-Status BatchArrays::allocate(std::span<Device* const> stages, const char* what, const Sizes& most,
+Status BatchArrays::allocate(std::span<Device* const> devices, const char* what, const Sizes& most,
                              int32_t most_batches, int32_t blocks_per_sequence, int32_t groups) {
-  stages_.assign(stages.begin(), stages.end());
+  devices_.assign(devices.begin(), devices.end());
   most_ = most;
   most_batches_ = most_batches;
   blocks_per_sequence_ = blocks_per_sequence;
@@ -31,9 +31,9 @@ Status BatchArrays::allocate(std::span<Device* const> stages, const char* what, 
   tables_elements_ = tables_elements(most, blocks_per_sequence, groups);
   tables_.assign(static_cast<size_t>(groups) * static_cast<size_t>(most.sequences), {});
   const size_t size = bytes(most, most_batches, blocks_per_sequence, groups);
-  BRAID_ASSIGN(host_, stages[0]->allocate_host(size, what));
+  BRAID_ASSIGN(host_, devices[0]->allocate_host(size, what));
   const auto address = [](const Buffer& b) { return reinterpret_cast<std::intptr_t>(b.data()); };
-  for (Device* device : stages) {
+  for (Device* device : devices) {
     if (device->traits().host_visible) break;
     BRAID_ASSIGN(Buffer memory, device->allocate(size, what));
     memory_.push_back(std::move(memory));
@@ -169,20 +169,21 @@ Batch BatchArrays::finish(int32_t batch, bool padded) {
   b.blocks_per_sequence = blocks_per_sequence_;
   b.group_stride = group_elements();
   b.output_row = on_device(batch, output_row);
+  b.turn = on_device(batch, turn);
   if (device_offset_bytes_.size() > 1) b.device_offset_bytes = device_offset_bytes_.data();
   return b;
 }
 
-void BatchArrays::send(int32_t stage, int64_t first, int64_t count) {
+void BatchArrays::send(int32_t device, int64_t first, int64_t count) {
   if (!is_sent()) return;
-  const auto at = static_cast<size_t>(stage);
-  stages_[at]->to_device(static_cast<int32_t*>(memory_[at].data()) + first,
-                         static_cast<const int32_t*>(host_.data()) + first,
-                         static_cast<size_t>(count) * sizeof(int32_t));
+  const auto at = static_cast<size_t>(device);
+  devices_[at]->to_device(static_cast<int32_t*>(memory_[at].data()) + first,
+                          static_cast<const int32_t*>(host_.data()) + first,
+                          static_cast<size_t>(count) * sizeof(int32_t));
 }
 
-void BatchArrays::upload(int32_t stage) {
-  send(stage, tables_elements_, batches_ * batch_elements_);
+void BatchArrays::upload(int32_t device) {
+  send(device, tables_elements_, batches_ * batch_elements_);
 }
 
 void BatchArrays::send_tables() {
@@ -201,11 +202,11 @@ void BatchArrays::send_tables_of(int32_t group) {
     if (run.last < run.first) return;
     const size_t pitch = static_cast<size_t>(blocks_per_sequence_) * sizeof(int32_t);
     const int64_t at = table_offset(group, run.first) + run.from;
-    for (size_t stage = 0; stage < stages_.size(); ++stage)
-      stages_[stage]->rows_to_device({static_cast<int32_t*>(memory_[stage].data()) + at,
-                                      static_cast<const int32_t*>(host_.data()) + at,
-                                      static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
-                                      run.last - run.first + 1, pitch, pitch});
+    for (size_t device = 0; device < devices_.size(); ++device)
+      devices_[device]->rows_to_device({static_cast<int32_t*>(memory_[device].data()) + at,
+                                        static_cast<const int32_t*>(host_.data()) + at,
+                                        static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
+                                        run.last - run.first + 1, pitch, pitch});
   };
   Run run;
   for (int32_t i = 0; i < room_.sequences; ++i) {
@@ -225,8 +226,8 @@ void BatchArrays::send_tables_of(int32_t group) {
   send(run);
 }
 
-void BatchArrays::upload(int32_t stage, int32_t batch, Array a, int32_t first, int32_t count) {
-  send(stage, offset(batch, a) + first, count);
+void BatchArrays::upload(int32_t device, int32_t batch, Array a, int32_t first, int32_t count) {
+  send(device, offset(batch, a) + first, count);
 }
 
 void BatchArrays::upload_tokens(int32_t batch) { upload(0, batch, token, 0, room_.rows); }

@@ -1,6 +1,6 @@
 // batch_arrays.h -- the arrays of batches (ops/batch.h), filled by the host and sent in one copy.
 //
-// Each stage's device (ops/devices.h) gets its own copy.
+// Each of a model's devices (ops/devices.h) gets its own copy.
 //
 // Several batches may share the block tables. These stay on the device; send_tables() sends changes
 // before a CUDA graph runs. upload() is part of the graph: it copies the same bytes for the same
@@ -33,6 +33,7 @@ class BatchArrays {
     certain,
     context,
     slot,
+    turn,  // one number
     kArrays
   };
   struct Sizes {
@@ -45,7 +46,7 @@ class BatchArrays {
   static size_t bytes(const Sizes& most, int32_t most_batches, int32_t blocks_per_sequence,
                       int32_t groups);
   // `what` names the memory. Errors: exhausted.
-  Status allocate(std::span<Device* const> stages, const char* what, const Sizes& most,
+  Status allocate(std::span<Device* const> devices, const char* what, const Sizes& most,
                   int32_t most_batches, int32_t blocks_per_sequence, int32_t groups);
 
   // For one device.
@@ -73,16 +74,18 @@ class BatchArrays {
   int32_t add_row(int32_t batch, const Row& row);
   // Requests the logits of the last row.
   void add_output(int32_t batch);
+  // Batch::turn.
+  void set_turn(int32_t batch, int32_t value) { host(batch, turn)[0] = value; }
   // The same in every batch.
   void set_blocks(int32_t index, const Sequence& s);
 
   int32_t rows_of(int32_t batch) const { return used_[static_cast<size_t>(batch)].rows; }
-  // In the first stage's memory (Batch::of_stage). `padded`: as large as the room.
+  // In the first device's memory (Batch::on_device). `padded`: as large as the room.
   Batch finish(int32_t batch, bool padded);
 
   void send_tables();
-  // All but the block tables, to one stage.
-  void upload(int32_t stage = 0);
+  // All but the block tables, to one device.
+  void upload(int32_t device = 0);
   void upload_tokens(int32_t batch);
 
   // To change values after begin().
@@ -90,11 +93,12 @@ class BatchArrays {
     return static_cast<int32_t*>(host_.data()) + offset(batch, a);
   }
   const int32_t* on_device(int32_t batch, Array a) const { return base_ + offset(batch, a); }
-  void upload(int32_t stage, int32_t batch, Array a, int32_t first, int32_t count);
+  void upload(int32_t device, int32_t batch, Array a, int32_t first, int32_t count);
 
  private:
   static int64_t padded_to_line(int64_t count) { return (count + 15) / 16 * 16; }
   static int64_t count_of(const Sizes& sizes, int a) {
+    if (a == turn) return 1;
     return a < output_row ? sizes.rows : a == output_row ? sizes.outputs : sizes.sequences;
   }
   static int64_t batch_elements(const Sizes& sizes);
@@ -120,20 +124,20 @@ class BatchArrays {
     return tables_[static_cast<size_t>(group) * static_cast<size_t>(most_.sequences) +
                    static_cast<size_t>(index)];
   }
-  void send(int32_t stage, int64_t first, int64_t count);
+  void send(int32_t device, int64_t first, int64_t count);
   void send_tables_of(int32_t group);
   void write(int32_t group, int32_t index, std::span<const int32_t> blocks, int32_t from,
              int32_t to);
   void clear_table(int32_t group, int32_t index);
   void pad(int32_t batch);
 
-  std::vector<Device*> stages_;
+  std::vector<Device*> devices_;
   Sizes most_;
   int32_t most_batches_ = 0;
   int32_t blocks_per_sequence_ = 0;
   int32_t groups_ = 1;
   Buffer host_;
-  std::vector<Buffer> memory_;                     // [stages]; empty where host memory is read
+  std::vector<Buffer> memory_;                      // [devices]; empty where host memory is read
   std::vector<std::intptr_t> device_offset_bytes_;  // Batch::device_offset_bytes
   const int32_t* base_ = nullptr;
 

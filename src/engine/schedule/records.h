@@ -11,7 +11,9 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/result.h"
 #include "ops/device.h"
@@ -23,12 +25,14 @@ class Records {
   enum class Work : uint8_t { step, head, draft_blocks };
   static constexpr int kShapeBits = 61;
 
-  // `device` must outlive it. Several objects may use one device.
-  explicit Records(Device& device) : device_(device) {}
+  // The devices must outlive it: those of a stage, whose work is recorded together. Several objects
+  // may use one device.
+  explicit Records(std::span<Device* const> devices) : devices_(devices.begin(), devices.end()) {}
+  explicit Records(Device& device) : devices_{&device} {}
   Records(const Records&) = delete;
   Records& operator=(const Records&) = delete;
   ~Records() {
-    for (const auto& [key, record] : kept_) device_.forget_record(record.id);
+    for (const auto& [key, record] : kept_) forget(record.id);
   }
 
   // Work of equal shape must queue the same ops on the same memory. Do not nest. Errors: those of
@@ -37,13 +41,14 @@ class Records {
   Status queue(Work work, uint64_t shape, Enqueue enqueue) {
     const uint64_t key = static_cast<uint64_t>(work) << kShapeBits | shape;
     const Clock::time_point begin = Clock::now();
-    if (is_due(key) && device_.begin_record()) {
+    if (is_due(key) && begin_record()) {
       enqueue();
       const uint64_t id = ++last_id();
-      BRAID_TRY(device_.end_record(id));
-      if (device_.has_record(id)) {
+      BRAID_TRY(end_record(id));
+      if (all_have(id)) {
         kept_[key].id = id;
       } else {
+        forget(id);
         most_ = kept_.size();
         seen_.erase(key);
       }
@@ -52,7 +57,7 @@ class Records {
     if (has_record(key)) {
       Record& record = kept_.at(key);
       record.turn = ++turn_;
-      device_.replay(record.id);
+      for (Device* device : devices_) device->replay(record.id);
     } else {
       enqueue();
     }
@@ -78,7 +83,34 @@ class Records {
   // False while the device is profiled.
   bool has_record(uint64_t key) const {
     const auto it = kept_.find(key);
-    return it != kept_.end() && device_.has_record(it->second.id);
+    return it != kept_.end() && all_have(it->second.id);
+  }
+  bool all_have(uint64_t id) const {
+    return std::all_of(devices_.begin(), devices_.end(),
+                       [&](const Device* device) { return device->has_record(id); });
+  }
+  // On all devices or on none.
+  bool begin_record() {
+    for (size_t i = 0; i < devices_.size(); ++i) {
+      if (devices_[i]->begin_record()) continue;
+      const uint64_t none = ++last_id();
+      for (size_t j = 0; j < i; ++j) {
+        (void)devices_[j]->end_record(none);  // empty
+        devices_[j]->forget_record(none);
+      }
+      return false;
+    }
+    return true;
+  }
+  // Ends the recording of all devices; the first error.
+  Status end_record(uint64_t id) {
+    Status status;
+    for (Device* device : devices_)
+      if (Status own = device->end_record(id); status.ok()) status = std::move(own);
+    return status;
+  }
+  void forget(uint64_t id) {
+    for (Device* device : devices_) device->forget_record(id);
   }
 
   bool is_due(uint64_t key) {
@@ -91,14 +123,14 @@ class Records {
       const auto oldest = std::min_element(
           kept_.begin(), kept_.end(),
           [](const auto& a, const auto& b) { return a.second.turn < b.second.turn; });
-      device_.forget_record(oldest->second.id);
+      forget(oldest->second.id);
       seen_.erase(oldest->first);
       kept_.erase(oldest);
     }
     return true;
   }
 
-  Device& device_;
+  std::vector<Device*> devices_;
   static constexpr int kQueuedBefore = 2;
   size_t most_ = 192;             // each takes host and driver memory
   std::map<uint64_t, int> seen_;  // runs without a record, up to kQueuedBefore

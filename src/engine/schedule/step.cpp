@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <boost/container/small_vector.hpp>
+
 namespace braid {
 namespace {
 
@@ -32,9 +34,10 @@ Status StepRunner::allocate(const Sizes& sizes) {
 }
 
 void StepRunner::enqueue(int32_t stage, const Batch& batch) {
-  whole_.upload(stage);
-  model_.forward_stage(stage, batch, cache_.memory());
-  if (stage + 1 == devices_.count() && outputs_.finds_best()) outputs_.queue_best();
+  for (int32_t rank = 0; rank < devices_.ranks(); ++rank)
+    whole_.upload(devices_.index(stage, rank));
+  model_.forward_stage(stage, batch, cache_.memories());
+  if (stage + 1 == devices_.stages() && outputs_.finds_best()) outputs_.queue_best();
 }
 
 // None: do not record the step.
@@ -61,7 +64,7 @@ Status StepRunner::queue(Step& step) {
   if (decodes) outputs_.begin(step.plan, step.plan.rows());
   const auto padding = decodes ? padding_of(step.plan) : std::nullopt;
   Batch& batch = step.batch;
-  batch = whole_.fill(step.plan, padding);
+  batch = whole_.fill(step.plan, padding, model_.next_turn());
   if (!decodes) outputs_.begin(step.plan, batch.outputs);
   outputs_.lay_out(batch.outputs);
   whole_.send_tables();
@@ -72,7 +75,7 @@ Status StepRunner::queue(Step& step) {
             static_cast<uint64_t>(padding->most_rows) << 40 |
             static_cast<uint64_t>(few_cells) << 60;
   }
-  for (int32_t stage = 0; stage < devices_.count(); ++stage) {
+  for (int32_t stage = 0; stage < devices_.stages(); ++stage) {
     if (padding) {
       BRAID_TRY(records_[static_cast<size_t>(stage)].queue(Records::Work::step, shape,
                                                            [&] { enqueue(stage, batch); }));
@@ -101,7 +104,11 @@ class StepRunner::SlicePacing final : public StepPacing {
             ? pacer_.attention_rows(position(), slice_.ms - ms_since(slice_.begin), left)
             : left;
     if (!allow(StepPart::attention_rows, rows)) return {};
-    return runner_.interleaved_.part(step_.batch, first_row, rows, step_.at.stage);
+    boost::container::small_vector<int32_t, 8> devices;
+    for (int32_t rank = 0; rank < runner_.devices_.ranks(); ++rank)
+      devices.push_back(runner_.devices_.index(step_.at.stage, rank));
+    return runner_.interleaved_.part(step_.batch, first_row, rows,
+                                     {devices.data(), devices.size()});
   }
 
   void queued() override {
@@ -139,15 +146,15 @@ class StepRunner::SlicePacing final : public StepPacing {
 };
 
 void StepRunner::begin_interleaved(Step& step) {
-  step.batch = interleaved_.fill(step.plan);
+  step.batch = interleaved_.fill(step.plan, {}, model_.next_turn());
   step.at = {};
   interleaved_.send_tables();
-  for (int32_t stage = 0; stage < devices_.count(); ++stage) interleaved_.upload(stage);
+  for (int32_t device = 0; device < devices_.count(); ++device) interleaved_.upload(device);
 }
 
 bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
   SlicePacing pacing(*this, step, slice, pacer);
-  if (!model_.forward_interleaved(step.at, step.batch, cache_.memory(), pacing)) return false;
+  if (!model_.forward_interleaved(step.at, step.batch, cache_.memories(), pacing)) return false;
   outputs_.begin(step.plan, step.batch.outputs);
   outputs_.lay_out(step.batch.outputs);
   if (outputs_.finds_best()) outputs_.queue_best();

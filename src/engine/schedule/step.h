@@ -2,7 +2,8 @@
 //
 // queue() runs a step to its end; advance() runs a prompt's chunk in parts, between decoding steps.
 // On devices with their own memory, decoding steps are padded to a bucket of sequences, rows and
-// rows per sequence, and recorded (records.h): one record for each stage of the model.
+// rows per sequence, and recorded (records.h): one record for each stage of the model
+// and device.
 #pragma once
 
 #include <chrono>

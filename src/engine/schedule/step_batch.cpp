@@ -24,10 +24,10 @@ int32_t outputs_of(const StepItem& item) {
 
 }  // namespace
 
-Status StepBatch::allocate(std::span<Device* const> stages, int32_t max_rows, int32_t max_sequences,
-                           int32_t blocks_per_sequence, int32_t groups) {
+Status StepBatch::allocate(std::span<Device* const> devices, int32_t max_rows,
+                           int32_t max_sequences, int32_t blocks_per_sequence, int32_t groups) {
   max_sequences_ = max_sequences;
-  return arrays_.allocate(stages, "step", {max_rows, max_sequences, max_rows}, 1,
+  return arrays_.allocate(devices, "step", {max_rows, max_sequences, max_rows}, 1,
                           blocks_per_sequence, groups);
 }
 
@@ -60,7 +60,7 @@ void StepBatch::add(StepItem& item, int32_t index, int32_t first_output) {
   item.outputs = outputs_of(item);
 }
 
-Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding) {
+Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding, int32_t turn) {
   const auto sequences = static_cast<int32_t>(plan.items.size());
   int32_t outputs = 0;
   for (const StepItem& item : plan.items) outputs += outputs_of(item);
@@ -71,6 +71,7 @@ Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding) {
     room = {padding->rows, padding->sequences, padding->rows};
   }
   arrays_.begin(room);
+  arrays_.set_turn(0, turn);
   int32_t first_output = 0;
   for (int32_t index = 0; index < sequences; ++index) {
     StepItem& item = plan.items[static_cast<size_t>(index)];
@@ -94,7 +95,8 @@ Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding) {
   return b;
 }
 
-Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count, int32_t stage) {
+Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count,
+                      std::span<const int32_t> devices) {
   BRAID_CHECK(batch.sequences == 1 && max_sequences_ > 1 && batch.most_uncertain == 0);
   BRAID_CHECK(first >= 0 && count > 0 && first + count <= batch.tokens);
   if (count == batch.tokens) return batch;
@@ -105,7 +107,7 @@ Batch StepBatch::part(const Batch& batch, int32_t first, int32_t count, int32_t 
                           Array::slot};
   for (int i = 0; i < 5; ++i) {
     arrays_.host(0, arrays[i])[1] = values[i];
-    arrays_.upload(stage, 0, arrays[i], 1, 1);
+    for (const int32_t device : devices) arrays_.upload(device, 0, arrays[i], 1, 1);
   }
   Batch b = batch;
   b.tokens = b.most_rows = b.most_certain = count;

@@ -14,7 +14,7 @@ namespace braid {
 class StepBatch {
  public:
   // part() needs room for one more sequence. Errors: exhausted.
-  Status allocate(std::span<Device* const> stages, int32_t max_rows, int32_t max_sequences,
+  Status allocate(std::span<Device* const> devices, int32_t max_rows, int32_t max_sequences,
                   int32_t blocks_per_sequence, int32_t groups);
 
   // Every sequence has one certain row, and maybe drafts; all rows are outputs.
@@ -26,13 +26,14 @@ class StepBatch {
     int32_t most_rows = 0;  // of a sequence, rounded up
   };
   // Also sets the items' output fields. The device's arrays are valid until the next fill().
-  Batch fill(StepPlan& plan, const std::optional<Padding>& padding = {});
+  // `turn`: Model::next_turn().
+  Batch fill(StepPlan& plan, const std::optional<Padding>& padding, int32_t turn);
   // The `count` certain rows from `first` on of a batch of one sequence. Valid until the next
-  // part(). Only `stage` reads it.
-  Batch part(const Batch& batch, int32_t first, int32_t count, int32_t stage);
+  // part(). Only the devices of a part of the model read it.
+  Batch part(const Batch& batch, int32_t first, int32_t count, std::span<const int32_t> devices);
   // Tables are sent before a CUDA graph; the uploads may be part of it.
   void send_tables() { arrays_.send_tables(); }
-  void upload(int32_t stage) { arrays_.upload(stage); }
+  void upload(int32_t device) { arrays_.upload(device); }
 
  private:
   void add(StepItem& item, int32_t index, int32_t first_output);
