@@ -94,7 +94,7 @@ std::string context_table(const GgufFile& file, const EngineOptions& options) {
     }
     uint64_t cache_bytes = 0;
     for (const MemoryRow& row : plan->rows)
-      if (row.use == MemoryUse::kv_blocks) cache_bytes = row.predicted_bytes;
+      if (row.use == MemoryUse::kv_blocks) cache_bytes += row.predicted_bytes;
     out += fmt::format("{:<12} {:>18} {:>12}\n", name, plan->context_tokens,
                        format_bytes(cache_bytes));
   }

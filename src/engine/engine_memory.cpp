@@ -190,6 +190,8 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
     if (last) add_row(MemoryUse::logits, pool, StepOutputs::bytes(logit_rows, config.vocabulary));
     add_row(MemoryUse::workspaces, pool,
             expected_workspaces(devices.at(index), workspace_needs(options, model)));
+    if (ranks_.size() > 1)
+      add_row(MemoryUse::exchange, pool, model.exchange_bytes(step_sizes()));
   }
   const bool runs_drafters =
       options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);
@@ -679,6 +681,7 @@ Status EngineMemory::take(const EngineOptions& options, Model& model, Devices& d
     BRAID_ASSIGN(const size_t workspace_bytes,
                  devices.at(index).reserve_workspaces(workspace_needs(options, model)));
     add(MemoryUse::workspaces, workspace_bytes);
+    add(MemoryUse::exchange, model.taken_exchange_bytes(stage, rank));
   }
   return take_host_images(options, config, devices.first());
 }

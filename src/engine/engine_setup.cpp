@@ -61,6 +61,8 @@ Status check_window(int32_t tokens) {
           tokens, kLeastWindow)};
 }
 
+// A first GPU that holds less, without an asked context, is too small for the model.
+constexpr int32_t kWorthwhileContext = 32768;
 constexpr int32_t kNgramDepth = 7;
 constexpr int32_t kHeadDepth = 3;
 constexpr int32_t kFewSequences = 8;
@@ -151,7 +153,10 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options,
   BRAID_ASSIGN(std::shared_ptr<Devices> named, open_devices(options_, most_rows));
   BRAID_TRY(plan(std::move(named)));
   if (!may_use_more_devices(options_, *devices_)) return {};
-  if (memory_.all_contexts_fit && memory_.plan.check_fits().ok()) return {};
+  const int32_t wanted = std::min(model_->config().context_length, kWorthwhileContext);
+  const bool holds = options_.context_tokens > 0 ? memory_.all_contexts_fit
+                                                 : memory_.plan.context_tokens >= wanted;
+  if (holds && memory_.plan.check_fits().ok()) return {};
   devices_ = nullptr;
   BRAID_ASSIGN(std::shared_ptr<Devices> all, open_all_devices(options_, most_rows));
   return plan(std::move(all));

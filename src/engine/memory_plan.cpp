@@ -65,6 +65,8 @@ const char* memory_use_name(MemoryUse use) {
       return "logits";
     case MemoryUse::workspaces:
       return "workspaces";
+    case MemoryUse::exchange:
+      return "rank exchange";
     case MemoryUse::drafts:
       return "drafts";
     case MemoryUse::block_books:

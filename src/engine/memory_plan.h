@@ -17,6 +17,7 @@ enum class MemoryUse : uint8_t {
   activations,
   logits,
   workspaces,
+  exchange,        // mailboxes of ranks (ops/letter.h)
   drafts,          // batches and guesses of drafters
   block_books,     // bookkeeping of KV blocks and prefixes
   ngram_tables,    // of NgramDrafter

@@ -117,6 +117,14 @@ Status DecoderModel::connect(Stage& stage, const StepSizes& sizes) {
   return {};
 }
 
+// Each of two halves has a place for whole rows, and for few rows with their flags of every rank.
+size_t DecoderModel::exchange_bytes(const StepSizes& sizes) const {
+  const auto row_bytes = static_cast<size_t>(Letter::pitch_of(config_.width, DType::f32)) * 4;
+  const auto rows = static_cast<size_t>(sizes.tokens + std::max(1, sizes.interleaved_tokens));
+  const auto few = static_cast<size_t>(ranks()) * kMostFewRows * 2;
+  return 2 * row_bytes * (rows + 2 * few);
+}
+
 void DecoderModel::stop() {
   for (Stage& stage : stages_)
     if (stage.exchange != nullptr) stage.exchange->stop();

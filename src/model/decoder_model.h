@@ -29,6 +29,11 @@ class DecoderModel final : public Model {
                           DType activations) const override;
   Device::WorkspaceNeeds workspace_needs(int32_t max_tokens) const override;
   int64_t flops_per_token() const override;
+  size_t exchange_bytes(const StepSizes& sizes) const override;
+  size_t taken_exchange_bytes(int32_t stage, int32_t rank) const override {
+    const Stage& own = stages_[static_cast<size_t>(stage)];
+    return own.exchange == nullptr ? 0 : own.exchange->bytes(rank);
+  }
   using Model::load;
   Status load(std::span<Device* const> devices, const StepSizes& sizes,
               const ModelWeights::Progress& progress) override;

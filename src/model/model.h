@@ -155,6 +155,10 @@ class Model {
   // Multiplications and additions of one token without attention scores, head included.
   virtual int64_t flops_per_token() const = 0;
 
+  // Of a rank's mailboxes: at most, before loading, and as taken.
+  virtual size_t exchange_bytes(const StepSizes& sizes) const = 0;
+  virtual size_t taken_exchange_bytes(int32_t stage, int32_t rank) const = 0;
+
   // Once. Devices stage by stage, as in Devices. Errors: exhausted, unsupported.
   virtual Status load(std::span<Device* const> devices, const StepSizes& sizes,
                       const ModelWeights::Progress& progress = nullptr) = 0;
