@@ -332,6 +332,28 @@ TEST(Patterns, MeanWhatEcmaSays) {
   }
 }
 
+TEST(Patterns, WithCountsBeyondAllBudgetsAreTooLarge) {
+  for (const char* pattern :
+       {"^a{1000000001}$", "^a{0,99999999999999999999}$", "^a{99999999999999999999,}$"})
+    for (const bool strict : {false, true})
+      EXPECT_NE(Compiled(text_schema(pattern), strict)
+                    .error.find("is too large: it has a repetition count above 1000000000"),
+                std::string::npos)
+          << pattern;
+  const std::string far = "{0,1000000000}";
+  const std::vector<std::string> patterns = {
+      "^a" + far + "$", "^(((a?){100000}){100000}){2}$",
+      "^(((a" + far + ")" + far + ")" + far + ")" + far + "$"};
+  for (const std::string& pattern : patterns)
+    EXPECT_NE(Compiled(text_schema(pattern)).error.find("is too large: compiling it takes"),
+              std::string::npos)
+        << pattern;
+  const Compiled small(text_schema("^(((a?){2}){3}){4}$"), true);
+  EXPECT_TRUE(small.takes('"' + repeated("a", 24) + '"'));
+  EXPECT_FALSE(small.takes('"' + repeated("a", 25) + '"'));
+  EXPECT_TRUE(Compiled(text_schema("^((a?){100000})*$"), true).takes("\"aaa\""));
+}
+
 TEST(Patterns, KnowCharactersBeyondAscii) {
   EXPECT_TRUE(Compiled(text_schema("^[а-я]{3}$")).takes("\"мир\""));
   EXPECT_FALSE(Compiled(text_schema("^[а-я]{3}$")).takes("\"мiр\""));
