@@ -31,27 +31,25 @@ Family family_of(const HttpRequest& request) {
 
 int64_t now_s() { return static_cast<int64_t>(std::time(nullptr)); }
 
-void RunningAnswers::add(const std::shared_ptr<RunningAnswer>& answer, std::string client) {
+void RunningAnswers::add(const std::shared_ptr<RunningAnswer>& answer,
+                         const ClientIdentity& client) {
   const std::lock_guard lock(mutex_);
   std::erase_if(answers_, [](const Entry& entry) { return entry.answer.expired(); });
-  answers_.push_back({answer, std::move(client)});
+  answers_.push_back({answer, client.id, client.name});
 }
 
-std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list() const {
-  std::vector<std::shared_ptr<RunningAnswer>> out;
-  const std::lock_guard lock(mutex_);
-  for (const Entry& entry : answers_) {
-    if (auto answer = entry.answer.lock()) out.push_back(std::move(answer));
-  }
-  return out;
+std::vector<RunningAnswers::Running> RunningAnswers::list() const { return of(nullptr); }
+
+std::vector<RunningAnswers::Running> RunningAnswers::list(const ClientIdentity& client) const {
+  return of(client.admin ? nullptr : &client);
 }
 
-std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list(const std::string& client) const {
-  std::vector<std::shared_ptr<RunningAnswer>> out;
+std::vector<RunningAnswers::Running> RunningAnswers::of(const ClientIdentity* client) const {
+  std::vector<Running> out;
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : answers_) {
-    if (entry.client != client) continue;
-    if (auto answer = entry.answer.lock()) out.push_back(std::move(answer));
+    if (client != nullptr && entry.client != client->id) continue;
+    if (auto answer = entry.answer.lock()) out.push_back({std::move(answer), entry.key_name});
   }
   return out;
 }

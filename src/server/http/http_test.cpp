@@ -462,6 +462,19 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
   log->end();
 }
 
+TEST(HttpLog, ATlsConnectionOnAPlainPortIsNamed) {
+  const auto log = LogLines::listen();
+  {
+    const auto server = waiting();
+    Client client(server->port());
+    client.send(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11));
+    client.read_all();
+    EXPECT_TRUE(client.received.starts_with("HTTP/1.1 400 ")) << client.received;
+    EXPECT_EQ(log->count("a TLS connection from 127.0.0.1 on a plain HTTP port", "--tls-cert"), 1u);
+  }
+  log->end();
+}
+
 TEST(HttpLog, TokensOfAnswersThatEndEarlyAreCounted) {
   const auto log = LogLines::listen();
   {
