@@ -20,7 +20,7 @@ bool is_plain_name_byte(char c) {
 
 bool can_name_parameter(std::string_view name, const Dialect& dialect) {
   if (trim_blanks(name) != name) return false;
-  if (dialect.calls == Dialect::Calls::key_value)
+  if (dialect.calls == Dialect::Calls::argkv)
     return name.find(dialect.key.close) == std::string_view::npos;
   return !name.empty() && name.size() <= kMaxNameBytes &&
          name.find_first_of(">\n") == std::string_view::npos;
@@ -51,7 +51,7 @@ void AnswerParser::finish(bool cut, AnswerEvents& out) {
     end_value(take(rest().size()), /*at_end=*/true);
     ++repairs_.missing_end;
   }
-  if (state_ == State::function || state_ == State::pairs) {
+  if (state_ == State::function || state_ == State::argkv) {
     astray_ += take(rest().size());
     // In a cut answer, text still held back is the beginning of an argument.
     const std::string& lost = cut_ ? astray_before : astray_;
@@ -60,7 +60,7 @@ void AnswerParser::finish(bool cut, AnswerEvents& out) {
     if (!cut_) close_call();
     begin_segment(State::content);
     if (!given) emit_prose(lost);
-  } else if (state_ == State::json) {
+  } else if (state_ == State::hermes) {
     give_back(rest().size());
   } else if (state_ == State::content || state_ == State::reasoning) {
     emit_prose(take(rest().size()));
@@ -170,10 +170,10 @@ bool AnswerParser::step() {
       return step_value();
     case State::after_function:
       return step_after_function();
-    case State::json:
-      return step_json();
-    case State::pairs:
-      return step_pairs();
+    case State::hermes:
+      return step_hermes();
+    case State::argkv:
+      return step_argkv();
   }
   return false;
 }
@@ -287,12 +287,12 @@ bool AnswerParser::found_call(size_t at, bool wrapped, const CodeSpans& place) {
   take_prose(at);
   begin_segment(State::content);
   opener_ = take(found.end - at);
-  if (found.kind == Opening::Kind::json) {
+  if (found.kind == Opening::Kind::hermes) {
     extent_ = {};
-    state_ = State::json;
+    state_ = State::hermes;
   } else {
     open_call(found.name, may_be_held);
-    if (found.kind == Opening::Kind::pairs) state_ = State::pairs;
+    if (found.kind == Opening::Kind::argkv) state_ = State::argkv;
   }
   return true;
 }
@@ -330,9 +330,9 @@ bool AnswerParser::hold_fence(size_t at) {
 // known tool at the start of a line.
 AnswerParser::Tri AnswerParser::accept_call(const Opening& found, size_t at, bool bare) const {
   const bool reasoning = state_ == State::reasoning;
-  if (found.kind != Opening::Kind::json && !may_call(found.name)) return Tri::no;
+  if (found.kind != Opening::Kind::hermes && !may_call(found.name)) return Tri::no;
   if (!reasoning && !bare) return Tri::yes;
-  if (found.kind == Opening::Kind::json || format_.tools->find(found.name) == nullptr ||
+  if (found.kind == Opening::Kind::hermes || format_.tools->find(found.name) == nullptr ||
       !at_line_start(at)) {
     return Tri::no;
   }
@@ -361,11 +361,11 @@ AnswerParser::Opening AnswerParser::opening(size_t at, bool wrapped) const {
   }
   Opening out;
   if (wrapped && next.starts_with('{')) {
-    out = {Opening::Kind::json, start, {}};
+    out = {Opening::Kind::hermes, start, {}};
   } else if (wrapped && !final_ && !doubled && tags().call.open.starts_with(next)) {
     out.kind = Opening::Kind::unknown;
-  } else if (wrapped && tags().calls == Dialect::Calls::key_value) {
-    out = pairs_opening(start);
+  } else if (wrapped && tags().calls == Dialect::Calls::argkv) {
+    out = argkv_opening(start);
   } else {
     NamedTag tag = named_tag(start, tags().function.open);
     if (tag.is == Tri::unknown) out.kind = Opening::Kind::unknown;
@@ -413,7 +413,7 @@ AnswerParser::NamedTag AnswerParser::named_tag(size_t at, std::string_view marke
   return out;
 }
 
-AnswerParser::Opening AnswerParser::pairs_opening(size_t at) const {
+AnswerParser::Opening AnswerParser::argkv_opening(size_t at) const {
   const std::string_view text = rest().substr(at);
   size_t length = 0;
   while (length < text.size() && length < kMaxNameBytes && is_plain_name_byte(text[length]))
@@ -423,7 +423,7 @@ AnswerParser::Opening AnswerParser::pairs_opening(size_t at) const {
   const bool nothing_follows = final_ && trim_blanks(text.substr(length)).empty();
   switch (nothing_follows ? Tri::no : follows(at + length, {tags().key.open, tags().call.close})) {
     case Tri::yes:
-      return {Opening::Kind::pairs, at + length, std::string(text.substr(0, length))};
+      return {Opening::Kind::argkv, at + length, std::string(text.substr(0, length))};
     case Tri::unknown:
       return {Opening::Kind::unknown, 0, {}};
     case Tri::no:

@@ -103,7 +103,7 @@ Case case_of(const Json& golden) {
   c.output = golden["output"].get<std::string>();
   c.format.starts_in_reasoning = golden["starts_in_reasoning"].get<bool>();
   c.format.dialect.calls =
-      golden["dialect"] == "argkv" ? Dialect::Calls::key_value : Dialect::Calls::xml;
+      golden["dialect"] == "argkv" ? Dialect::Calls::argkv : Dialect::Calls::xml;
   c.format.tools = std::make_shared<OfferedTools>(golden["tools"]);
   c.cut = golden["end"] == "length";
   return c;
@@ -217,7 +217,7 @@ TEST(AnswerParser, DamagedStreamsNeverCrashAndNeverDependOnTheCut) {
     Case c{random_output(random), {}, random() % 2 == 0};
     c.format.tools = offered;
     c.format.starts_in_reasoning = random() % 3 == 0;
-    c.format.dialect.calls = random() % 2 == 0 ? Dialect::Calls::xml : Dialect::Calls::key_value;
+    c.format.dialect.calls = random() % 2 == 0 ? Dialect::Calls::xml : Dialect::Calls::argkv;
     if (random() % 8 == 0) c.format.max_value_bytes = 8;
     c.format.may_think = random() % 2 == 0;
     if (random() % 4 == 0) c.format.held = {"f"};
@@ -514,10 +514,10 @@ TEST(AnswerParser, TheCallIsReportedAsSoonAsItsNameIsKnown) {
   EXPECT_FALSE(parser.in_reasoning());
 }
 
-TEST(AnswerParser, TextsOfPairsAreReportedWhileTheyAreWritten) {
+TEST(AnswerParser, TextsOfArgkvAreReportedWhileTheyAreWritten) {
   AnswerFormat format;
   format.tools = tools(R"({"s":{"type":"string"},"n":{"type":"integer"}})");
-  format.dialect.calls = Dialect::Calls::key_value;
+  format.dialect.calls = Dialect::Calls::argkv;
   AnswerParser parser(std::move(format));
   const auto pushed = [&](std::string_view text) {
     AnswerEvents events;
