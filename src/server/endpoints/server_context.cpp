@@ -19,12 +19,12 @@ namespace {
 // Freed by requests before the heap is trimmed, which scans all of it.
 constexpr uint64_t kTrimmedBytes = uint64_t{32} << 20;
 
-// By path, or by header fields.
-Family family_of(const HttpRequest& request) {
+// By path, or by header fields: also of requests that no API reads.
+ApiFamily family_of_client(const HttpRequest& request) {
   const std::string_view path = request.path;
   const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
-  return messages || !request.header("anthropic-version").empty() ? Family::anthropic
-                                                                  : Family::openai;
+  return messages || !request.header("anthropic-version").empty() ? ApiFamily::anthropic
+                                                                  : ApiFamily::openai;
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ void ServerContext::trim_memory() {
 }
 
 HttpAnswer ServerContext::error_answer(const HttpRequest& request, const ApiError& error) const {
-  return server::error_answer(error, family_of(request), request);
+  return server::error_answer(error, family_of_client(request), request);
 }
 
 void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange,
