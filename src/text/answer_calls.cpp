@@ -412,7 +412,7 @@ bool AnswerParser::step_argkv() {
       key_end == std::string_view::npos ? key_end : text.find(tags().value.open, key_end);
   if (value_open == std::string_view::npos) return false;
   const std::string name(
-      trim_blanks(text.substr(tags().key.open.size(), key_end - tags().key.open.size())));
+      trimmed(text.substr(tags().key.open.size(), key_end - tags().key.open.size())));
   take(value_open + tags().value.open.size());
   open_parameter(name, /*pair=*/true);
   return true;

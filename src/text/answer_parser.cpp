@@ -19,7 +19,7 @@ bool is_plain_name_byte(char c) {
 }  // namespace
 
 bool can_name_parameter(std::string_view name, const Dialect& dialect) {
-  if (trim_blanks(name) != name) return false;
+  if (trimmed(name) != name) return false;
   if (dialect.calls == Dialect::Calls::argkv)
     return name.find(dialect.key.close) == std::string_view::npos;
   return !name.empty() && name.size() <= kMaxNameBytes &&
@@ -128,8 +128,8 @@ void AnswerParser::emit(Kind kind, std::string_view text) {
 // Blanks at the end wait for more text. Blanks before reasoning or content are dropped; those
 // around calls stay.
 void AnswerParser::emit_text(Kind kind, std::string_view text) {
-  if (fresh_ && !said_) text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
-  const size_t keep = text.find_last_not_of(kBlanks) + 1;  // 0 if there are only blanks
+  if (fresh_ && !said_) text = trimmed_start(text);
+  const size_t keep = trimmed_end(text).size();  // 0 if there are only blanks
   if (keep > 0) {
     if (!held_.empty()) emit(kind, held_);
     held_.clear();
@@ -316,7 +316,7 @@ bool AnswerParser::hold_fence(size_t at) {
   }
   if (!final_) return false;
   looked_ = 0;
-  const bool ends_with_call = trim_blanks(text).ends_with(tags().call.close);
+  const bool ends_with_call = trimmed(text).ends_with(tags().call.close);
   if (cut_ || !ends_with_call || !at_line_start(0)) {
     take_prose(text.size());
     return true;
@@ -396,11 +396,11 @@ AnswerParser::NamedTag AnswerParser::named_tag(size_t at, std::string_view marke
   }
   if (!may_be || inside[stop] != '>') return out;
   out.style = inside[0];
-  std::string_view name = trim_blanks(inside.substr(0, stop));
+  std::string_view name = trimmed(inside.substr(0, stop));
   const bool attribute = name.starts_with("name");
-  if (attribute) name = trim_blanks(name.substr(4));
+  if (attribute) name = trimmed(name.substr(4));
   if (!name.starts_with('=')) return out;
-  name = trim_blanks(name.substr(1));
+  name = trimmed(name.substr(1));
   if (attribute && !name.empty()) {  // more attributes may follow
     const bool quoted = name[0] == '"' || name[0] == '\'';
     const size_t end = quoted ? name.find(name[0], 1) : name.find_first_of(kBlanks);
@@ -420,7 +420,7 @@ AnswerParser::Opening AnswerParser::argkv_opening(size_t at) const {
     ++length;
   if (length == 0)
     return {text.empty() && !final_ ? Opening::Kind::unknown : Opening::Kind::none, 0, {}};
-  const bool nothing_follows = final_ && trim_blanks(text.substr(length)).empty();
+  const bool nothing_follows = final_ && trimmed(text.substr(length)).empty();
   switch (nothing_follows ? Tri::no : follows(at + length, {tags().key.open, tags().call.close})) {
     case Tri::yes:
       return {Opening::Kind::argkv, at + length, std::string(text.substr(0, length))};

@@ -23,28 +23,20 @@
 #include <vector>
 
 #include "text/arguments.h"
+#include "text/blanks.h"
 #include "text/code_spans.h"
 #include "text/dialect.h"
 #include "text/json_text.h"
 
-// Blanks and limits, for the parser's sources and the grammar of calls.
+// Limits, for the parser's sources and the grammar of calls.
 namespace braid::answer_limits {
 
-inline constexpr std::string_view kBlanks = " \t\r\n";
 inline constexpr size_t kMaxGap = 64;         // blanks between <tool_call> and its content
 inline constexpr size_t kMaxBlanks = 1024;    // lookahead past blanks
 inline constexpr size_t kMaxNameBytes = 128;  // inside a tag
 inline constexpr size_t kMaxTagBytes = 192;   // rest of a tag with such a name
 inline constexpr int kMaxDoubled = 3;         // repetitions of a closing tag
 inline constexpr int kMaxBodyAttempts = 8;    // attempts per function to find a JSON body
-
-constexpr bool is_blank(char c) { return kBlanks.find(c) != std::string_view::npos; }
-
-constexpr std::string_view trim_blanks(std::string_view text) {
-  const size_t first = text.find_first_not_of(kBlanks);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
-}
 
 constexpr std::string_view unquoted(std::string_view name) {
   const bool quoted =

@@ -3,20 +3,15 @@
 
 #include <algorithm>
 
+#include "text/blanks.h"
+
 namespace braid {
 
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r\n";
 constexpr size_t kMaxLayout = 8;  // blanks between two tags; more are not layout
 
-std::string_view trimmed_end(std::string_view text) {
-  return text.substr(0, text.find_last_not_of(kBlanks) + 1);
-}
-
-bool is_layout(std::string_view text) {
-  return text.size() <= kMaxLayout && text.find_first_not_of(kBlanks) == std::string_view::npos;
-}
+bool is_layout(std::string_view text) { return text.size() <= kMaxLayout && all_blank(text); }
 
 Dialect::Calls call_form_of(std::string_view rendered, std::string_view name) {
   const Dialect tags;

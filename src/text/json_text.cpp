@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "base/repeated_names.h"
+#include "text/blanks.h"
 #include "text/unicode.h"
 
 namespace braid {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
 // Bytes of the number at the start of `text`; 0: none.
 size_t number_bytes(std::string_view text) {

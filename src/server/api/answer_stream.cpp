@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "text/blanks.h"
+
 namespace braid::server {
 
 using Kind = AnswerEvent::Kind;
@@ -157,14 +159,10 @@ void AnswerStream::show(int index, AnswerEvents events, std::string& out) {
   if (!choice.content_begun && choice.parser != nullptr && first != events.end() &&
       !first->text.empty()) {
     choice.content_begun = true;
-    const auto blank = [](char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; };
-    const auto all_blank = [&](const TokenLogprob& token) {
-      return std::all_of(token.bytes.begin(), token.bytes.end(), blank);
-    };
-    if (!blank(first->text[0])) {
-      choice.logprobs.erase(
-          choice.logprobs.begin(),
-          std::find_if_not(choice.logprobs.begin(), choice.logprobs.end(), all_blank));
+    if (!is_blank(first->text[0])) {
+      const auto shown = [](const TokenLogprob& token) { return !all_blank(token.bytes); };
+      choice.logprobs.erase(choice.logprobs.begin(),
+                            std::find_if(choice.logprobs.begin(), choice.logprobs.end(), shown));
     }
   }
   const auto stopped = [&] {

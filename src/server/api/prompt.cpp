@@ -11,6 +11,7 @@
 
 #include "server/api/json_memory.h"
 #include "server/api/structured/answer_mask.h"
+#include "text/blanks.h"
 
 namespace braid::server {
 namespace {
@@ -368,9 +369,8 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
     // Templates of the family print tools before the system text.
     std::string_view head = messages[0].text;
     head = head.substr(0, std::min<size_t>(64, head.size()));
-    const size_t start = head.find_first_not_of(" \t\r\n");
-    const size_t at =
-        start == std::string_view::npos ? start : out.text.text.find(head.substr(start));
+    head = trimmed_start(head);
+    const size_t at = head.empty() ? std::string::npos : out.text.text.find(head);
     if (at != std::string::npos) out.stable = out.text.prefix(at);
   }
   return out;

@@ -10,14 +10,15 @@
 #include <cstring>
 #include <set>
 
+#include "text/blanks.h"
+
 namespace braid::server {
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r";
 constexpr int32_t kMostCount = 1 << 20;  // requests; the command line has the same limit
 
 std::string_view take_word(std::string_view& line) {
-  line.remove_prefix(std::min(line.find_first_not_of(kBlanks), line.size()));
+  line = trimmed_start(line);
   const std::string_view word = line.substr(0, line.find_first_of(kBlanks));
   line.remove_prefix(word.size());
   return word;

@@ -5,6 +5,7 @@
 
 #include "server/api/structured/form_mask.h"
 #include "server/api/structured/schema_grammar.h"
+#include "text/blanks.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -85,7 +86,7 @@ class AnswerMask : public TokenMask {
       now.spelled = -1;
       now.section = now.text;
     } else {
-      now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
+      now.fresh = now.fresh && all_blank(piece);
       if (!form_) spell(now, piece);
       // A token outside the grammar breaks it, and then nothing is allowed.
       if (form_) {
