@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "server/api/error_answer.h"
+#include "server/http/http_rules.h"
 
 namespace braid::server {
 
@@ -208,12 +209,8 @@ BackendStats ServerContext::stats() const {
 }
 
 std::string ServerContext::new_id(const char* prefix) {
-  static constexpr std::string_view kLetters =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-  std::string out = prefix;
   const std::lock_guard lock(random_mutex_);
-  for (int i = 0; i < 24; ++i) out += kLetters[random_() % kLetters.size()];
-  return out;
+  return random_id(prefix, random_);
 }
 
 uint64_t ServerContext::random_number() {

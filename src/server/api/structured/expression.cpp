@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/hex.h"
 #include "text/unicode.h"
 
 namespace braid::server {

@@ -3,6 +3,7 @@
 
 #include <cctype>
 
+#include "base/hex.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -139,13 +140,8 @@ class Reader {
   }
 
   std::optional<char32_t> hex(size_t digits) {
-    char32_t value = 0;
-    for (size_t i = 0; i < digits; ++i, ++at_) {
-      if (at_ >= text_.size() || std::isxdigit(static_cast<unsigned char>(text_[at_])) == 0)
-        return std::nullopt;
-      const char c = text_[at_];
-      value = value * 16 + static_cast<char32_t>(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
-    }
+    const auto value = hex_number(text_, at_, digits);
+    if (value) at_ += digits;
     return value;
   }
 
