@@ -185,10 +185,10 @@ TEST(Families, WhereThePromptClosesTheThoughtThereIsNone) {
     const Asked plain(model, R"(,"max_tokens":100)"),
         thinking(model, R"(,"max_tokens":100,"enable_thinking":true)");
     EXPECT_TRUE(plain.prompt().ends_with("</think>")) << plain.prompt();
-    EXPECT_FALSE(plain.answer.format.starts_in_reasoning);
+    EXPECT_FALSE(plain.answer.format.starts_in_thought);
     EXPECT_FALSE(plain.closes_within(100));
     EXPECT_TRUE(thinking.prompt().ends_with("<think>")) << thinking.prompt();
-    EXPECT_TRUE(thinking.answer.format.starts_in_reasoning);
+    EXPECT_TRUE(thinking.answer.format.starts_in_thought);
     EXPECT_TRUE(thinking.closes_within(100));
     EXPECT_EQ(thinking.read_as("plan</think>yes"), "plan|yes");
     EXPECT_EQ(plain.read_as("\nyes"), "|yes");

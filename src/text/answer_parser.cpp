@@ -28,7 +28,7 @@ bool can_name_parameter(std::string_view name, const Dialect& dialect) {
 
 AnswerParser::AnswerParser(AnswerFormat format)
     : format_(std::move(format)),
-      state_(format_.starts_in_reasoning ? State::reasoning : State::content) {
+      state_(format_.starts_in_thought ? State::reasoning : State::content) {
   if (format_.tools == nullptr) format_.tools = std::make_shared<const OfferedTools>();
 }
 

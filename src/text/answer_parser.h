@@ -68,7 +68,7 @@ struct AnswerEvent {
 using AnswerEvents = std::vector<AnswerEvent>;
 
 struct AnswerFormat {
-  bool starts_in_reasoning = false;  // the prompt ends inside an open think block
+  bool starts_in_thought = false;  // the prompt ends inside an open think block
   // Thinking is not switched off. Otherwise a thought at the start counts only if it is closed.
   bool may_think = true;
   Dialect dialect;
@@ -101,7 +101,7 @@ class AnswerParser {
   void finish(bool cut, AnswerEvents& out);
 
   // Inside the think block, as far as the text is parsed.
-  bool in_reasoning() const { return state_ == State::reasoning; }
+  bool in_thought() const { return state_ == State::reasoning; }
   bool in_content() const {
     return state_ == State::content || (state_ == State::after_function && closed_);
   }

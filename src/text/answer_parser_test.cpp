@@ -101,7 +101,7 @@ void expect_valid_arguments(const Parts& parts) {
 Case case_of(const Json& golden) {
   Case c;
   c.output = golden["output"].get<std::string>();
-  c.format.starts_in_reasoning = golden["starts_in_reasoning"].get<bool>();
+  c.format.starts_in_thought = golden["starts_in_reasoning"].get<bool>();
   c.format.dialect.calls =
       golden["dialect"] == "argkv" ? Dialect::Calls::argkv : Dialect::Calls::xml;
   c.format.tools = std::make_shared<OfferedTools>(golden["tools"]);
@@ -216,7 +216,7 @@ TEST(AnswerParser, DamagedStreamsNeverCrashAndNeverDependOnTheCut) {
   for (int round = 0; round < rounds; ++round) {
     Case c{random_output(random), {}, random() % 2 == 0};
     c.format.tools = offered;
-    c.format.starts_in_reasoning = random() % 3 == 0;
+    c.format.starts_in_thought = random() % 3 == 0;
     c.format.dialect.calls = random() % 2 == 0 ? Dialect::Calls::xml : Dialect::Calls::argkv;
     if (random() % 8 == 0) c.format.max_value_bytes = 8;
     c.format.may_think = random() % 2 == 0;
@@ -511,7 +511,7 @@ TEST(AnswerParser, TheCallIsReportedAsSoonAsItsNameIsKnown) {
   parser.push("\n<parameter=s>\nab", events);
   EXPECT_EQ(events, (AnswerEvents{{AnswerEvent::Kind::arguments, 0, "{\"s\": \"ab"}}));
   EXPECT_FALSE(parser.in_content());
-  EXPECT_FALSE(parser.in_reasoning());
+  EXPECT_FALSE(parser.in_thought());
 }
 
 TEST(AnswerParser, TextsOfArgkvAreReportedWhileTheyAreWritten) {

@@ -61,19 +61,19 @@ void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   if (choice.ended || done_) return;
   echo(static_cast<size_t>(index), true, out);
   ++choice.generated_tokens;
-  const bool thought = choice.parser != nullptr && choice.parser->in_reasoning();
+  const bool thought = choice.parser != nullptr && choice.parser->in_thought();
   if (thought) ++choice.reasoning_tokens;
   const bool content = choice.parser == nullptr || choice.parser->in_content();
   if (content) ++choice.content_tokens;
   if (content && prepared_.generation->top_logprobs >= 0)
     choice.logprobs.push_back(logprob_of(event));
   text(index, choice.detokenizer->push(event.id), out);
-  if (thought && !choice.parser->in_reasoning()) {
+  if (thought && !choice.parser->in_thought()) {
     const ThoughtEnd by =
         prepared_.thought_ends[static_cast<size_t>(index)]->load(std::memory_order_relaxed);
-    choice.thinking_closed_by = by == ThoughtEnd::budget ? "budget"
-                                : by == ThoughtEnd::loop ? "loop"
-                                                         : "model";
+    choice.thought_closed_by = by == ThoughtEnd::budget ? "budget"
+                               : by == ThoughtEnd::loop ? "loop"
+                                                        : "model";
   }
   if (!choice.ended && goes_round(static_cast<size_t>(index), event.id, content))
     end_loop(index, out);
@@ -214,8 +214,8 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
   if (!choice.ended) {
     const bool cut = event.reason == FinishReason::length;
     echo(static_cast<size_t>(index), true, out);
-    const bool in_thought = choice.parser != nullptr && choice.parser->in_reasoning();
-    if (cut && in_thought) choice.thinking_closed_by = "limit";
+    const bool in_thought = choice.parser != nullptr && choice.parser->in_thought();
+    if (cut && in_thought) choice.thought_closed_by = "limit";
     flush(index, cut, out);
     const bool calls = choice.parser != nullptr && choice.parser->calls() > 0;
     const bool stop_token = event.stop_id && !tokenizer_->is_end(*event.stop_id);
@@ -280,7 +280,7 @@ Json AnswerStream::extra() const {
   out["braid"] = {{"queue_ms", t.queue_ms}, {"seed", prepared_.seed}};
   if (used.reasoning_tokens > 0) {
     out["braid"]["thinking"] = {{"tokens", used.reasoning_tokens},
-                                {"closed_by", choices_[0].thinking_closed_by}};
+                                {"closed_by", choices_[0].thought_closed_by}};
   }
   return out;
 }
@@ -310,7 +310,7 @@ AnswerRepairs AnswerStream::repairs() const {
 AnswerLoops AnswerStream::loops() const {
   AnswerLoops out;
   for (const Choice& choice : choices_) {
-    if (choice.thinking_closed_by == std::string_view("loop")) ++out.thoughts;
+    if (choice.thought_closed_by == std::string_view("loop")) ++out.thoughts;
     if (choice.end.looped) ++out.contents;
   }
   return out;

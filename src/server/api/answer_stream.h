@@ -65,7 +65,7 @@ class AnswerStream {
     bool ended = false;            // the rest is not shown
     bool closed = false;           // the engine has finished it
     ChoiceEnd end;
-    const char* thinking_closed_by = "none";
+    const char* thought_closed_by = "none";
   };
 
   void text(int index, std::string_view text, std::string& out);

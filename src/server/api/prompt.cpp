@@ -79,9 +79,9 @@ std::optional<bool> keeps_thinking(const Generation& generation, const ServedMod
 ApiResult<RenderedText> render_continued(const Generation& generation, const ServedModel& model,
                                          Messages messages, ChatOptions options) {
   Message& last = messages.back();
-  const bool inside_thought = last.text.empty() && last.reasoning && !last.reasoning->empty();
+  const bool in_thought = last.text.empty() && last.reasoning && !last.reasoning->empty();
   const std::string text =
-      std::exchange(inside_thought ? *last.reasoning : last.text, std::string(kSentinel));
+      std::exchange(in_thought ? *last.reasoning : last.text, std::string(kSentinel));
   options.add_generation_prompt = false;
   auto rendered =
       model.chat->render(template_messages(messages, model.abilities), generation.tools, options);
@@ -449,9 +449,9 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     // A continued thought does not end with the tag.
     const Dialect& dialect = model.abilities.dialect;
     const std::string& text = rendered->text.text;
-    out.format.starts_in_reasoning =
+    out.format.starts_in_thought =
         generation->continue_final ? dialect.is_in_thought(text) : dialect.opens_thought(text);
-    thinking = out.format.starts_in_reasoning ||
+    thinking = out.format.starts_in_thought ||
                (rendered->thinking && model.abilities.reasoning && !dialect.closes_thought(text));
     if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
       out.format.tools = std::make_shared<OfferedTools>(callable_tools(*generation));
@@ -476,7 +476,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
   out.loops = loop_rules(*generation, policy);
   out.loop_ends_as_length = policy.loop_ends_as_length;
   auto masks =
-      MaskFactory::create(*generation, model, policy, out.format.starts_in_reasoning, thinking);
+      MaskFactory::create(*generation, model, policy, out.format.starts_in_thought, thinking);
   if (!masks.ok()) return masks.error();
   out.format.held = masks->held_tools();
   for (size_t p = 0; p < prompts.size(); ++p) {
