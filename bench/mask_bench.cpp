@@ -240,8 +240,8 @@ int main(int argc, char** argv) {
   follow("pattern: alternatives", text("^((a|b|ab|ba|[^x]y?){1,60}|[A-Z].*)$"), tokenizer);
   follow_call("call: 400 members", 400, Dialect::Calls::xml, tokenizer);
   follow_call("call: 1,900 members", 1900, Dialect::Calls::xml, tokenizer);
-  follow_call("JSON: 400 members", 400, Dialect::Calls::json, tokenizer);
-  follow_call("JSON: 1,900 members", 1900, Dialect::Calls::json, tokenizer);
+  follow_call("JSON: 400 members", 400, Dialect::Calls::hermes, tokenizer);
+  follow_call("JSON: 1,900 members", 1900, Dialect::Calls::hermes, tokenizer);
   follow("alternatives alike", alike(), tokenizer);
   crowd(16, tokenizer);
   return 0;

@@ -110,6 +110,12 @@ TEST_F(CommandLine, PlansNeedNeitherFileNorCard) {
   EXPECT_EQ(small.exit_code, 2);
   EXPECT_NE(small.out.find("does not fit"), std::string::npos) << small.out;
   EXPECT_EQ(run_braid({"plan", "--shape", "28b"}).exit_code, 2);
+  for (const char* command : {"plan", "bench"}) {
+    const Outcome both = run_braid({command, "--shape", "0.8b", "some.gguf"});
+    EXPECT_EQ(both.exit_code, 2) << command;
+    EXPECT_EQ(both.err,
+              "error: --shape 0.8b takes the place of a file: leave it out for some.gguf\n");
+  }
 }
 
 TEST_F(CommandLine, InspectShowsThePlanFirst) {

@@ -40,7 +40,8 @@ TEST(Docs, ReferencePagesAreWhatTheProgramPrints) {
     const size_t from = page.find(begin), to = page.find(end);
     ASSERT_NE(from, page.npos) << name;
     ASSERT_NE(to, page.npos) << name;
-    const Outcome outcome = run_braid({"docs", name});
+    const Outcome outcome = run_braid({"docs", name, "--markdown"});
+    EXPECT_EQ(outcome.out, run_braid({"docs", name}).out) << outcome.err;
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_TRUE(page.substr(from + begin.size(), to - from - begin.size()) == outcome.out)
         << "docs/reference/" << name << ".md is old: make docs";

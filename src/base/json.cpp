@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/hex.h"
 #include "base/repeated_names.h"
 
 namespace braid {
@@ -19,18 +20,12 @@ using Object = Json::object_t;
 using Member = Object::value_type;
 using Members = std::vector<Member>;  // base class of an ordered object
 
-bool is_hex(char c) {
-  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-}
-
 // Returns 'h' or 'l' if an escape of a high or low surrogate is at `at`.
 char surrogate_at(std::string_view text, size_t at) {
-  if (at + 6 > text.size() || text[at] != '\\' || text[at + 1] != 'u') return 0;
-  if (!std::all_of(text.begin() + at + 2, text.begin() + at + 6, is_hex)) return 0;
-  if (text[at + 2] != 'd' && text[at + 2] != 'D') return 0;
-  const char c = static_cast<char>(text[at + 3] | 0x20);
-  if (c == '8' || c == '9' || c == 'a' || c == 'b') return 'h';
-  return c >= 'c' && c <= 'f' ? 'l' : 0;
+  if (at > text.size() || !text.substr(at).starts_with("\\u")) return 0;
+  const auto unit = hex_number(text, at + 2, 4);
+  if (!unit || *unit < 0xD800 || *unit > 0xDFFF) return 0;
+  return *unit < 0xDC00 ? 'h' : 'l';
 }
 
 // Offsets of escapes of lone surrogates. JSON has no backslash outside of strings.

@@ -26,12 +26,12 @@ struct Error {
   std::string message;
 };
 
-// A T or an Error. value() of an Error is a bug and stops the program.
-template <typename T>
+// A T or an error. value() of an error is a bug and stops the program.
+template <typename T, typename E = Error>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}      // NOLINT: implicit on purpose
-  Result(Error error) : error_(std::move(error)) {}  // NOLINT: implicit on purpose
+  Result(T value) : value_(std::move(value)) {}  // NOLINT: implicit on purpose
+  Result(E error) : error_(std::move(error)) {}  // NOLINT: implicit on purpose
 
   bool ok() const { return value_.has_value(); }
   explicit operator bool() const { return ok(); }
@@ -54,14 +54,14 @@ class [[nodiscard]] Result {
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
-  const Error& error() const {
+  const E& error() const {
     BRAID_CHECK(error_.has_value());
     return *error_;
   }
 
  private:
   std::optional<T> value_;
-  std::optional<Error> error_;
+  std::optional<E> error_;
 };
 
 class [[nodiscard]] Status {

@@ -9,6 +9,7 @@
 #include "base/output_file.h"
 #include "cli/line_editor.h"
 #include "cli/terminal.h"
+#include "text/blanks.h"
 #include "text/dialect.h"
 #include "text/unicode.h"
 
@@ -56,7 +57,7 @@ class Terminal {
     print_status("{} on {}. /help shows the commands.\n", model_.name,
                  model_.engine->devices().description());
     while (const auto line = editor_.read("> ")) {
-      if (line->find_first_not_of(" \t\n") == std::string::npos) continue;
+      if (all_blank(*line)) continue;
       if (*line == "/quit" || *line == "/exit" || *line == "/bye") return 0;
       // Paths and code comments may also begin with a slash.
       const bool command = line->front() == '/' && line->find('\n') == std::string::npos;

@@ -34,11 +34,11 @@ class AnswerPrinter {
   }
   void finish() {
     if (!raw_) show(splitter_.finish());
-    ended_thinking = thinking_;
+    ended_in_thought = thinking_;
     end_thought();
   }
 
-  bool ended_thinking = false;  // after finish(): nothing was said
+  bool ended_in_thought = false;  // after finish(): nothing was said
 
  private:
   void show(const ThoughtSplitter::Parts& parts) {
@@ -81,7 +81,7 @@ class StreamSink : public Sink {
     progress_.clear();
     show(detokenizer_.flush());
     printer_.finish();
-    answer.ended_thinking = printer_.ended_thinking;
+    answer.ended_in_thought = printer_.ended_in_thought;
     answer.end = event;
     done = true;
   }
@@ -168,7 +168,7 @@ std::string summary(LoadedModel& model, const Answer& answer, uint64_t seed, boo
   const double gb_s = generation_tok_s * static_cast<double>(model.engine->step_read_bytes()) / 1e9;
   const char* why =
       answer.end.reason == FinishReason::length
-          ? (answer.ended_thinking ? ", cut at the limit while thinking" : ", cut at the limit")
+          ? (answer.ended_in_thought ? ", cut at the limit while thinking" : ", cut at the limit")
       : answer.interrupted ? ", stopped"
                            : "";
   std::string prompt_speed;  // empty if the prompt was interrupted

@@ -15,8 +15,8 @@ struct Answer {
   std::string text;  // thoughts included
   Finished end;
   bool interrupted = false;
-  bool ended_thinking = false;  // nothing was said
-  DraftStats drafts;            // of this answer
+  bool ended_in_thought = false;  // nothing was said
+  DraftStats drafts;              // of this answer
 };
 
 enum class TextKind { raw, thought, answer };

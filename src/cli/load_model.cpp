@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -36,6 +37,16 @@ Result<GgufFile> open_model_file(const std::string& path) {
                                            " (a message is given with -p; `braid serve --discover "
                                            "--list-models` lists files of other programs)"};
   return file;
+}
+
+Status shape_alone(const std::string& shape, const ModelFlags& flags) {
+  const char* from_environment = std::getenv("BRAID_MODEL");
+  const bool given =
+      !flags.model.empty() && (from_environment == nullptr || flags.model != from_environment);
+  if (!given) return {};
+  return Error{
+      ErrorKind::invalid_argument,
+      fmt::format("--shape {} takes the place of a file: leave it out for {}", shape, flags.model)};
 }
 
 Result<Tokenizer> make_tokenizer(const GgufFile& file) {

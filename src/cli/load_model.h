@@ -19,6 +19,10 @@ namespace braid::cli {
 // The file of -m, or the model inside the binary.
 Result<GgufFile> open_model_file(const std::string& path);
 
+// For commands that take a published shape instead of a file. Errors: invalid_argument, if both are
+// given. A file that BRAID_MODEL names is none that was asked for.
+Status shape_alone(const std::string& shape, const ModelFlags& flags);
+
 Result<Tokenizer> make_tokenizer(const GgufFile& file);
 
 // A progress line while an engine with these options loads; it must live as long.

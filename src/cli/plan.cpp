@@ -140,6 +140,8 @@ int run_plan(const PlanFlags& flags) {
     const Status status = print_plan(*file, file->name(), flags);
     return status.ok() ? 0 : fail(status.error());
   }
+  if (const Status alone = shape_alone(flags.shape, flags.model); !alone.ok())
+    return fail(alone.error());
   // "qwen3.8-27b" is the shape 27b.
   std::string name = flags.shape;
   for (const char* family : {"qwen3.5-", "qwen3.6-", "qwen3.8-"})

@@ -72,7 +72,7 @@ Result<server::Catalog> make_catalog(ServeFlags& flags) {
     if (!known) {
       return Error{ErrorKind::not_found,
                    fmt::format("{}: no such file, and no model of the list has this name{}",
-                               flags.model.model, found.nearest(flags.model.model))};
+                               flags.model.model, found.contained_name_hint(flags.model.model))};
     }
     first = found.files()[found.entries()[*known].file];
     catalog.add(flags.model.model, first);

@@ -363,7 +363,7 @@ void add_thinking_options(CLI::App& command, ServeFlags& flags) {
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   group
-      .add("--think-budget", flags.app.policy.most_think_tokens,
+      .add("--think-budget", flags.app.policy.most_thought_tokens,
            "tokens of a thought at most, whatever a request says; -1: no limit")
       ->check(CLI::Range(-1, 1 << 30))
       ->capture_default_str();

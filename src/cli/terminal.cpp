@@ -17,8 +17,22 @@ namespace {
 
 int g_result_errno = 0;  // of the first failed write to stdout
 
+// The reader of the pipe has enough (`braid inspect FILE | head`). Other tools end so, too: by
+// SIGPIPE and without a word.
+[[noreturn]] void end_by_closed_pipe() {
+  ::signal(SIGPIPE, SIG_DFL);
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  ::pthread_sigmask(SIG_UNBLOCK, &pipe, nullptr);
+  ::raise(SIGPIPE);
+  ::_exit(128 + SIGPIPE);
+}
+
 void note_result(bool written) {
-  if (!written && g_result_errno == 0) g_result_errno = errno != 0 ? errno : EIO;
+  if (written || g_result_errno != 0) return;
+  g_result_errno = errno != 0 ? errno : EIO;
+  if (g_result_errno == EPIPE) end_by_closed_pipe();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // terminal.h -- results go to stdout; errors, notes and a progress line go to stderr.
 // The progress line needs a terminal, and colors also need NO_COLOR to be unset. A failed write to
-// stdout is an error of the command. A failed write to stderr is ignored.
+// stdout is an error of the command, but a closed pipe ends the program silently, by SIGPIPE. A
+// failed write to stderr is ignored.
 #pragma once
 
 #include <fmt/format.h>

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 
+#include "text/blanks.h"
 #include "text/dialect.h"
 
 namespace braid::cli {
 namespace {
-
-constexpr std::string_view kBlanks = " \t\r\n";
 
 // Bytes at the end of `text` that may begin `tag`.
 size_t begun(std::string_view text, std::string_view tag) {
@@ -53,9 +52,7 @@ void ThoughtSplitter::take(Parts& out, bool last) {
     if (end == held_.npos) {
       // Blanks before the tag belong to it.
       size_t keep = last ? 0 : begun(held_, tags.close);
-      while (!last && keep < held_.size() &&
-             kBlanks.find(held_[held_.size() - keep - 1]) != kBlanks.npos)
-        ++keep;
+      while (!last && keep < held_.size() && is_blank(held_[held_.size() - keep - 1])) ++keep;
       out.thought += held_.substr(0, held_.size() - keep);
       held_.erase(0, held_.size() - keep);
       return;

@@ -80,7 +80,7 @@ void ServerApp::stop() {
 
 void ServerApp::fail_all(const ApiError& error) {
   context_.host->refuse(error);
-  for (const auto& answer : context_.answers.list()) answer->fail(error);
+  for (const auto& running : context_.answers.list()) running.answer->fail(error);
 }
 
 HttpAnswer ServerApp::refuse(const HttpRequest& request, const ApiError& error) {

@@ -396,8 +396,9 @@ Status Catalog::add_alias(const std::string& assignment) {
   const std::string target = assignment.substr(cut + 1);
   const auto entry = find(target);
   if (!entry) {
-    return Error{ErrorKind::invalid_argument, fmt::format("--alias {}: there is no model \"{}\"{}",
-                                                          assignment, target, nearest(target))};
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--alias {}: there is no model \"{}\"{}", assignment, target,
+                             contained_name_hint(target))};
   }
   return add_name(*entry, assignment.substr(0, cut));
 }
@@ -408,7 +409,7 @@ std::optional<size_t> Catalog::find(std::string_view name) const {
   return found->second;
 }
 
-std::string Catalog::nearest(std::string_view name) const {
+std::string Catalog::contained_name_hint(std::string_view name) const {
   for (const auto& [known, entry] : by_name_) {
     if (!name.empty() &&
         (known.find(name) != std::string::npos || name.find(known) != std::string_view::npos)) {

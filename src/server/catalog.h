@@ -68,7 +68,8 @@ class Catalog {
   const std::vector<CatalogEntry>& entries() const { return entries_; }
   const std::vector<ModelFile>& files() const { return files_; }
   std::optional<size_t> find(std::string_view name) const;
-  std::string nearest(std::string_view name) const;
+  // "; there is "NAME"": a name that contains `name` or that `name` contains; else empty.
+  std::string contained_name_hint(std::string_view name) const;
   // The message for a client that asks for an unknown model.
   std::string unknown_model(std::string_view name) const;
 

@@ -152,17 +152,17 @@ TEST(Families, TheirMarkupIsReadFromTheirTemplates) {
   const auto dialect = [](const std::string& text) { return model_with(text)->abilities.dialect; };
   const Dialect line = dialect(laguna()), lines = dialect(kLines), hermes = dialect(qwen3()),
                 xml = dialect(qwen35());
-  EXPECT_EQ(line.calls, Calls::key_value);
-  EXPECT_FALSE(line.pairs_in_lines);
+  EXPECT_EQ(line.calls, Calls::argkv);
+  EXPECT_FALSE(line.argkv_in_lines);
   EXPECT_EQ(line.between_calls, "");
   EXPECT_EQ(line.turn_open, "<assistant>");
   EXPECT_EQ(line.end_of_thought, "</think>");
-  EXPECT_EQ(lines.calls, Calls::key_value);
-  EXPECT_TRUE(lines.pairs_in_lines);
+  EXPECT_EQ(lines.calls, Calls::argkv);
+  EXPECT_TRUE(lines.argkv_in_lines);
   EXPECT_EQ(lines.between_calls, "\n");
   EXPECT_EQ(lines.turn_open, "<assistant>");
   EXPECT_EQ(lines.end_of_thought, "\n</think>\n");
-  EXPECT_EQ(hermes.calls, Calls::json);
+  EXPECT_EQ(hermes.calls, Calls::hermes);
   EXPECT_EQ(hermes.turn_open, "<|im_start|>assistant");
   EXPECT_EQ(hermes.between_calls, "\n");
   EXPECT_EQ(xml.calls, Calls::xml);
@@ -185,10 +185,10 @@ TEST(Families, WhereThePromptClosesTheThoughtThereIsNone) {
     const Asked plain(model, R"(,"max_tokens":100)"),
         thinking(model, R"(,"max_tokens":100,"enable_thinking":true)");
     EXPECT_TRUE(plain.prompt().ends_with("</think>")) << plain.prompt();
-    EXPECT_FALSE(plain.answer.format.starts_in_reasoning);
+    EXPECT_FALSE(plain.answer.format.starts_in_thought);
     EXPECT_FALSE(plain.closes_within(100));
     EXPECT_TRUE(thinking.prompt().ends_with("<think>")) << thinking.prompt();
-    EXPECT_TRUE(thinking.answer.format.starts_in_reasoning);
+    EXPECT_TRUE(thinking.answer.format.starts_in_thought);
     EXPECT_TRUE(thinking.closes_within(100));
     EXPECT_EQ(thinking.read_as("plan</think>yes"), "plan|yes");
     EXPECT_EQ(plain.read_as("\nyes"), "|yes");
@@ -341,7 +341,7 @@ std::string call(bool lines, const std::string& name, const std::string& pairs) 
   return "<tool_call>" + name + (lines ? "\n" : "") + pairs + "</tool_call>";
 }
 
-TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
+TEST(Families, ArgkvCallsAreHeldToNamesAndSchemas) {
   for (const bool lines : {true, false}) {
     SCOPED_TRACE(lines);
     const auto model = model_with(lines ? std::string(kLines) : laguna());
@@ -374,7 +374,7 @@ TEST(Families, CallsOfPairsAreHeldToNamesAndSchemas) {
   }
 }
 
-TEST(Families, CallsOfJsonAreHeldToNamesAndSchemas) {
+TEST(Families, HermesCallsAreHeldToNamesAndSchemas) {
   const auto model = model_with(qwen3());
   const Asked free(model, with_tools()), required(model, with_tools(kRequired));
   const auto object = [](const std::string& name, const std::string& arguments) {

@@ -51,7 +51,7 @@ struct AnswerPolicy {
   enum class ToolForm { free, names, full } tool_form = ToolForm::free;
   int64_t default_max_tokens = -1;      // without one in the request; -1: rest of the context
   int32_t reply_reserve_tokens = 4096;  // of the answer, at most a quarter of its limit
-  int64_t most_think_tokens = -1;       // limit of any thought; -1: none
+  int64_t most_thought_tokens = -1;     // limit of any thought; -1: none
   LoopGuard loop_guard = LoopGuard::think;
   bool loop_ends_as_length = false;  // a looping answer is reported as reaching its limit
   std::map<std::string, int64_t> effort_tokens = {

@@ -1,4 +1,4 @@
-// answer_calls.cpp -- the inside of tool calls: parameters, values, JSON bodies, key/value pairs.
+// answer_calls.cpp -- the inside of tool calls: parameters, values, JSON bodies, argkv.
 #include <algorithm>
 #include <array>
 #include <span>
@@ -63,15 +63,15 @@ bool AnswerParser::has_parameter(std::string_view name) const {
   return std::find(parameters_.begin(), parameters_.end(), name) != parameters_.end();
 }
 
-void AnswerParser::open_parameter(std::string_view name, bool pair) {
+void AnswerParser::open_parameter(std::string_view name, bool argkv) {
   astray_.clear();
   parameter_ = name;
-  pair_ = pair;
+  argkv_ = argkv;
   types_ = offered_ != nullptr ? offered_->types(name) : ArgumentTypes();
   repeated_ = whole_json_ || has_parameter(name);
   streams_ = types_.only_text();
   inner_ = 0;
-  lead_ = !pair;
+  lead_ = !argkv;
   value_begun_ = false;
   quotes_ = {};
   value_.clear();
@@ -97,11 +97,11 @@ void AnswerParser::write_value_text(std::string_view text) {
 // The open value ends with `tail`. at_end: because the answer ends.
 void AnswerParser::end_value(std::string_view tail, bool at_end) {
   const bool left_open = at_end && cut_;
-  state_ = pair_ ? State::pairs : State::function;
+  state_ = argkv_ ? State::argkv : State::function;
   if (repeated_) return;
   if (!streams_) {
     value_ += tail;
-    if (!pair_ && value_.ends_with('\n')) value_.pop_back();
+    if (!argkv_ && value_.ends_with('\n')) value_.pop_back();
     if (value_.size() <= format_.max_value_bytes) {
       if (left_open) return;
       write_key();
@@ -110,7 +110,7 @@ void AnswerParser::end_value(std::string_view tail, bool at_end) {
       return;
     }
     tail = value_;
-  } else if (!pair_ && tail.ends_with('\n')) {
+  } else if (!argkv_ && tail.ends_with('\n')) {
     tail.remove_suffix(1);
   }
   write_value_text(tail);
@@ -187,10 +187,10 @@ bool AnswerParser::step_value() {
     }
     lead_ = false;
   }
-  const std::array<std::string_view, 4> all = {pair_ ? tags().value.close : tags().parameter.close,
+  const std::array<std::string_view, 4> all = {argkv_ ? tags().value.close : tags().parameter.close,
                                                tags().parameter.open, tags().function.close,
                                                tags().call.close};
-  const auto markers = std::span(all).first(pair_ ? 1 : all.size());
+  const auto markers = std::span(all).first(argkv_ ? 1 : all.size());
   const std::string_view text = rest();
   if (!streams_ && !value_begun_ && value_.empty() && types_.is_text()) {
     if (text.empty()) return false;
@@ -233,7 +233,7 @@ bool AnswerParser::step_value() {
   } else if (!streams_) {
     value_ += take(keep);
     if (value_.size() > format_.max_value_bytes + 1) {  // + 1: a line feed at the end may be layout
-      const bool line = !pair_ && value_.ends_with('\n');
+      const bool line = !argkv_ && value_.ends_with('\n');
       if (line) value_.pop_back();
       write_value_text(value_);
       value_.clear();
@@ -244,7 +244,7 @@ bool AnswerParser::step_value() {
       }
     }
   } else {
-    if (!pair_ && keep > 0 && text[keep - 1] == '\n') --keep;  // may be layout
+    if (!argkv_ && keep > 0 && text[keep - 1] == '\n') --keep;  // may be layout
     if (keep > 0) write_value_text(take(keep));
   }
   return false;
@@ -260,10 +260,10 @@ AnswerParser::Verdict AnswerParser::judge(size_t at, int32_t inner) const {
   const std::string_view here = rest().substr(at);
   Tri end = Tri::no;
   if (held_form_) {
-    const bool ends = pair_ || (at_line_start(at) && here.starts_with(tags().parameter.close));
+    const bool ends = argkv_ || (at_line_start(at) && here.starts_with(tags().parameter.close));
     return ends ? Verdict::end : Verdict::text;
   }
-  if (pair_) {
+  if (argkv_) {
     end = follows(at + tags().value.close.size(), {tags().key.open, tags().call.close});
   } else if (here.starts_with(tags().parameter.close)) {
     end = ends_parameter(at + tags().parameter.close.size(), inner);
@@ -344,7 +344,7 @@ void AnswerParser::give_back(size_t bytes) {
   emit_text(Kind::content, opener_ + std::string(take(bytes)));
 }
 
-bool AnswerParser::step_json() {
+bool AnswerParser::step_hermes() {
   // Checked only where the object could be complete, so pieces do not affect the result.
   const size_t limit = format_.max_value_bytes;
   JsonExtent::State state = extent_.scan(rest());
@@ -392,7 +392,7 @@ bool AnswerParser::step_json() {
 }
 
 // <arg_key>K</arg_key><arg_value>V</arg_value> ...
-bool AnswerParser::step_pairs() {
+bool AnswerParser::step_argkv() {
   skip_layout();
   const std::string_view text = rest();
   if (text.starts_with(tags().call.close)) {
@@ -412,7 +412,7 @@ bool AnswerParser::step_pairs() {
       key_end == std::string_view::npos ? key_end : text.find(tags().value.open, key_end);
   if (value_open == std::string_view::npos) return false;
   const std::string name(
-      trim_blanks(text.substr(tags().key.open.size(), key_end - tags().key.open.size())));
+      trimmed(text.substr(tags().key.open.size(), key_end - tags().key.open.size())));
   take(value_open + tags().value.open.size());
   open_parameter(name, /*pair=*/true);
   return true;

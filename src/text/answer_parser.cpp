@@ -19,8 +19,8 @@ bool is_plain_name_byte(char c) {
 }  // namespace
 
 bool can_name_parameter(std::string_view name, const Dialect& dialect) {
-  if (trim_blanks(name) != name) return false;
-  if (dialect.calls == Dialect::Calls::key_value)
+  if (trimmed(name) != name) return false;
+  if (dialect.calls == Dialect::Calls::argkv)
     return name.find(dialect.key.close) == std::string_view::npos;
   return !name.empty() && name.size() <= kMaxNameBytes &&
          name.find_first_of(">\n") == std::string_view::npos;
@@ -28,7 +28,7 @@ bool can_name_parameter(std::string_view name, const Dialect& dialect) {
 
 AnswerParser::AnswerParser(AnswerFormat format)
     : format_(std::move(format)),
-      state_(format_.starts_in_reasoning ? State::reasoning : State::content) {
+      state_(format_.starts_in_thought ? State::reasoning : State::content) {
   if (format_.tools == nullptr) format_.tools = std::make_shared<const OfferedTools>();
 }
 
@@ -51,7 +51,7 @@ void AnswerParser::finish(bool cut, AnswerEvents& out) {
     end_value(take(rest().size()), /*at_end=*/true);
     ++repairs_.missing_end;
   }
-  if (state_ == State::function || state_ == State::pairs) {
+  if (state_ == State::function || state_ == State::argkv) {
     astray_ += take(rest().size());
     // In a cut answer, text still held back is the beginning of an argument.
     const std::string& lost = cut_ ? astray_before : astray_;
@@ -60,7 +60,7 @@ void AnswerParser::finish(bool cut, AnswerEvents& out) {
     if (!cut_) close_call();
     begin_segment(State::content);
     if (!given) emit_prose(lost);
-  } else if (state_ == State::json) {
+  } else if (state_ == State::hermes) {
     give_back(rest().size());
   } else if (state_ == State::content || state_ == State::reasoning) {
     emit_prose(take(rest().size()));
@@ -128,8 +128,8 @@ void AnswerParser::emit(Kind kind, std::string_view text) {
 // Blanks at the end wait for more text. Blanks before reasoning or content are dropped; those
 // around calls stay.
 void AnswerParser::emit_text(Kind kind, std::string_view text) {
-  if (fresh_ && !said_) text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
-  const size_t keep = text.find_last_not_of(kBlanks) + 1;  // 0 if there are only blanks
+  if (fresh_ && !said_) text = trimmed_start(text);
+  const size_t keep = trimmed_end(text).size();  // 0 if there are only blanks
   if (keep > 0) {
     if (!held_.empty()) emit(kind, held_);
     held_.clear();
@@ -170,10 +170,10 @@ bool AnswerParser::step() {
       return step_value();
     case State::after_function:
       return step_after_function();
-    case State::json:
-      return step_json();
-    case State::pairs:
-      return step_pairs();
+    case State::hermes:
+      return step_hermes();
+    case State::argkv:
+      return step_argkv();
   }
   return false;
 }
@@ -287,12 +287,12 @@ bool AnswerParser::found_call(size_t at, bool wrapped, const CodeSpans& place) {
   take_prose(at);
   begin_segment(State::content);
   opener_ = take(found.end - at);
-  if (found.kind == Opening::Kind::json) {
+  if (found.kind == Opening::Kind::hermes) {
     extent_ = {};
-    state_ = State::json;
+    state_ = State::hermes;
   } else {
     open_call(found.name, may_be_held);
-    if (found.kind == Opening::Kind::pairs) state_ = State::pairs;
+    if (found.kind == Opening::Kind::argkv) state_ = State::argkv;
   }
   return true;
 }
@@ -316,7 +316,7 @@ bool AnswerParser::hold_fence(size_t at) {
   }
   if (!final_) return false;
   looked_ = 0;
-  const bool ends_with_call = trim_blanks(text).ends_with(tags().call.close);
+  const bool ends_with_call = trimmed(text).ends_with(tags().call.close);
   if (cut_ || !ends_with_call || !at_line_start(0)) {
     take_prose(text.size());
     return true;
@@ -330,9 +330,9 @@ bool AnswerParser::hold_fence(size_t at) {
 // known tool at the start of a line.
 AnswerParser::Tri AnswerParser::accept_call(const Opening& found, size_t at, bool bare) const {
   const bool reasoning = state_ == State::reasoning;
-  if (found.kind != Opening::Kind::json && !may_call(found.name)) return Tri::no;
+  if (found.kind != Opening::Kind::hermes && !may_call(found.name)) return Tri::no;
   if (!reasoning && !bare) return Tri::yes;
-  if (found.kind == Opening::Kind::json || format_.tools->find(found.name) == nullptr ||
+  if (found.kind == Opening::Kind::hermes || format_.tools->find(found.name) == nullptr ||
       !at_line_start(at)) {
     return Tri::no;
   }
@@ -361,11 +361,11 @@ AnswerParser::Opening AnswerParser::opening(size_t at, bool wrapped) const {
   }
   Opening out;
   if (wrapped && next.starts_with('{')) {
-    out = {Opening::Kind::json, start, {}};
+    out = {Opening::Kind::hermes, start, {}};
   } else if (wrapped && !final_ && !doubled && tags().call.open.starts_with(next)) {
     out.kind = Opening::Kind::unknown;
-  } else if (wrapped && tags().calls == Dialect::Calls::key_value) {
-    out = pairs_opening(start);
+  } else if (wrapped && tags().calls == Dialect::Calls::argkv) {
+    out = argkv_opening(start);
   } else {
     NamedTag tag = named_tag(start, tags().function.open);
     if (tag.is == Tri::unknown) out.kind = Opening::Kind::unknown;
@@ -396,11 +396,11 @@ AnswerParser::NamedTag AnswerParser::named_tag(size_t at, std::string_view marke
   }
   if (!may_be || inside[stop] != '>') return out;
   out.style = inside[0];
-  std::string_view name = trim_blanks(inside.substr(0, stop));
+  std::string_view name = trimmed(inside.substr(0, stop));
   const bool attribute = name.starts_with("name");
-  if (attribute) name = trim_blanks(name.substr(4));
+  if (attribute) name = trimmed(name.substr(4));
   if (!name.starts_with('=')) return out;
-  name = trim_blanks(name.substr(1));
+  name = trimmed(name.substr(1));
   if (attribute && !name.empty()) {  // more attributes may follow
     const bool quoted = name[0] == '"' || name[0] == '\'';
     const size_t end = quoted ? name.find(name[0], 1) : name.find_first_of(kBlanks);
@@ -413,17 +413,17 @@ AnswerParser::NamedTag AnswerParser::named_tag(size_t at, std::string_view marke
   return out;
 }
 
-AnswerParser::Opening AnswerParser::pairs_opening(size_t at) const {
+AnswerParser::Opening AnswerParser::argkv_opening(size_t at) const {
   const std::string_view text = rest().substr(at);
   size_t length = 0;
   while (length < text.size() && length < kMaxNameBytes && is_plain_name_byte(text[length]))
     ++length;
   if (length == 0)
     return {text.empty() && !final_ ? Opening::Kind::unknown : Opening::Kind::none, 0, {}};
-  const bool nothing_follows = final_ && trim_blanks(text.substr(length)).empty();
+  const bool nothing_follows = final_ && trimmed(text.substr(length)).empty();
   switch (nothing_follows ? Tri::no : follows(at + length, {tags().key.open, tags().call.close})) {
     case Tri::yes:
-      return {Opening::Kind::pairs, at + length, std::string(text.substr(0, length))};
+      return {Opening::Kind::argkv, at + length, std::string(text.substr(0, length))};
     case Tri::unknown:
       return {Opening::Kind::unknown, 0, {}};
     case Tri::no:

@@ -1,9 +1,9 @@
 // answer_parser.h -- incremental parser of a model's output: reasoning, content, tool calls.
 // Not here: UTF-8 (detokenizer.h, before), stop strings (stop_strings.h, after), JSON of any API.
 //
-// Models mix the forms of calls, so all dialects (dialect.h) accept functions with parameters (also
-// without the outer tags) and JSON; key/value pairs only if the dialect has them. Arguments become
-// one JSON object, typed by the tool's schema (arguments.h).
+// Models mix the forms of calls (dialect.h), so all dialects accept xml (also without the outer
+// tags) and hermes; argkv only if it is the dialect's. Arguments become one JSON object, typed by
+// the tool's schema (arguments.h).
 // A call shown in code (code_spans.h) is text. In a fence it is held back until the fence closes. A
 // fence that never closes does not count if only calls follow it.
 //
@@ -23,28 +23,20 @@
 #include <vector>
 
 #include "text/arguments.h"
+#include "text/blanks.h"
 #include "text/code_spans.h"
 #include "text/dialect.h"
 #include "text/json_text.h"
 
-// Blanks and limits, for the parser's sources and the grammar of calls.
+// Limits, for the parser's sources and the grammar of calls.
 namespace braid::answer_limits {
 
-inline constexpr std::string_view kBlanks = " \t\r\n";
 inline constexpr size_t kMaxGap = 64;         // blanks between <tool_call> and its content
 inline constexpr size_t kMaxBlanks = 1024;    // lookahead past blanks
 inline constexpr size_t kMaxNameBytes = 128;  // inside a tag
 inline constexpr size_t kMaxTagBytes = 192;   // rest of a tag with such a name
 inline constexpr int kMaxDoubled = 3;         // repetitions of a closing tag
 inline constexpr int kMaxBodyAttempts = 8;    // attempts per function to find a JSON body
-
-constexpr bool is_blank(char c) { return kBlanks.find(c) != std::string_view::npos; }
-
-constexpr std::string_view trim_blanks(std::string_view text) {
-  const size_t first = text.find_first_not_of(kBlanks);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
-}
 
 constexpr std::string_view unquoted(std::string_view name) {
   const bool quoted =
@@ -76,7 +68,7 @@ struct AnswerEvent {
 using AnswerEvents = std::vector<AnswerEvent>;
 
 struct AnswerFormat {
-  bool starts_in_reasoning = false;  // the prompt ends inside an open think block
+  bool starts_in_thought = false;  // the prompt ends inside an open think block
   // Thinking is not switched off. Otherwise a thought at the start counts only if it is closed.
   bool may_think = true;
   Dialect dialect;
@@ -109,7 +101,7 @@ class AnswerParser {
   void finish(bool cut, AnswerEvents& out);
 
   // Inside the think block, as far as the text is parsed.
-  bool in_reasoning() const { return state_ == State::reasoning; }
+  bool in_thought() const { return state_ == State::reasoning; }
   bool in_content() const {
     return state_ == State::content || (state_ == State::after_function && closed_);
   }
@@ -117,13 +109,13 @@ class AnswerParser {
   const AnswerRepairs& repairs() const { return repairs_; }
 
  private:
-  enum class State : uint8_t { reasoning, content, function, value, after_function, json, pairs };
+  enum class State : uint8_t { reasoning, content, function, value, after_function, hermes, argkv };
   enum class Verdict : uint8_t { text, wait, end };
   enum class Tri : uint8_t { no, unknown, yes };
   using Markers = std::initializer_list<std::string_view>;
 
   struct Opening {  // text after an opening marker
-    enum class Kind : uint8_t { none, unknown, xml, json, pairs } kind = Kind::none;
+    enum class Kind : uint8_t { none, unknown, xml, hermes, argkv } kind = Kind::none;
     size_t end = 0;  // offset of its end
     std::string name;
     bool doubled = false;  // the wrapper's tag is doubled
@@ -155,11 +147,11 @@ class AnswerParser {
   bool step_function_body();
   bool step_value();
   bool step_after_function();
-  bool step_json();
-  bool step_pairs();
+  bool step_hermes();
+  bool step_argkv();
 
   Opening opening(size_t at, bool wrapped) const;
-  Opening pairs_opening(size_t at) const;
+  Opening argkv_opening(size_t at) const;
   struct NamedTag {
     Tri is = Tri::no;
     size_t end = 0;  // offset of its end
@@ -172,7 +164,7 @@ class AnswerParser {
 
   void open_call(std::string_view name, bool may_be_held);
   void close_call();
-  void open_parameter(std::string_view name, bool pair);
+  void open_parameter(std::string_view name, bool argkv);
   void write_key();
   void write_value_text(std::string_view text);
   void end_value(std::string_view tail, bool at_end);
@@ -219,7 +211,7 @@ class AnswerParser {
   std::string astray_;
 
   std::string parameter_;  // the open one
-  bool pair_ = false;      // in <arg_value>, where every line feed is part of the value
+  bool argkv_ = false;     // in <arg_value>, where every line feed is part of the value
   ArgumentTypes types_;
   char style_ = '=';       // of its opening tag
   int32_t inner_ = 0;      // unclosed parameter tags inside its value

@@ -101,9 +101,9 @@ void expect_valid_arguments(const Parts& parts) {
 Case case_of(const Json& golden) {
   Case c;
   c.output = golden["output"].get<std::string>();
-  c.format.starts_in_reasoning = golden["starts_in_reasoning"].get<bool>();
+  c.format.starts_in_thought = golden["starts_in_reasoning"].get<bool>();
   c.format.dialect.calls =
-      golden["dialect"] == "argkv" ? Dialect::Calls::key_value : Dialect::Calls::xml;
+      golden["dialect"] == "argkv" ? Dialect::Calls::argkv : Dialect::Calls::xml;
   c.format.tools = std::make_shared<OfferedTools>(golden["tools"]);
   c.cut = golden["end"] == "length";
   return c;
@@ -216,8 +216,8 @@ TEST(AnswerParser, DamagedStreamsNeverCrashAndNeverDependOnTheCut) {
   for (int round = 0; round < rounds; ++round) {
     Case c{random_output(random), {}, random() % 2 == 0};
     c.format.tools = offered;
-    c.format.starts_in_reasoning = random() % 3 == 0;
-    c.format.dialect.calls = random() % 2 == 0 ? Dialect::Calls::xml : Dialect::Calls::key_value;
+    c.format.starts_in_thought = random() % 3 == 0;
+    c.format.dialect.calls = random() % 2 == 0 ? Dialect::Calls::xml : Dialect::Calls::argkv;
     if (random() % 8 == 0) c.format.max_value_bytes = 8;
     c.format.may_think = random() % 2 == 0;
     if (random() % 4 == 0) c.format.held = {"f"};
@@ -511,13 +511,13 @@ TEST(AnswerParser, TheCallIsReportedAsSoonAsItsNameIsKnown) {
   parser.push("\n<parameter=s>\nab", events);
   EXPECT_EQ(events, (AnswerEvents{{AnswerEvent::Kind::arguments, 0, "{\"s\": \"ab"}}));
   EXPECT_FALSE(parser.in_content());
-  EXPECT_FALSE(parser.in_reasoning());
+  EXPECT_FALSE(parser.in_thought());
 }
 
-TEST(AnswerParser, TextsOfPairsAreReportedWhileTheyAreWritten) {
+TEST(AnswerParser, TextsOfArgkvAreReportedWhileTheyAreWritten) {
   AnswerFormat format;
   format.tools = tools(R"({"s":{"type":"string"},"n":{"type":"integer"}})");
-  format.dialect.calls = Dialect::Calls::key_value;
+  format.dialect.calls = Dialect::Calls::argkv;
   AnswerParser parser(std::move(format));
   const auto pushed = [&](std::string_view text) {
     AnswerEvents events;

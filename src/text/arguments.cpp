@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "text/blanks.h"
 #include "text/json_text.h"
 #include "text/schema_references.h"
 
@@ -19,13 +20,6 @@ namespace {
 constexpr int kMaxSchemaDepth = 64;
 constexpr int64_t kMaxSchemaSteps = 400'000;
 constexpr int64_t kMaxWholeDigits = 64;  // of a number with a point or an exponent
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kBlanks = " \t\r\n\v\f";
-  const size_t first = text.find_first_not_of(kBlanks);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
-}
 
 bool equals_ignoring_case(std::string_view text, std::string_view lower) {
   return std::equal(text.begin(), text.end(), lower.begin(), lower.end(), [](char a, char b) {
@@ -170,7 +164,7 @@ std::optional<std::string> ArgumentTypes::as_exact_json(std::string_view text) c
 }
 
 std::string ArgumentTypes::convert(std::string_view raw) const {
-  const std::string_view text = trimmed(raw);
+  const std::string_view text = trimmed(raw, kAsciiBlanks);
   const auto listed = [&](std::string_view given) -> const Value* {
     if (values_ == nullptr) return nullptr;
     const auto found = std::find_if(values_->begin(), values_->end(),
@@ -187,7 +181,7 @@ std::string ArgumentTypes::convert(std::string_view raw) const {
     if (const auto quoted = read_json(text); quoted && quoted->kind == JsonKind::string) {
       if (const Value* value = listed(quoted->string)) return value->json;
       if (is_text()) return json_string(raw);
-      auto value = as_json(trimmed(quoted->string));
+      auto value = as_json(trimmed(quoted->string, kAsciiBlanks));
       return value ? std::move(*value) : quoted->text;
     }
   }

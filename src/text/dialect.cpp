@@ -3,20 +3,15 @@
 
 #include <algorithm>
 
+#include "text/blanks.h"
+
 namespace braid {
 
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r\n";
 constexpr size_t kMaxLayout = 8;  // blanks between two tags; more are not layout
 
-std::string_view trimmed_end(std::string_view text) {
-  return text.substr(0, text.find_last_not_of(kBlanks) + 1);
-}
-
-bool is_layout(std::string_view text) {
-  return text.size() <= kMaxLayout && text.find_first_not_of(kBlanks) == std::string_view::npos;
-}
+bool is_layout(std::string_view text) { return text.size() <= kMaxLayout && all_blank(text); }
 
 Dialect::Calls call_form_of(std::string_view rendered, std::string_view name) {
   const Dialect tags;
@@ -26,8 +21,8 @@ Dialect::Calls call_form_of(std::string_view rendered, std::string_view name) {
   const std::string text(name);
   if (has(std::string(tags.function.open) + text + ">")) return Dialect::Calls::xml;
   if (has(std::string(tags.call.open) + text) && has(std::string(tags.key.open)))
-    return Dialect::Calls::key_value;
-  if (has("\"" + text + "\"") && has(std::string(tags.call.open))) return Dialect::Calls::json;
+    return Dialect::Calls::argkv;
+  if (has("\"" + text + "\"") && has(std::string(tags.call.open))) return Dialect::Calls::hermes;
   return Dialect::Calls::none;
 }
 
@@ -38,8 +33,8 @@ void Dialect::read_calls(std::string_view rendered, std::string_view name, std::
   if (form == Calls::none) return;
   calls = form;
   const size_t first = rendered.find(name);
-  if (calls == Calls::key_value)
-    pairs_in_lines = rendered.substr(first + name.size()).starts_with('\n');
+  if (calls == Calls::argkv)
+    argkv_in_lines = rendered.substr(first + name.size()).starts_with('\n');
   const size_t second = rendered.find(other, first);
   if (second == std::string_view::npos) return;
   const size_t open = rendered.rfind(call.open, second), close = rendered.rfind(call.close, second);
@@ -105,9 +100,9 @@ std::string_view call_form_name(Dialect::Calls calls) {
   switch (calls) {
     case Dialect::Calls::xml:
       return "xml";
-    case Dialect::Calls::json:
+    case Dialect::Calls::hermes:
       return "hermes";
-    case Dialect::Calls::key_value:
+    case Dialect::Calls::argkv:
       return "argkv";
     case Dialect::Calls::none:
       break;

@@ -5,8 +5,8 @@
 // (Tokenizer::end_ids()) end an answer inside any markup. Forms of a call:
 //   xml         <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>
 //               \n</tool_call>
-//   json        <tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>
-//   key_value   <tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n
+//   hermes      <tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>
+//   argkv       <tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n
 //               </tool_call>, or the same without line feeds
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace braid {
 
 struct Dialect {
-  enum class Calls : uint8_t { none, xml, json, key_value };
+  enum class Calls : uint8_t { none, xml, hermes, argkv };
 
   struct Tags {  // literals
     std::string_view open, close;
@@ -36,10 +36,10 @@ struct Dialect {
   std::string turn_open = "<|im_start|>";         // of the model's turns
   std::string end_of_thought = "\n</think>\n\n";  // up to the answer
   std::string between_calls = "\n";
-  bool pairs_in_lines = true;  // key_value: the name, keys and values end their lines
+  bool argkv_in_lines = true;  // argkv: the name, keys and values end their lines
 
   // read_* leave their part unchanged if the text does not show it. A turn with a call of `name`,
-  // possibly one of `other`, gives calls, between_calls, pairs_in_lines.
+  // possibly one of `other`, gives calls, between_calls, argkv_in_lines.
   void read_calls(std::string_view rendered, std::string_view name, std::string_view other);
   // A turn with the texts `thought` and `said` gives end_of_thought.
   void read_thought(std::string_view rendered, std::string_view thought, std::string_view said);
@@ -58,7 +58,7 @@ struct Dialect {
   bool is_answer_tag(std::string_view text) const;
 };
 
-// Names for operators and clients: "xml", "hermes" (json), "argkv" (key_value), "none".
+// For operators and clients.
 std::string_view call_form_name(Dialect::Calls calls);
 
 }  // namespace braid

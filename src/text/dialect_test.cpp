@@ -16,27 +16,27 @@ Dialect read_calls(std::string_view rendered) {
 
 TEST(Dialect, TheFormOfACallIsSeenInARenderedOne) {
   EXPECT_EQ(read_calls("<tool_call>\n<function=f1>\n<parameter=a>").calls, Calls::xml);
-  EXPECT_EQ(read_calls("<tool_call>\n{\"name\": \"f1\", \"arguments\": {}}").calls, Calls::json);
-  EXPECT_EQ(read_calls("<tool_call>f1\n<arg_key>a</arg_key>").calls, Calls::key_value);
+  EXPECT_EQ(read_calls("<tool_call>\n{\"name\": \"f1\", \"arguments\": {}}").calls, Calls::hermes);
+  EXPECT_EQ(read_calls("<tool_call>f1\n<arg_key>a</arg_key>").calls, Calls::argkv);
   EXPECT_EQ(read_calls("{\"name\": \"f1\"}").calls, Calls::none);
   EXPECT_EQ(read_calls("").calls, Calls::none);
-  EXPECT_EQ(read_calls("not <arg_key>, but <tool_call>\n{\"name\": \"f1\"}").calls, Calls::json);
+  EXPECT_EQ(read_calls("not <arg_key>, but <tool_call>\n{\"name\": \"f1\"}").calls, Calls::hermes);
   Dialect known;
-  known.calls = Calls::json;
+  known.calls = Calls::hermes;
   known.read_calls("no call", "f1", "g2");
-  EXPECT_EQ(known.calls, Calls::json);
+  EXPECT_EQ(known.calls, Calls::hermes);
 }
 
 TEST(Dialect, TheLayoutOfCallsIsThatOfTheTemplate) {
   const Dialect lines = read_calls(
       "<assistant>\n<tool_call>f1\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</"
       "tool_call>\n<tool_call>g2\n");
-  EXPECT_TRUE(lines.pairs_in_lines);
+  EXPECT_TRUE(lines.argkv_in_lines);
   EXPECT_EQ(lines.between_calls, "\n");
   const Dialect line = read_calls(
       "<tool_call>f1<arg_key>a</arg_key><arg_value>1</arg_value></"
       "tool_call><tool_call>g2<arg_key>");
-  EXPECT_FALSE(line.pairs_in_lines);
+  EXPECT_FALSE(line.argkv_in_lines);
   EXPECT_EQ(line.between_calls, "");
   const Dialect words = read_calls(
       "<tool_call>\n{\"name\": \"f1\"}\n</tool_call>\nand\n<tool_call>\n{\"name\": "

@@ -7,14 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "base/hex.h"
 #include "base/repeated_names.h"
+#include "text/blanks.h"
 #include "text/unicode.h"
 
 namespace braid {
 namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
 // Bytes of the number at the start of `text`; 0: none.
 size_t number_bytes(std::string_view text) {
@@ -40,20 +41,6 @@ size_t number_bytes(std::string_view text) {
     if (!digits()) return 0;
   }
   return at;
-}
-
-std::optional<uint32_t> hex(std::string_view text, size_t at, size_t digits) {
-  if (text.size() < at + digits) return std::nullopt;
-  uint32_t value = 0;
-  for (const char c : text.substr(at, digits)) {
-    const int digit = is_digit(c)            ? c - '0'
-                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                             : -1;
-    if (digit < 0) return std::nullopt;
-    value = value << 4 | static_cast<uint32_t>(digit);
-  }
-  return value;
 }
 
 class Reader {
@@ -225,12 +212,12 @@ class Reader {
   }
 
   bool unicode(std::string& out, size_t digits) {
-    const auto first = hex(text_, at_, digits);
+    const auto first = hex_number(text_, at_, digits);
     if (!first) return false;
     at_ += digits;
     char32_t code = *first;
     if (code >= 0xD800 && code < 0xDC00 && text_.substr(at_).starts_with("\\u")) {
-      const auto second = hex(text_, at_ + 2, 4);
+      const auto second = hex_number(text_, at_ + 2, 4);
       if (second && *second >= 0xDC00 && *second < 0xE000) {
         at_ += 6;
         code = 0x10000 + ((code - 0xD800) << 10) + (*second - 0xDC00);

@@ -72,10 +72,6 @@ void append_utf8(std::string& out, char32_t code_point) {
   }
 }
 
-void append_hex(std::string& out, uint32_t number, int digits) {
-  while (digits-- > 0) out += "0123456789abcdef"[number >> (4 * digits) & 15];
-}
-
 std::optional<size_t> first_invalid_utf8(std::string_view text) {
   size_t index = skip_ascii(text, 0);
   while (index < text.size()) {

@@ -33,9 +33,6 @@ Utf8Step utf8_step(std::string_view text);
 // Appends the 1 to 4 bytes of a code point; U+FFFD for non-scalar values.
 void append_utf8(std::string& out, char32_t code_point);
 
-// Appends the last `digits` hexadecimal digits of a number.
-void append_hex(std::string& out, uint32_t number, int digits);
-
 // Offset of the first byte outside well-formed sequences; empty for well-formed text.
 std::optional<size_t> first_invalid_utf8(std::string_view text);
 

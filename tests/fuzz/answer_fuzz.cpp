@@ -65,8 +65,8 @@ Outcome run(const AnswerFormat& format, bool cut, std::string_view output, size_
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0 || size > 1 << 14) return 0;
   AnswerFormat format;
-  format.starts_in_reasoning = (data[0] & 1) != 0;
-  format.dialect.calls = (data[0] & 2) != 0 ? Dialect::Calls::key_value : Dialect::Calls::xml;
+  format.starts_in_thought = (data[0] & 1) != 0;
+  format.dialect.calls = (data[0] & 2) != 0 ? Dialect::Calls::argkv : Dialect::Calls::xml;
   if ((data[0] & 4) == 0) format.tools = offered();
   if ((data[0] & 8) != 0) format.max_value_bytes = 8;
   const bool cut = (data[0] & 16) != 0;

@@ -35,7 +35,7 @@ class NoBackend : public server::Backend {
 void check_error(const server::ApiError& error) {
   BRAID_CHECK(error.status >= 400 && error.status < 500);
   BRAID_CHECK(!error.message.empty() && error.message.size() < 2000);
-  for (const auto family : {server::Family::openai, server::Family::anthropic}) {
+  for (const auto family : {server::ApiFamily::openai, server::ApiFamily::anthropic}) {
     const std::string body = server::dump(error.body(family, "req_1"));
     BRAID_CHECK(parse_json(body).ok() && body.size() < 16'384);
   }

@@ -265,6 +265,7 @@ Status write_random(const Result<GgufWriter>& writer, const std::string& path) {
 }
 
 Status make_shape(BenchFlags& flags) {
+  BRAID_TRY(shape_alone(flags.shape, flags.model));
   const RandomShape* shape = find_random_shape(flags.shape);
   if (shape == nullptr) {
     return Error{ErrorKind::invalid_argument,

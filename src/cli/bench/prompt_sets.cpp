@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "cli/generate.h"
+#include "text/blanks.h"
 
 namespace braid::cli {
 
@@ -59,7 +60,7 @@ Result<std::vector<PromptSet>> read_prompt_sets(const std::string& path, const G
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    if (all_blank(line)) continue;
     if (const Status added = add_prompt(line, file, tokenizer, sets); !added.ok())
       return Error{added.error().kind,
                    fmt::format("{}:{}: {}", path, number, added.error().message)};

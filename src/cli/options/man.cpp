@@ -102,7 +102,8 @@ constexpr const char* kExitStatus =
     ".SH EXIT STATUS\n.TP\n0\nsuccess\n.TP\n2\na fault in the input or an option; one sentence on "
     "stderr "
     "says which\n"
-    ".TP\n130\ninterrupted\n";
+    ".TP\n130\ninterrupted\n"
+    ".TP\n141\nnobody reads the result any more (signal PIPE)\n";
 
 std::string program_page(const CLI::App& app, const std::string& version) {
   std::string out = man_header("braid", app.get_description(), version);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "text/blanks.h"
+
 namespace braid::server {
 
 using Kind = AnswerEvent::Kind;
@@ -30,7 +32,7 @@ void AnswerStream::started(int choice, int32_t cached_tokens) {
 void AnswerStream::open(std::string& out) {
   AnswerUsage known;
   known.prompt_tokens = usage_.prompt_tokens;
-  known.cached_tokens = std::min(cached_at_start_, std::max<int64_t>(0, usage_.prompt_tokens - 1));
+  known.cached_tokens = usage().cached_tokens;
   writer_->open(known, out);
   for (size_t i = 0; i < prepared_.echoed.size(); ++i) echo(i, false, out);
 }
@@ -59,19 +61,19 @@ void AnswerStream::token(int index, const TokenEvent& event, std::string& out) {
   if (choice.ended || done_) return;
   echo(static_cast<size_t>(index), true, out);
   ++choice.generated_tokens;
-  const bool thought = choice.parser != nullptr && choice.parser->in_reasoning();
+  const bool thought = choice.parser != nullptr && choice.parser->in_thought();
   if (thought) ++choice.reasoning_tokens;
   const bool content = choice.parser == nullptr || choice.parser->in_content();
   if (content) ++choice.content_tokens;
   if (content && prepared_.generation->top_logprobs >= 0)
     choice.logprobs.push_back(logprob_of(event));
   text(index, choice.detokenizer->push(event.id), out);
-  if (thought && !choice.parser->in_reasoning()) {
+  if (thought && !choice.parser->in_thought()) {
     const ThoughtEnd by =
         prepared_.thought_ends[static_cast<size_t>(index)]->load(std::memory_order_relaxed);
-    choice.thinking_closed_by = by == ThoughtEnd::budget ? "budget"
-                                : by == ThoughtEnd::loop ? "loop"
-                                                         : "model";
+    choice.thought_closed_by = by == ThoughtEnd::budget ? "budget"
+                               : by == ThoughtEnd::loop ? "loop"
+                                                        : "model";
   }
   if (!choice.ended && goes_round(static_cast<size_t>(index), event.id, content))
     end_loop(index, out);
@@ -157,14 +159,10 @@ void AnswerStream::show(int index, AnswerEvents events, std::string& out) {
   if (!choice.content_begun && choice.parser != nullptr && first != events.end() &&
       !first->text.empty()) {
     choice.content_begun = true;
-    const auto blank = [](char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; };
-    const auto all_blank = [&](const TokenLogprob& token) {
-      return std::all_of(token.bytes.begin(), token.bytes.end(), blank);
-    };
-    if (!blank(first->text[0])) {
-      choice.logprobs.erase(
-          choice.logprobs.begin(),
-          std::find_if_not(choice.logprobs.begin(), choice.logprobs.end(), all_blank));
+    if (!is_blank(first->text[0])) {
+      const auto shown = [](const TokenLogprob& token) { return !all_blank(token.bytes); };
+      choice.logprobs.erase(choice.logprobs.begin(),
+                            std::find_if(choice.logprobs.begin(), choice.logprobs.end(), shown));
     }
   }
   const auto stopped = [&] {
@@ -216,8 +214,8 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
   if (!choice.ended) {
     const bool cut = event.reason == FinishReason::length;
     echo(static_cast<size_t>(index), true, out);
-    const bool in_thought = choice.parser != nullptr && choice.parser->in_reasoning();
-    if (cut && in_thought) choice.thinking_closed_by = "limit";
+    const bool in_thought = choice.parser != nullptr && choice.parser->in_thought();
+    if (cut && in_thought) choice.thought_closed_by = "limit";
     flush(index, cut, out);
     const bool calls = choice.parser != nullptr && choice.parser->calls() > 0;
     const bool stop_token = event.stop_id && !tokenizer_->is_end(*event.stop_id);
@@ -232,8 +230,6 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
     if (event.stop_id) ++choice.generated_tokens;
     if (event.stop_id && in_thought) ++choice.reasoning_tokens;
   }
-  usage_.generated_tokens += choice.generated_tokens;
-  usage_.reasoning_tokens += choice.reasoning_tokens;
   const auto n = static_cast<size_t>(prepared_.generation->n);
   if (static_cast<size_t>(index) % n == 0) {
     usage_.cached_tokens += event.usage.cached_tokens;
@@ -241,39 +237,50 @@ void AnswerStream::finished(int index, const Finished& event, std::string& out) 
   }
   if (++closed_ == choices_.size()) {
     done_ = true;
-    usage_.cached_tokens =
-        std::min(usage_.cached_tokens, std::max<int64_t>(0, usage_.prompt_tokens - 1));
-    writer_->close(usage_, extra(), out);
+    writer_->close(usage(), extra(), out);
   }
+}
+
+// Of a prompt's tokens the last one is always run.
+AnswerUsage AnswerStream::usage() const {
+  AnswerUsage out = usage_;
+  for (const Choice& choice : choices_) {
+    out.generated_tokens += choice.generated_tokens;
+    out.reasoning_tokens += choice.reasoning_tokens;
+  }
+  if (closed_ < choices_.size()) out.cached_tokens = cached_at_start_;
+  out.cached_tokens = std::min(out.cached_tokens, std::max<int64_t>(0, out.prompt_tokens - 1));
+  return out;
 }
 
 // llama.cpp's member names, so that its tools can read them, and braid's own.
 Json AnswerStream::extra() const {
   const Endpoint endpoint = prepared_.generation->endpoint;
   if (endpoint != Endpoint::chat && endpoint != Endpoint::completions) return Json::object();
-  const int64_t prompt = usage_.prompt_tokens - usage_.cached_tokens;
+  const AnswerUsage used = usage();
+  const int64_t prompt = used.prompt_tokens - used.cached_tokens;
   const auto per = [](double a, double b) { return b > 0 ? a / b : 0.0; };
   const Timings& t = timings_;
   Json out;
-  out["timings"] = {{"cache_n", usage_.cached_tokens},
-                    {"prompt_n", prompt},
-                    {"prompt_ms", t.prompt_ms},
-                    {"prompt_per_token_ms", per(t.prompt_ms, static_cast<double>(prompt))},
-                    {"prompt_per_second", per(1e3 * static_cast<double>(prompt), t.prompt_ms)},
-                    {"predicted_n", usage_.generated_tokens},
-                    {"predicted_ms", t.generation_ms},
-                    {"predicted_per_token_ms",
-                     per(t.generation_ms, static_cast<double>(usage_.generated_tokens))},
-                    {"predicted_per_second",
-                     per(1e3 * static_cast<double>(usage_.generated_tokens), t.generation_ms)}};
-  if (usage_.drafted_tokens > 0) {
-    out["timings"]["draft_n"] = usage_.drafted_tokens;
-    out["timings"]["draft_n_accepted"] = usage_.accepted_tokens;
+  out["timings"] = {
+      {"cache_n", used.cached_tokens},
+      {"prompt_n", prompt},
+      {"prompt_ms", t.prompt_ms},
+      {"prompt_per_token_ms", per(t.prompt_ms, static_cast<double>(prompt))},
+      {"prompt_per_second", per(1e3 * static_cast<double>(prompt), t.prompt_ms)},
+      {"predicted_n", used.generated_tokens},
+      {"predicted_ms", t.generation_ms},
+      {"predicted_per_token_ms", per(t.generation_ms, static_cast<double>(used.generated_tokens))},
+      {"predicted_per_second",
+       per(1e3 * static_cast<double>(used.generated_tokens), t.generation_ms)}};
+  if (used.drafted_tokens > 0) {
+    out["timings"]["draft_n"] = used.drafted_tokens;
+    out["timings"]["draft_n_accepted"] = used.accepted_tokens;
   }
   out["braid"] = {{"queue_ms", t.queue_ms}, {"seed", prepared_.seed}};
-  if (usage_.reasoning_tokens > 0) {
-    out["braid"]["thinking"] = {{"tokens", usage_.reasoning_tokens},
-                                {"closed_by", choices_[0].thinking_closed_by}};
+  if (used.reasoning_tokens > 0) {
+    out["braid"]["thinking"] = {{"tokens", used.reasoning_tokens},
+                                {"closed_by", choices_[0].thought_closed_by}};
   }
   return out;
 }
@@ -303,7 +310,7 @@ AnswerRepairs AnswerStream::repairs() const {
 AnswerLoops AnswerStream::loops() const {
   AnswerLoops out;
   for (const Choice& choice : choices_) {
-    if (choice.thinking_closed_by == std::string_view("loop")) ++out.thoughts;
+    if (choice.thought_closed_by == std::string_view("loop")) ++out.thoughts;
     if (choice.end.looped) ++out.contents;
   }
   return out;

@@ -40,7 +40,9 @@ class AnswerStream {
   // Unstreamed answers only, after done() without an error.
   Json whole() const { return writer_->whole(); }
 
-  const AnswerUsage& usage() const { return usage_; }
+  // So far, also of an answer that ends early.
+  AnswerUsage usage() const;
+  int64_t prompt_tokens() const { return usage_.prompt_tokens; }  // constant: from any thread
   const Generation& generation() const { return *prepared_.generation; }
   std::vector<Request>& requests() { return prepared_.requests; }
   AnswerEnd end() const { return choices_[0].end.reason; }
@@ -63,7 +65,7 @@ class AnswerStream {
     bool ended = false;            // the rest is not shown
     bool closed = false;           // the engine has finished it
     ChoiceEnd end;
-    const char* thinking_closed_by = "none";
+    const char* thought_closed_by = "none";
   };
 
   void text(int index, std::string_view text, std::string& out);
@@ -82,7 +84,7 @@ class AnswerStream {
   std::unique_ptr<AnswerWriter> writer_;
   std::vector<Choice> choices_;
   std::optional<LoopDetector> loop_detector_;  // of content
-  AnswerUsage usage_;
+  AnswerUsage usage_;                          // without what choices count
   int64_t cached_at_start_ = 0;
   Timings timings_;
   size_t closed_ = 0;

@@ -35,12 +35,12 @@ Json or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Js
 
 }  // namespace
 
-int ApiError::status_for(Family family) const {
-  return family == Family::anthropic && is_overload() ? 529 : status;
+int ApiError::status_for(ApiFamily family) const {
+  return family == ApiFamily::anthropic && is_overload() ? 529 : status;
 }
 
-Json ApiError::body(Family family, std::string_view request_id) const {
-  if (family == Family::anthropic) {
+Json ApiError::body(ApiFamily family, std::string_view request_id) const {
+  if (family == ApiFamily::anthropic) {
     return Json{{"type", "error"},
                 {"error", {{"type", anthropic_type(*this)}, {"message", message}}},
                 {"request_id", request_id}};

@@ -7,14 +7,14 @@
 #include <string_view>
 #include <utility>
 
-#include "base/check.h"
+#include "base/result.h"
 
 namespace braid::server {
 
 using Json = nlohmann::ordered_json;
 
 // Anthropic's paths, and everything else.
-enum class Family { openai, anthropic };
+enum class ApiFamily { openai, anthropic };
 
 struct ApiError {
   int status = 400;
@@ -28,8 +28,8 @@ struct ApiError {
   // The whole server is overloaded. A 429 with another code is a limit of this client.
   bool is_overload() const { return status == 503 || (status == 429 && code == "queue_full"); }
   // Anthropic's clients expect 529 for an overload.
-  int status_for(Family family) const;
-  Json body(Family family, std::string_view request_id) const;
+  int status_for(ApiFamily family) const;
+  Json body(ApiFamily family, std::string_view request_id) const;
 };
 
 ApiError invalid_value(std::string param, std::string message);
@@ -40,30 +40,6 @@ ApiError too_long(int64_t prompt_tokens, int64_t context_tokens);
 ApiError internal_error(std::string message);
 
 template <typename T>
-class [[nodiscard]] ApiResult {
- public:
-  ApiResult(T value) : value_(std::move(value)) {}         // NOLINT: implicit on purpose
-  ApiResult(ApiError error) : error_(std::move(error)) {}  // NOLINT: implicit on purpose
-
-  bool ok() const { return value_.has_value(); }
-  T& operator*() {
-    BRAID_CHECK(ok());
-    return *value_;
-  }
-  const T& operator*() const {
-    BRAID_CHECK(ok());
-    return *value_;
-  }
-  T* operator->() { return &**this; }
-  const T* operator->() const { return &**this; }
-  const ApiError& error() const {
-    BRAID_CHECK(error_.has_value());
-    return *error_;
-  }
-
- private:
-  std::optional<T> value_;
-  std::optional<ApiError> error_;
-};
+using ApiResult = Result<T, ApiError>;
 
 }  // namespace braid::server

@@ -4,22 +4,14 @@
 #include <algorithm>
 #include <map>
 
+#include "text/blanks.h"
+
 namespace braid::server {
 namespace {
 
 using Role = Message::Role;
 
-constexpr std::string_view kBlanks = " \t\r\n\v\f";
-
-bool is_blank(std::string_view text) {
-  return text.find_first_not_of(kBlanks) == std::string_view::npos;
-}
-
-std::string_view trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(kBlanks);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
-}
+bool says_nothing(std::string_view text) { return all_blank(text, kAsciiBlanks); }
 
 void append_paragraph(std::string& text, std::string_view more) {
   if (more.empty()) return;
@@ -32,7 +24,7 @@ Messages merge_head(Messages messages) {
   size_t at = 0;
   std::string head;
   for (; at < messages.size() && messages[at].role == Role::system; ++at) {
-    if (!is_blank(messages[at].text)) append_paragraph(head, messages[at].text);
+    if (!says_nothing(messages[at].text)) append_paragraph(head, messages[at].text);
   }
   if (!head.empty()) out.push_back({.role = Role::system, .text = std::move(head)});
   std::move(messages.begin() + static_cast<ptrdiff_t>(at), messages.end(), std::back_inserter(out));
@@ -40,7 +32,7 @@ Messages merge_head(Messages messages) {
 }
 
 std::string reminder(const std::string& text) {
-  return "<system-reminder>\n" + std::string(trimmed(text)) + "\n</system-reminder>";
+  return "<system-reminder>\n" + std::string(trimmed(text, kAsciiBlanks)) + "\n</system-reminder>";
 }
 
 // Joins late system messages to the turn before, so that text rendered earlier does not change. In
@@ -53,7 +45,7 @@ class LateMessages {
   }
 
   void attach(const Message& system) {
-    if (is_blank(system.text)) return;
+    if (says_nothing(system.text)) return;
     const std::string text = reminder(system.text);
     if (!out_.empty() && out_.back().role == Role::tool) {
       append_paragraph(out_.back().text, text);
@@ -63,7 +55,7 @@ class LateMessages {
     Message& user = out_.back();
     if (!own_) {
       own_ = user.text.substr(user.system_bytes);
-      if (is_blank(*own_)) own_->clear();
+      if (says_nothing(*own_)) own_->clear();
       user.text.resize(user.system_bytes);
       while (user.text.ends_with('\n')) user.text.pop_back();
     }
@@ -147,7 +139,7 @@ void sort_results(Messages& messages) {
 
 // Templates of the family look for a user message that is not a tool response.
 bool is_query(const Message& message, const Dialect& dialect) {
-  return message.role == Role::user && !dialect.is_result(trimmed(message.text));
+  return message.role == Role::user && !dialect.is_result(trimmed(message.text, kAsciiBlanks));
 }
 
 // Templates look back from a tool result, so a leading one gets a user message before it.
@@ -189,7 +181,7 @@ void join_text(std::string& text, std::string_view more) {
 }
 
 std::optional<Json> arguments_object(const std::string& text, JsonBudget& budget) {
-  if (is_blank(text)) return Json::object();
+  if (says_nothing(text)) return Json::object();
   auto parsed = parse_json(text, budget);
   if (parsed.ok() && parsed->is_object()) return std::move(*parsed);
   if (!parsed.ok() && parsed.error().kind == ErrorKind::exhausted) return std::nullopt;

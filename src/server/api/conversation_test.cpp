@@ -335,14 +335,14 @@ TEST(Conversation, AFinalAssistantMessageIsContinued) {
                     {}));
   EXPECT_TRUE(model->tokenizer->decode(prefix.requests[0].prompt, SpecialText::show)
                   .ends_with("The answer is"));
-  EXPECT_FALSE(prefix.format.starts_in_reasoning);
+  EXPECT_FALSE(prefix.format.starts_in_thought);
   auto thought = prepare(read_chat(
       Json::parse(R"({"continue_final_message":true,"messages":[{"role":"user","content":"q"},
     {"role":"assistant","content":"","reasoning_content":"Let me"}]})"),
       {}));
   EXPECT_TRUE(model->tokenizer->decode(thought.requests[0].prompt, SpecialText::show)
                   .ends_with("<think>\nLet me"));
-  EXPECT_TRUE(thought.format.starts_in_reasoning);
+  EXPECT_TRUE(thought.format.starts_in_thought);
 }
 
 TEST(Conversation, BudgetsKeepRoomForTheReply) {

@@ -9,7 +9,7 @@
 
 namespace braid::server {
 
-HttpAnswer error_answer(const ApiError& error, Family family, const HttpRequest& request) {
+HttpAnswer error_answer(const ApiError& error, ApiFamily family, const HttpRequest& request) {
   HttpAnswer answer{
       error.status_for(family), "application/json", dump(error.body(family, request.id)), {}};
   if (error.retry_after_s > 0) {

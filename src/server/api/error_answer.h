@@ -10,7 +10,7 @@
 namespace braid::server {
 
 // Pure. Adds Retry-After, WWW-Authenticate or x-should-retry as the status requires.
-HttpAnswer error_answer(const ApiError& error, Family family, const HttpRequest& request);
+HttpAnswer error_answer(const ApiError& error, ApiFamily family, const HttpRequest& request);
 
 // Reserves `bytes` in all. Errors: 503, 429, 413 (never possible). One thread at a time.
 std::optional<ApiError> memory_fault(Exchange& exchange, size_t bytes);

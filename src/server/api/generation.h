@@ -20,8 +20,8 @@ namespace braid::server {
 
 enum class Endpoint { chat, completions, responses, messages };
 const char* endpoint_path(Endpoint endpoint);
-inline Family family_of(Endpoint endpoint) {
-  return endpoint == Endpoint::messages ? Family::anthropic : Family::openai;
+inline ApiFamily family_of(Endpoint endpoint) {
+  return endpoint == Endpoint::messages ? ApiFamily::anthropic : ApiFamily::openai;
 }
 
 // Biased tokens per request (a text counts by its tokens), and bytes of one such text.

@@ -275,8 +275,8 @@ TEST(Loops, NoLimitIsUsedUpByTheThought) {
   const auto context = obeying(thought, "Yes.", nullptr, 512);
   const auto operators = obeying(
       thought, "Yes.", [](AppOptions& options) { options.policy.default_max_tokens = 300; });
-  const auto bounded =
-      obeying(thought, "Yes.", [](AppOptions& options) { options.policy.most_think_tokens = 50; });
+  const auto bounded = obeying(
+      thought, "Yes.", [](AppOptions& options) { options.policy.most_thought_tokens = 50; });
   for (TestServer* server : {context.get(), operators.get(), bounded.get()}) {
     EXPECT_EQ(ask(*server, kPaths[0], false, "").content, "Yes.");
     EXPECT_EQ(ask(*server, kPaths[1], true, "").content, "Yes.");

@@ -11,6 +11,7 @@
 
 #include "server/api/json_memory.h"
 #include "server/api/structured/answer_mask.h"
+#include "text/blanks.h"
 
 namespace braid::server {
 namespace {
@@ -78,9 +79,9 @@ std::optional<bool> keeps_thinking(const Generation& generation, const ServedMod
 ApiResult<RenderedText> render_continued(const Generation& generation, const ServedModel& model,
                                          Messages messages, ChatOptions options) {
   Message& last = messages.back();
-  const bool inside_thought = last.text.empty() && last.reasoning && !last.reasoning->empty();
+  const bool in_thought = last.text.empty() && last.reasoning && !last.reasoning->empty();
   const std::string text =
-      std::exchange(inside_thought ? *last.reasoning : last.text, std::string(kSentinel));
+      std::exchange(in_thought ? *last.reasoning : last.text, std::string(kSentinel));
   options.add_generation_prompt = false;
   auto rendered =
       model.chat->render(template_messages(messages, model.abilities), generation.tools, options);
@@ -368,9 +369,8 @@ ApiResult<RenderedPrompt> render_prompt(const Generation& generation, const Serv
     // Templates of the family print tools before the system text.
     std::string_view head = messages[0].text;
     head = head.substr(0, std::min<size_t>(64, head.size()));
-    const size_t start = head.find_first_not_of(" \t\r\n");
-    const size_t at =
-        start == std::string_view::npos ? start : out.text.text.find(head.substr(start));
+    head = trimmed_start(head);
+    const size_t at = head.empty() ? std::string::npos : out.text.text.find(head);
     if (at != std::string::npos) out.stable = out.text.prefix(at);
   }
   return out;
@@ -449,9 +449,9 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
     // A continued thought does not end with the tag.
     const Dialect& dialect = model.abilities.dialect;
     const std::string& text = rendered->text.text;
-    out.format.starts_in_reasoning =
+    out.format.starts_in_thought =
         generation->continue_final ? dialect.is_in_thought(text) : dialect.opens_thought(text);
-    thinking = out.format.starts_in_reasoning ||
+    thinking = out.format.starts_in_thought ||
                (rendered->thinking && model.abilities.reasoning && !dialect.closes_thought(text));
     if (!generation->tools.empty() && generation->tool_choice.mode != ToolChoice::Mode::none) {
       out.format.tools = std::make_shared<OfferedTools>(callable_tools(*generation));
@@ -476,7 +476,7 @@ ApiResult<PreparedAnswer> prepare_answer(std::shared_ptr<const Generation> gener
   out.loops = loop_rules(*generation, policy);
   out.loop_ends_as_length = policy.loop_ends_as_length;
   auto masks =
-      MaskFactory::create(*generation, model, policy, out.format.starts_in_reasoning, thinking);
+      MaskFactory::create(*generation, model, policy, out.format.starts_in_thought, thinking);
   if (!masks.ok()) return masks.error();
   out.format.held = masks->held_tools();
   for (size_t p = 0; p < prompts.size(); ++p) {

@@ -182,7 +182,7 @@ void apply_budget(std::optional<int64_t> budget, ReasoningOptions& out) {
 // Sources in ascending order of precedence.
 void read_reasoning(const Fields& fields, Generation& out) {
   ReasoningOptions& options = out.reasoning;
-  const bool openai = family_of(out.endpoint) == Family::openai;
+  const bool openai = family_of(out.endpoint) == ApiFamily::openai;
   const Fields kwargs(out.template_variables, fields.path("chat_template_kwargs"), fields.error());
   // Words of kEfforts act like the field of that name. Others are passed to the template.
   const Json* word = kwargs.find("reasoning_effort");

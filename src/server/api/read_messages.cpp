@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "server/api/read_request.h"
+#include "text/blanks.h"
 
 namespace braid::server {
 namespace {
@@ -256,7 +257,7 @@ ApiResult<Generation> read_messages(const Json& body, const ApiLimits& limits, b
       out.messages.back().calls.empty()) {
     out.continue_final = true;
     std::string& text = out.messages.back().text;
-    text.erase(text.find_last_not_of(" \t\r\n") + 1);
+    text.erase(trimmed_end(text).size());
   }
   return out;
 }

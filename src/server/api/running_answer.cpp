@@ -303,7 +303,7 @@ RunningInfo RunningAnswer::info() const {
   RunningInfo out;
   out.request_id = exchange_->request().id;
   out.endpoint = endpoint_path(stream_->generation().endpoint);
-  out.prompt_tokens = stream_->usage().prompt_tokens;  // constant
+  out.prompt_tokens = stream_->prompt_tokens();
   out.generated_tokens = generated_;
   out.drafted_tokens = drafted_;
   out.accepted_tokens = accepted_;

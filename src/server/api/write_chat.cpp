@@ -114,7 +114,7 @@ class OpenAiWriter : public AnswerWriter {
   }
 
   void fail(const ApiError& error, std::string& out) override {
-    if (generation_.stream) append_data(out, error.body(Family::openai, ""));
+    if (generation_.stream) append_data(out, error.body(ApiFamily::openai, ""));
   }
 
  protected:

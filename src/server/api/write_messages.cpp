@@ -101,7 +101,7 @@ class MessagesWriter : public AnswerWriter {
 
   void fail(const ApiError& error, std::string& out) override {
     if (!generation_.stream) return;
-    Json body = error.body(Family::anthropic, "");
+    Json body = error.body(ApiFamily::anthropic, "");
     body.erase("request_id");
     append_event(out, "error", body);
   }

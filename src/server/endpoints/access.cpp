@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "server/http/http_rules.h"
+#include "text/blanks.h"
 
 namespace braid::server {
 namespace {
@@ -59,8 +60,7 @@ bool is_own_origin(std::string_view origin, std::string_view host) {
 
 std::optional<ApiError> content_type_fault(const HttpRequest& request) {
   const std::string_view whole = request.header("Content-Type");
-  std::string_view type = whole.substr(0, whole.find(';'));
-  while (type.ends_with(' ') || type.ends_with('\t')) type.remove_suffix(1);
+  const std::string_view type = trimmed_end(whole.substr(0, whole.find(';')));
   const std::string name = lower(type);
   if (name.empty() || name == "application/json" ||
       (name.starts_with("application/") && name.ends_with("+json"))) {

@@ -334,17 +334,22 @@ TEST(Admission, NoKeyTakesAllMemoryForBodies) {
 
 TEST(Admission, SlotsShowAKeyItsOwnRequests) {
   const auto server = slow([](AppOptions& app, HttpOptions&) {
-    app.api_keys = {key("a"), key("b"), key("boss admin")};
+    app.api_keys = {key("a name=alice"), key("b"), key("boss admin")};
   });
   Crowd crowd(*server);
   for (const char* name : {"a", "a", "b"}) crowd.add(name);
   const auto shown = [&](const std::string& name) {
     Client client(server->port());
-    return client.ask("GET", "/slots", "", "x-api-key: " + name + "\r\n").json().size();
+    return client.ask("GET", "/slots", "", "x-api-key: " + name + "\r\n").json();
   };
-  EXPECT_EQ(shown("a"), 2u);
-  EXPECT_EQ(shown("b"), 1u);
-  EXPECT_EQ(shown("boss"), 3u);
+  EXPECT_EQ(shown("a").size(), 2u);
+  const Json b = shown("b"), all = shown("boss");
+  ASSERT_EQ(b.size(), 1u);
+  EXPECT_FALSE(b[0].contains("key")) << "b has no name, and a key is never shown";
+  EXPECT_EQ(all.size(), 3u);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                          [](const Json& slot) { return slot.value("key", "") == "alice"; }),
+            2);
 }
 
 }  // namespace

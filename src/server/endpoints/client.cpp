@@ -8,15 +8,17 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <set>
+
+#include "text/blanks.h"
 
 namespace braid::server {
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r";
 constexpr int32_t kMostCount = 1 << 20;  // requests; the command line has the same limit
 
 std::string_view take_word(std::string_view& line) {
-  line.remove_prefix(std::min(line.find_first_not_of(kBlanks), line.size()));
+  line = trimmed_start(line);
   const std::string_view word = line.substr(0, line.find_first_of(kBlanks));
   line.remove_prefix(word.size());
   return word;
@@ -29,11 +31,11 @@ std::optional<int32_t> whole_number(std::string_view text) {
                                                                   : std::nullopt;
 }
 
-Result<int32_t> parse_count(std::string_view text) {
+Result<int32_t> parse_count(std::string_view text, int32_t least) {
   const auto value = whole_number(text);
-  if (!value || *value < 0 || *value > kMostCount)
+  if (!value || *value < least || *value > kMostCount)
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("\"{}\" is not a number from 0 to {}", text, kMostCount)};
+                 fmt::format("\"{}\" is not a number from {} to {}", text, least, kMostCount)};
   return *value;
 }
 
@@ -58,10 +60,11 @@ Status read_setting(std::string_view word, ApiKey& key) {
     key.name = value;
     return {};
   } else if (name == "max-requests") {
-    BRAID_ASSIGN(key.limits.max_requests, parse_count(value));
+    // Without a request a key is good for nothing: its line may be deleted.
+    BRAID_ASSIGN(key.limits.max_requests, parse_count(value, 1));
     return {};
   } else if (name == "max-queue") {
-    BRAID_ASSIGN(key.limits.max_queue, parse_count(value));
+    BRAID_ASSIGN(key.limits.max_queue, parse_count(value, 0));
     return {};
   } else if (name == "priority") {
     BRAID_ASSIGN(key.limits.priority, parse_priority_range(value));
@@ -94,8 +97,13 @@ Result<std::vector<ApiKey>> parse_keys(std::string_view text, const std::string&
     const std::string_view first = take_word(line);
     if (first.empty() || first.front() == '#') continue;
     ApiKey key{std::string(first)};
+    std::set<std::string_view> given;
     for (std::string_view word = take_word(line); !word.empty(); word = take_word(line)) {
-      if (const Status status = read_setting(word, key); !status.ok())
+      const std::string_view name = word.substr(0, word.find('='));
+      Status status = read_setting(word, key);
+      if (status.ok() && !given.insert(name).second)
+        status = Error{ErrorKind::invalid_argument, fmt::format("{} is given twice", name)};
+      if (!status.ok())
         return Error{status.error().kind,
                      fmt::format("{}:{}: {}", path, number, status.error().message)};
     }

@@ -31,12 +31,28 @@ TEST(Client, KeysHaveLimitsBehindThem) {
 }
 
 TEST(Client, WrongLinesAreNamedAndKeysAreNotRepeated) {
-  for (const char* line :
-       {"key max-requests=", "key max-requests=-1", "key max-queue=many",
-        "key max-queue=99999999999", "key max-queue=2147483647", "key max-queue=1048577",
-        "key max-requests=1048577", "key priority=5", "key priority=10..-10",
-        "key priority=-101..0", "key priority=0..", "key name=", "key name=a/b", "key secret",
-        "key max-requests", "key =5", "key administrator", "key limit=5"}) {
+  for (const char* line : {"key max-requests=",
+                           "key max-requests=-1",
+                           "key max-requests=0",
+                           "key max-queue=many",
+                           "key max-requests=4 max-requests=4",
+                           "key admin admin",
+                           "key models=a max-queue=0 models=",
+                           "key max-queue=99999999999",
+                           "key max-queue=2147483647",
+                           "key max-queue=1048577",
+                           "key max-requests=1048577",
+                           "key priority=5",
+                           "key priority=10..-10",
+                           "key priority=-101..0",
+                           "key priority=0..",
+                           "key name=",
+                           "key name=a/b",
+                           "key secret",
+                           "key max-requests",
+                           "key =5",
+                           "key administrator",
+                           "key limit=5"}) {
     const auto keys = parse_keys(std::string("good\n") + line, "the.keys");
     ASSERT_FALSE(keys.ok()) << line;
     EXPECT_EQ(keys.error().message.rfind("the.keys:2: ", 0), 0u) << keys.error().message;

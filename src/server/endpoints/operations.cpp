@@ -176,8 +176,7 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
   const auto model = context.host->look();
   const int64_t context_tokens = model ? model->backend->context_tokens() : 0;
   const ClientIdentity client = context.access.identify(exchange->request());
-  for (const auto& answer :
-       client.admin ? context.answers.list() : context.answers.list(client.id)) {
+  for (const auto& [answer, key_name] : context.answers.list(client)) {
     const RunningInfo info = answer->info();
     out.push_back({{"id", out.size()},
                    {"state", info.generated_tokens > 0 ? "decode"
@@ -193,6 +192,7 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
                    {"draft_n_accepted", info.accepted_tokens},
                    {"age_ms", static_cast<int64_t>(info.age_ms)},
                    {"is_processing", true}});
+    if (!key_name.empty()) out.back()["key"] = key_name;
   }
   context.answer_json(exchange, out);
 }

@@ -74,7 +74,7 @@ std::optional<ApiError> start_answer(ServerContext& context,
   hooks.ended = [pass] { pass->ended(); };
   auto answer =
       std::make_shared<RunningAnswer>(exchange, std::move(stream), model, std::move(hooks));
-  context.answers.add(answer, pass->client().id);
+  context.answers.add(answer, pass->client());
   answer->start();
   return std::nullopt;
 }

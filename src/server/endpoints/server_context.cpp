@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "server/api/error_answer.h"
+#include "server/http/http_rules.h"
 
 namespace braid::server {
 
@@ -19,39 +20,37 @@ namespace {
 // Freed by requests before the heap is trimmed, which scans all of it.
 constexpr uint64_t kTrimmedBytes = uint64_t{32} << 20;
 
-// By path, or by header fields.
-Family family_of(const HttpRequest& request) {
+// By path, or by header fields: also of requests that no API reads.
+ApiFamily family_of_client(const HttpRequest& request) {
   const std::string_view path = request.path;
   const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
-  return messages || !request.header("anthropic-version").empty() ? Family::anthropic
-                                                                  : Family::openai;
+  return messages || !request.header("anthropic-version").empty() ? ApiFamily::anthropic
+                                                                  : ApiFamily::openai;
 }
 
 }  // namespace
 
 int64_t now_s() { return static_cast<int64_t>(std::time(nullptr)); }
 
-void RunningAnswers::add(const std::shared_ptr<RunningAnswer>& answer, std::string client) {
+void RunningAnswers::add(const std::shared_ptr<RunningAnswer>& answer,
+                         const ClientIdentity& client) {
   const std::lock_guard lock(mutex_);
   std::erase_if(answers_, [](const Entry& entry) { return entry.answer.expired(); });
-  answers_.push_back({answer, std::move(client)});
+  answers_.push_back({answer, client.id, client.name});
 }
 
-std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list() const {
-  std::vector<std::shared_ptr<RunningAnswer>> out;
-  const std::lock_guard lock(mutex_);
-  for (const Entry& entry : answers_) {
-    if (auto answer = entry.answer.lock()) out.push_back(std::move(answer));
-  }
-  return out;
+std::vector<RunningAnswers::Running> RunningAnswers::list() const { return of(nullptr); }
+
+std::vector<RunningAnswers::Running> RunningAnswers::list(const ClientIdentity& client) const {
+  return of(client.admin ? nullptr : &client);
 }
 
-std::vector<std::shared_ptr<RunningAnswer>> RunningAnswers::list(const std::string& client) const {
-  std::vector<std::shared_ptr<RunningAnswer>> out;
+std::vector<RunningAnswers::Running> RunningAnswers::of(const ClientIdentity* client) const {
+  std::vector<Running> out;
   const std::lock_guard lock(mutex_);
   for (const Entry& entry : answers_) {
-    if (entry.client != client) continue;
-    if (auto answer = entry.answer.lock()) out.push_back(std::move(answer));
+    if (client != nullptr && entry.client != client->id) continue;
+    if (auto answer = entry.answer.lock()) out.push_back({std::move(answer), entry.key_name});
   }
   return out;
 }
@@ -104,7 +103,7 @@ void ServerContext::trim_memory() {
 }
 
 HttpAnswer ServerContext::error_answer(const HttpRequest& request, const ApiError& error) const {
-  return server::error_answer(error, family_of(request), request);
+  return server::error_answer(error, family_of_client(request), request);
 }
 
 void ServerContext::answer_error(const std::shared_ptr<Exchange>& exchange,
@@ -210,12 +209,8 @@ BackendStats ServerContext::stats() const {
 }
 
 std::string ServerContext::new_id(const char* prefix) {
-  static constexpr std::string_view kLetters =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-  std::string out = prefix;
   const std::lock_guard lock(random_mutex_);
-  for (int i = 0; i < 24; ++i) out += kLetters[random_() % kLetters.size()];
-  return out;
+  return random_id(prefix, random_);
 }
 
 uint64_t ServerContext::random_number() {

@@ -29,18 +29,26 @@ int64_t now_s();
 // Thread-safe.
 class RunningAnswers {
  public:
-  void add(const std::shared_ptr<RunningAnswer>& answer, std::string client);
-  std::vector<std::shared_ptr<RunningAnswer>> list() const;
-  // Those of one client (ClientIdentity::id).
-  std::vector<std::shared_ptr<RunningAnswer>> list(const std::string& client) const;
+  struct Running {
+    std::shared_ptr<RunningAnswer> answer;
+    std::string key_name;  // may be empty
+  };
+
+  void add(const std::shared_ptr<RunningAnswer>& answer, const ClientIdentity& client);
+  std::vector<Running> list() const;
+  // Those that `client` may see: its own; an administrator sees all.
+  std::vector<Running> list(const ClientIdentity& client) const;
   int count() const;
 
  private:
-  mutable std::mutex mutex_;
   struct Entry {
     std::weak_ptr<RunningAnswer> answer;
-    std::string client;
+    std::string client, key_name;
   };
+  // `client` null: of all.
+  std::vector<Running> of(const ClientIdentity* client) const;
+
+  mutable std::mutex mutex_;
   std::vector<Entry> answers_;  // guarded by mutex_
 };
 

@@ -1,13 +1,11 @@
 // tenant.cpp -- see tenant.h.
 #include "server/endpoints/tenant.h"
 
-#include <fmt/format.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
-#include <iterator>
-
 #include "base/check.h"
+#include "base/hex.h"
 
 namespace braid::server {
 
@@ -21,8 +19,7 @@ std::string cache_tenant(std::string_view key) {
            reinterpret_cast<const unsigned char*>(kText.data()), kText.size(), digest, &length);
   BRAID_CHECK(made != nullptr && length == 32);
   std::string out;
-  for (unsigned i = 0; i < length; ++i)
-    fmt::format_to(std::back_inserter(out), "{:02x}", digest[i]);
+  for (unsigned i = 0; i < length; ++i) append_hex(out, digest[i], 2);
   return out;
 }
 

@@ -2,7 +2,6 @@
 #include "server/http/http_rules.h"
 
 #include <algorithm>
-#include <random>
 
 namespace braid::server {
 
@@ -63,13 +62,17 @@ bool same_name(std::string_view a, std::string_view b) {
          });
 }
 
-std::string random_request_id() {
+std::string random_id(std::string_view prefix, std::mt19937_64& random) {
   static constexpr std::string_view kLetters =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-  thread_local std::mt19937_64 random{std::random_device{}()};
-  std::string out = "req_";
+  std::string out(prefix);
   for (int i = 0; i < 24; ++i) out += kLetters[random() % kLetters.size()];
   return out;
+}
+
+std::string random_request_id() {
+  thread_local std::mt19937_64 random{std::random_device{}()};
+  return random_id("req_", random);
 }
 
 std::string request_id(std::string_view given) {

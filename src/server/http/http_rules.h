@@ -1,6 +1,7 @@
 // http_rules.h -- rules of HTTP for a request's head, as pure functions.
 #pragma once
 
+#include <random>
 #include <string>
 #include <string_view>
 
@@ -11,7 +12,8 @@ namespace braid::server {
 // Case-insensitive, like header names.
 bool same_name(std::string_view a, std::string_view b);
 
-// Letters and digits only, so it never needs quoting.
+// `prefix` and 24 letters and digits, which never need quoting.
+std::string random_id(std::string_view prefix, std::mt19937_64& random);
 std::string random_request_id();
 // The client's id if it is safe in a log, else a new one.
 std::string request_id(std::string_view given);

@@ -462,6 +462,52 @@ TEST(HttpLog, RequestsWhoseClientsLeaveKeepTheirCountsAndNothingElse) {
   log->end();
 }
 
+TEST(HttpLog, ATlsConnectionOnAPlainPortIsNamed) {
+  const auto log = LogLines::listen();
+  {
+    const auto server = waiting();
+    Client client(server->port());
+    client.send(std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11));
+    client.read_all();
+    EXPECT_TRUE(client.received.starts_with("HTTP/1.1 400 ")) << client.received;
+    EXPECT_EQ(log->count("a TLS connection from 127.0.0.1 on a plain HTTP port", "--tls-cert"), 1u);
+  }
+  log->end();
+}
+
+TEST(HttpLog, TokensOfAnswersThatEndEarlyAreCounted) {
+  const auto log = LogLines::listen();
+  {
+    const auto model = demo_served_model(nullptr);
+    const FakeBackend::Script script = says(*model, "one two three!");
+    const size_t tokens = script.tokens.size();
+    TestServer server(
+        [script, waits = false](const Request&) mutable {
+          // The first answer fails, the second waits until its client leaves.
+          auto out = script;
+          out.reason = FinishReason::error;
+          out.wait = std::exchange(waits, true);
+          return out;
+        },
+        [](AppOptions& app, HttpOptions&) { app.access_log = AccessLog::all; });
+    Client failed(server.port()), gone(server.port());
+    EXPECT_EQ(failed.ask("POST", "/v1/chat/completions", kChat).status, 500);
+    begin_stream(gone);
+    EXPECT_TRUE(gone.read_until("!"));
+    gone.close();
+    ASSERT_TRUE(log->wait_for("status=499", 1)) << log->without("", 20);
+    const std::string counted = " generated=" + std::to_string(tokens) + " ";
+    EXPECT_EQ(log->count("reason=abort", counted), 1u) << log->without(counted, 20);
+    EXPECT_EQ(log->count("reason=error", counted), 1u) << log->without(counted, 20);
+    const auto metrics = Client(server.port()).ask("GET", "/metrics");
+    EXPECT_NE(metrics.body.find("braid_generation_tokens_total{kind=\"content\"} " +
+                                std::to_string(2 * tokens) + "\n"),
+              std::string::npos)
+        << metrics.body;
+  }
+  log->end();
+}
+
 TEST(HttpEnd, WhoeverAsksWhileItDrainsIsTold) {
   const auto server = waiting();
   Client running(server->port()), idle(server->port());

@@ -126,6 +126,15 @@ TEST(RequestReader, RefusesWithAStatusAndAnId) {
   }
 }
 
+TEST(RequestReader, ATlsHandshakeIsRefusedAtItsSecondByte) {
+  Reading reading;
+  reading.reader.append("\x16");
+  EXPECT_EQ(reading.step(), Outcome::more);
+  reading.reader.append("\x03");
+  EXPECT_EQ(reading.step(), Outcome::refused);
+  EXPECT_EQ(reading.reader.fault().message, "this port has no TLS: use http://");
+}
+
 TEST(RequestReader, ABodyTakesItsMemoryFromTheAccount) {
   Reading reading;
   const std::string head = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 4000000\r\n\r\n";

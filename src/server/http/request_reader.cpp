@@ -2,6 +2,7 @@
 #include "server/http/request_reader.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
@@ -26,6 +27,8 @@ constexpr size_t kFramingBytes = size_t{16} << 10, kFramingPerByte = 8;
 constexpr size_t kKeptInputBytes = size_t{16} << 10;
 // Ignored empty lines before a request line.
 constexpr int kMaxEmptyLines = 4;
+// A TLS handshake begins with these bytes, and no HTTP method does.
+constexpr std::string_view kTlsHandshake = "\x16\x03";
 
 // Beast body type. Memory is counted as bytes arrive, never by a promised length.
 struct HttpBody {
@@ -177,6 +180,14 @@ RequestReader::Outcome RequestReader::body_goes_on() {
 
 // False if refused. Limits are checked before parsing.
 bool RequestReader::head_is_good() {
+  if (options_.tls_certificate.empty() && input_.starts_with(kTlsHandshake)) {
+    spdlog::info(
+        "a TLS connection from {} on a plain HTTP port: use http://, or start the server with "
+        "--tls-cert and --tls-key",
+        remote_);
+    refuse(400, "invalid_request", "this port has no TLS: use http://");
+    return false;
+  }
   const size_t end = input_.find("\r\n\r\n", scanned_bytes_);
   if (end == std::string::npos) scanned_bytes_ = input_.size() - std::min<size_t>(input_.size(), 3);
   const size_t bytes = end == std::string::npos ? input_.size() : end + 4;

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "base/hex.h"
 #include "text/jinja/jinja_text.h"
 #include "text/unicode.h"
 
@@ -323,24 +324,18 @@ class Lexer {
       ++*at;
       return true;
     }
-    uint32_t code;
-    if (!hex(*at + 2, width, &code)) return false;
+    const auto read = hex_number(text_, *at + 2, width);
+    if (!read) return false;
+    uint32_t code = *read;
     *at += 2 + width;
-    uint32_t low;
-    if (code >= 0xD800 && code < 0xDC00 && text_.compare(*at, 2, "\\u") == 0 &&
-        hex(*at + 2, 4, &low) && low >= 0xDC00 && low < 0xE000) {
-      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    const auto low =
+        text_.compare(*at, 2, "\\u") == 0 ? hex_number(text_, *at + 2, 4) : std::nullopt;
+    if (code >= 0xD800 && code < 0xDC00 && low && *low >= 0xDC00 && *low < 0xE000) {
+      code = 0x10000 + ((code - 0xD800) << 10) + (*low - 0xDC00);
       *at += 6;
     }
     append_utf8(*out, code);
     return true;
-  }
-
-  bool hex(size_t at, size_t width, uint32_t* code) const {
-    if (at > text_.size() || text_.size() - at < width) return false;
-    const char* begin = text_.data() + at;
-    const auto [end, error] = std::from_chars(begin, begin + width, *code, 16);
-    return error == std::errc() && end == begin + width;
   }
 
   const std::string text_;

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "base/hex.h"
 #include "text/unicode.h"
 
 namespace braid::jinja {

@@ -5,6 +5,7 @@
 
 #include "server/api/structured/form_mask.h"
 #include "server/api/structured/schema_grammar.h"
+#include "text/blanks.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -16,7 +17,7 @@ class AnswerMask : public TokenMask {
       : rules_(std::move(rules)), end_(std::move(end)) {
     if (rules_->thought_loops) loops_.emplace(*rules_->thought_loops);
     State start;
-    start.reasoning = rules_->starts_in_reasoning;
+    start.in_thought = rules_->starts_in_thought;
     spend(start);
     if (rules_->grammar != nullptr) {
       form_.emplace(rules_->grammar, rules_->tokenizer, rules_->workers);
@@ -26,12 +27,12 @@ class AnswerMask : public TokenMask {
   }
 
   bool ready(int64_t& allowance) override {
-    return path_.back().reasoning || !form_ || form_->ready(allowance);
+    return path_.back().in_thought || !form_ || form_->ready(allowance);
   }
 
   void allowed(std::span<uint64_t> bits) override {
     const State& now = path_.back();
-    if (now.reasoning) {
+    if (now.in_thought) {
       if (const int32_t forced = forced_at(now); forced >= 0) {
         set(bits, rules_->closing[static_cast<size_t>(forced)]);
         return;
@@ -55,7 +56,7 @@ class AnswerMask : public TokenMask {
   std::optional<std::span<const int32_t>> all_but() override {
     const State& now = path_.back();
     if (rules_->suppress_end || now.generated < rules_->min_tokens) return std::nullopt;
-    if (!now.reasoning) return form_ ? std::nullopt : std::optional(std::span(forbidden(now)));
+    if (!now.in_thought) return form_ ? std::nullopt : std::optional(std::span(forbidden(now)));
     return forced_at(now) >= 0 ? std::nullopt : std::optional(std::span<const int32_t>());
   }
 
@@ -63,7 +64,7 @@ class AnswerMask : public TokenMask {
     State now = path_.back();
     ++now.generated;
     const std::string_view piece = rules_->tokenizer->piece(token);
-    if (now.reasoning) {
+    if (now.in_thought) {
       const int32_t forced = forced_at(now);
       ++now.used;
       now.forced = forced >= 0 ? forced + 1 : -1;
@@ -77,15 +78,15 @@ class AnswerMask : public TokenMask {
       if (closed) {
         // The model closed the thought before the forced text began.
         if (forced < 0) now.end = ThoughtEnd::model;
-        now.reasoning = false;
+        now.in_thought = false;
         now.forced = -1;
       }
     } else if (now.fresh && token == rules_->think_open) {
-      now.reasoning = true;
+      now.in_thought = true;
       now.spelled = -1;
       now.section = now.text;
     } else {
-      now.fresh = now.fresh && piece.find_first_not_of(" \t\r\n") == std::string_view::npos;
+      now.fresh = now.fresh && all_blank(piece);
       if (!form_) spell(now, piece);
       // A token outside the grammar breaks it, and then nothing is allowed.
       if (form_) {
@@ -106,9 +107,9 @@ class AnswerMask : public TokenMask {
 
  private:
   struct State {
-    bool reasoning = false;
+    bool in_thought = false;
     bool fresh = true;          // content has only blanks so far
-    uint8_t partial_bytes = 0;  // missing bytes of the last character of reasoning
+    uint8_t partial_bytes = 0;  // missing bytes of the last character of a thought
     int32_t forced = -1;        // tokens of the closing text so far; -1: not begun
     int32_t generated = 0;
     int64_t used = 0;       // reasoning tokens
@@ -118,7 +119,7 @@ class AnswerMask : public TokenMask {
     uint32_t section = 0;   // its tokens before the thought, or before the end of its last call
     bool in_call = false;   // inside the thought
     int8_t spelled = 0;     // bytes of think_tag at the start of content; -1: other text
-    ThoughtEnd due = ThoughtEnd::none;  // the reason to close reasoning now
+    ThoughtEnd due = ThoughtEnd::none;  // the reason to close the thought now
     ThoughtEnd end = ThoughtEnd::none;  // of the last thought
   };
 
@@ -151,13 +152,14 @@ class AnswerMask : public TokenMask {
                         : int8_t{-1};
       if (now.spelled != static_cast<int8_t>(rules_->think_tag.size())) continue;
       now.spelled = -1;
-      now.reasoning = true;
+      now.in_thought = true;
       now.section = now.text;
       return;
     }
   }
   void spend(State& now) const {
-    if (now.due != ThoughtEnd::none || rules_->think_budget < 0 || now.used < rules_->think_budget)
+    if (now.due != ThoughtEnd::none || rules_->thought_budget < 0 ||
+        now.used < rules_->thought_budget)
       return;
     now.due = ThoughtEnd::budget;
     now.due_since = now.used;
@@ -263,7 +265,7 @@ LoopRules loop_rules(const Generation& generation, const AnswerPolicy& policy) {
 }
 
 ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const ServedModel& model,
-                                           const AnswerPolicy& policy, bool starts_in_reasoning,
+                                           const AnswerPolicy& policy, bool starts_in_thought,
                                            bool thinking) {
   MaskFactory out;
   MaskRules& rules = out.rules_;
@@ -274,7 +276,7 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
   rules.suppress_end = generation.ignore_eos;
   rules.stop_ids = generation.stop_token_ids;
   rules.min_tokens = generation.min_tokens;
-  rules.starts_in_reasoning = starts_in_reasoning;
+  rules.starts_in_thought = starts_in_thought;
   const int32_t think_open = id_of(tokenizer, dialect.think.open);
   rules.think_close = id_of(tokenizer, dialect.think.close);
   if (thinking) rules.think_open = think_open;
@@ -299,13 +301,13 @@ ApiResult<MaskFactory> MaskFactory::create(const Generation& generation, const S
     const auto tier =
         options.effort ? policy.effort_tokens.find(*options.effort) : policy.effort_tokens.end();
     if (options.budget_tokens) {
-      rules.think_budget = *options.budget_tokens;
+      rules.thought_budget = *options.budget_tokens;
     } else if (tier != policy.effort_tokens.end()) {
-      rules.think_budget = tier->second;
+      rules.thought_budget = tier->second;
     }
-    const int64_t most = policy.most_think_tokens;
+    const int64_t most = policy.most_thought_tokens;
     if (most >= 0)
-      rules.think_budget = rules.think_budget < 0 ? most : std::min(rules.think_budget, most);
+      rules.thought_budget = rules.thought_budget < 0 ? most : std::min(rules.thought_budget, most);
     rules.thought_loops = loop_rules(generation, policy).thought;
     if (!generation.tools.empty()) {
       rules.call_open = id_of(tokenizer, dialect.call.open);
@@ -339,12 +341,12 @@ std::shared_ptr<TokenMask> MaskFactory::make(int32_t max_tokens,
   if (const int64_t reserve = reserve_of(max_tokens); reserve > 0) {
     const auto closing = static_cast<int64_t>(rules->closing.size());
     const int64_t room = std::max<int64_t>(0, max_tokens - reserve - closing);
-    if (rules->think_budget < 0 || rules->think_budget > room) rules->think_budget = room;
+    if (rules->thought_budget < 0 || rules->thought_budget > room) rules->thought_budget = room;
     // Finishing a character must not use up the reserve.
     rules->character_tokens =
         static_cast<int32_t>(std::min<int64_t>(rules->character_tokens, reserve - 1));
   }
-  const bool holds = rules->suppress_end || rules->min_tokens > 0 || rules->think_budget >= 0 ||
+  const bool holds = rules->suppress_end || rules->min_tokens > 0 || rules->thought_budget >= 0 ||
                      rules->thought_loops || !rules->forbidden_later.empty() ||
                      rules->grammar != nullptr;
   return holds ? std::shared_ptr<TokenMask>(make_mask(std::move(rules), std::move(end))) : nullptr;

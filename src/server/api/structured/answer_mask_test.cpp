@@ -39,8 +39,8 @@ class Mask {
 TEST(AnswerMask, ABudgetClosesTheThoughtTokenByToken) {
   const auto tokenizer = demo_served_model(nullptr)->tokenizer;
   MaskRules rules;
-  rules.starts_in_reasoning = true;
-  rules.think_budget = 3;
+  rules.starts_in_thought = true;
+  rules.thought_budget = 3;
   rules.closing =
       tokenizer->encode("\n</think>\n\n", {.add_special = false, .parse_special = true}).value();
   const size_t closing = rules.closing.size();
@@ -69,7 +69,7 @@ TEST(AnswerMask, ALoopClosesTheThought) {
       model->tokenizer->encode("\n</think>\n\n", {.add_special = false, .parse_special = true})
           .value();
   MaskRules rules;
-  rules.starts_in_reasoning = true;
+  rules.starts_in_thought = true;
   rules.closing = closing;
   rules.think_open = open;
   rules.forbidden_later = {open};
@@ -114,7 +114,7 @@ TEST(AnswerMask, ALoopClosesTheThought) {
 TEST(AnswerMask, ACallInAThoughtIsNoLoop) {
   const auto model = demo_served_model(nullptr);
   MaskRules rules;
-  rules.starts_in_reasoning = true;
+  rules.starts_in_thought = true;
   rules.closing = {65};
   rules.tokenizer = model->tokenizer;
   rules.think_close = *model->tokenizer->find("</think>");
@@ -144,7 +144,7 @@ TEST(AnswerMask, ACallInAThoughtIsNoLoop) {
 
 TEST(AnswerMask, AFormHoldsBehindTheThoughtOnly) {
   MaskRules rules;
-  rules.starts_in_reasoning = true;
+  rules.starts_in_thought = true;
   const auto grammar = schema_to_grammar(Json::parse(R"({"type":"integer","const":7})"),
                                          /*strict=*/false, *demo_served_model(nullptr)->grammars);
   ASSERT_TRUE(grammar.ok()) << grammar.error().message;

@@ -54,15 +54,15 @@ CallGrammar::CallGrammar(GrammarProgram& program, ValueShapes& shapes, GrammarBu
       budget_(budget),
       generation_(generation),
       dialect_(dialect),
-      line_(pairs() && !dialect.pairs_in_lines ? "" : "\n"),
+      line_(argkv() && !dialect.argkv_in_lines ? "" : "\n"),
       function_(joined({"\n", dialect.function.open})),
-      name_open_(pairs() ? dialect.key.open : dialect.parameter.open),
-      name_close_(pairs() ? joined({dialect.key.close, line_, dialect.value.open}) : ">\n"),
-      parameter_end_(pairs() ? std::string(dialect.value.close)
+      name_open_(argkv() ? dialect.key.open : dialect.parameter.open),
+      name_close_(argkv() ? joined({dialect.key.close, line_, dialect.value.open}) : ">\n"),
+      parameter_end_(argkv() ? std::string(dialect.value.close)
                              : joined({"\n", dialect.parameter.close})),
-      function_end_(pairs() ? std::string(dialect.call.close)
+      function_end_(argkv() ? std::string(dialect.call.close)
                             : joined({dialect.function.close, "\n", dialect.call.close})),
-      json_end_(joined({"}\n", dialect.call.close})),
+      hermes_end_(joined({"}\n", dialect.call.close})),
       all_strict_(all_strict) {}
 
 void CallGrammar::add_text(std::string_view mark, std::string_view forbidden,
@@ -113,8 +113,8 @@ void CallGrammar::body() {
     const Json& function = offered["function"];
     const auto& name = function["name"].get_ref<const std::string&>();
     if (!chosen.empty() && !chosen.contains(name)) continue;
-    openings.push_back(json()    ? "\n{\"name\": " + json_literal(Json(name)) + ", \"arguments\": "
-                       : pairs() ? name + line_
+    openings.push_back(hermes()  ? "\n{\"name\": " + json_literal(Json(name)) + ", \"arguments\": "
+                       : argkv() ? name + line_
                                  : function_ + name + ">\n");
     places.push_back(tool(function, generation_.strict_tools.contains(name)));
     if (!error_.empty()) return;
@@ -129,7 +129,7 @@ void CallGrammar::body() {
 int32_t CallGrammar::tool(const Json& function, bool strict) {
   const auto found = function.find("parameters");
   const Json schema = found == function.end() || found->is_null() ? Json(true) : *found;
-  const bool says_nothing = !json() && !schema.is_object();
+  const bool says_nothing = !hermes() && !schema.is_object();
   if ((!strict && !all_strict_) || says_nothing) return free_arguments();
   GrammarBudget budget(std::min(budget_.steps_left(), GrammarBudget::kSteps / 4),
                        std::min(budget_.bytes_left(), GrammarBudget::kBytes / 4));
@@ -138,7 +138,7 @@ int32_t CallGrammar::tool(const Json& function, bool strict) {
   const size_t exits = exits_.size();
   reason_.clear();
   const bool made =
-      json() ? strict_arguments(schema, budget) : strict_parameters(schema, strict, budget);
+      hermes() ? strict_arguments(schema, budget) : strict_parameters(schema, strict, budget);
   budget_.spend(std::min(budget.steps(), budget_.steps_left()),
                 std::min(budget.bytes(), budget_.bytes_left()));
   shapes_.charge(budget_);
@@ -154,7 +154,7 @@ int32_t CallGrammar::tool(const Json& function, bool strict) {
 
 int32_t CallGrammar::free_arguments() {
   const int32_t place = program_.here();
-  if (pairs()) {
+  if (argkv()) {
     // Without a line feed, the next tag ends the name.
     const std::string_view next = line_.empty() ? "<" : "";
     add_literal(next);
@@ -162,14 +162,14 @@ int32_t CallGrammar::free_arguments() {
     leave();
     return place;
   }
-  if (!json()) {
+  if (!hermes()) {
     // Otherwise a second function in the wrapper could have any name.
     add_text(dialect_.call.close, function_);
     leave();
     return place;
   }
   shapes_.call(program_, shapes_.any_object());
-  program_.literal(json_end_);
+  program_.literal(hermes_end_);
   leave();
   if (!shapes_.finish(program_) || budget_.used_up())
     error_ = budget_.sentence("the list of tools");
@@ -182,7 +182,7 @@ bool CallGrammar::strict_arguments(const Json& schema, GrammarBudget& budget) {
   reason_ = reader.error();
   if (!reason_.empty()) return false;
   shapes_.call(program_, shape);
-  program_.literal(json_end_);
+  program_.literal(hermes_end_);
   leave();
   if (!shapes_.finish(program_)) reason_ = "a value in it has too many alternatives";
   if (budget.used_up()) reason_ = budget.sentence("the schema");
@@ -271,7 +271,7 @@ bool CallGrammar::can_be_written(const ToolParameters& known) {
     if (!can_name_parameter(parameter.name, dialect_))
       reason_ = "the name of the parameter " + shown(parameter.name) +
                 " cannot be written in a call: " +
-                (pairs() ? "it has blanks at its ends or a tag in it"
+                (argkv() ? "it has blanks at its ends or a tag in it"
                          : "it has blanks at its ends, a '>' or a line feed in it, or not 1 to " +
                                std::to_string(answer_limits::kMaxNameBytes) + " bytes");
     else if (parameter.types.nothing() && parameter.required)
@@ -298,8 +298,8 @@ bool CallGrammar::add_other_name(int32_t set, const std::vector<std::string>& op
 
 // Without quotes, up to the closing tag.
 void CallGrammar::string_value() {
-  // In pairs, only the closing tag ends the value for the parser.
-  if (pairs()) return add_text(parameter_end_);
+  // In argkv only the closing tag ends the value for the parser.
+  if (argkv()) return add_text(parameter_end_);
   // For an empty text, the line feed after the opening tag may also precede the closing tag. Text
   // that the parser would read as the end of the call is excluded.
   add_text(parameter_end_, "\n" + function_end_, "\n");
@@ -324,11 +324,11 @@ bool CallGrammar::held_text(const Json& schema, bool null, SchemaReader& texts,
   if (null)
     for (const std::string_view word : {"null", "None"})
       literal(joined({word, parameter_end_}), start);
-  if (!pairs() && !held.texts->empty() && held.texts->accepts(0))
+  if (!argkv() && !held.texts->empty() && held.texts->accepts(0))
     literal(std::string_view(parameter_end_).substr(1), start);
   const auto ended = nfa.determinise(start, end);
   const Automaton until =
-      pairs() ? text_until(parameter_end_) : text_until(parameter_end_, "\n" + function_end_, "\n");
+      argkv() ? text_until(parameter_end_) : text_until(parameter_end_, "\n" + function_end_, "\n");
   const auto made = ended ? combined(until, *ended, false, budget) : std::nullopt;
   if (!made || budget.used_up()) return false;
   if (made->empty())
@@ -344,7 +344,7 @@ bool CallGrammar::parameter_value(const Json* schema, const ArgumentTypes& types
                                   GrammarBudget& budget, GrammarBudget& text_budget) {
   if (types.values() != nullptr) {
     std::set<std::string> texts;
-    const std::string tag = parameter_end_.substr(pairs() ? 0 : 1);
+    const std::string tag = parameter_end_.substr(argkv() ? 0 : 1);
     for (const ArgumentTypes::Value& value : *types.values()) {
       budget.spend(8 + compared_steps(texts.size(), value.text.size()), 16);
       // The parser ends the value at the first such tag.

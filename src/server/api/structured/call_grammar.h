@@ -54,8 +54,8 @@ class CallGrammar {
   void add_text(std::string_view mark, std::string_view forbidden = {},
                 std::string_view begun = {});
   void leave() { exits_.push_back(program_.add(Instruction::Op::jump)); }
-  bool json() const { return dialect_.calls == Dialect::Calls::json; }
-  bool pairs() const { return dialect_.calls == Dialect::Calls::key_value; }
+  bool hermes() const { return dialect_.calls == Dialect::Calls::hermes; }
+  bool argkv() const { return dialect_.calls == Dialect::Calls::argkv; }
   void add_literal(std::string_view text) {
     if (!text.empty()) program_.literal(text);
   }
@@ -73,7 +73,7 @@ class CallGrammar {
   const std::string name_open_, name_close_;  // around a parameter's name, up to its value
   const std::string parameter_end_;           // ends a value, with its tag
   const std::string function_end_;            // ends a function and the call
-  const std::string json_end_;                // ends a JSON call
+  const std::string hermes_end_;              // ends a hermes call
   bool all_strict_;
   std::vector<int32_t> exits_;  // jumps after a call
   int32_t names_ = -1;          // instruction for the tools' names

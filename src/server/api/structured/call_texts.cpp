@@ -53,7 +53,7 @@ std::optional<ProsePlace> after(const ProsePlace& from, char c, const Dialect& d
     if (name) to.behind = Behind::name_end;
     if (from.behind == Behind::mark) to.behind = c == '\n' ? Behind::line : Behind::mark;
     if (from.behind == Behind::line) to.behind = Behind::line;
-  } else if (dialect.calls == Dialect::Calls::key_value && is_name_byte(c) && !quoted &&
+  } else if (dialect.calls == Dialect::Calls::argkv && is_name_byte(c) && !quoted &&
              from.behind != Behind::nothing && from.behind != Behind::name_end) {
     to.behind = Behind::name;
   }

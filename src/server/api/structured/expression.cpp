@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/hex.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -150,16 +151,16 @@ Expression::Node Expression::choice(std::vector<Node> options) {
   return add(std::move(part));
 }
 
-// Merges nested repeats if the counts leave no gap: (x?){9} is x{0,9}, ((x*)*)* is x*.
+// Merges nested repeats if the counts leave no gap: (x?){9} is x{0,9}, ((x*)*)* is x*. Limits whose
+// product exceeds 64 bits stay nested, and the budget refuses them.
 Expression::Node Expression::repeat(Node what, int64_t least, int64_t most) {
   if (least == 1 && most == 1) return what;
   const Part& inner = parts_[static_cast<size_t>(what)];
   if (inner.kind == Part::Kind::repeat && inner.least <= 1 && inner.most != 0 && most != 0) {
-    constexpr int64_t kFar = int64_t{1} << 31;
-    const auto product = [](int64_t a, int64_t b) {
-      return a < 0 || b < 0 ? -1 : a > kFar || b > kFar ? -1 : a * b;
-    };
-    return repeat(inner.parts[0], inner.least * least, product(inner.most, most));
+    int64_t product = -1;
+    const bool endless = inner.most < 0 || most < 0;
+    if (endless || !__builtin_mul_overflow(inner.most, most, &product))
+      return repeat(inner.parts[0], inner.least * least, product);
   }
   Part part{Part::Kind::repeat, {}, {what}};
   part.least = least;

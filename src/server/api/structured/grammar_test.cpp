@@ -332,6 +332,28 @@ TEST(Patterns, MeanWhatEcmaSays) {
   }
 }
 
+TEST(Patterns, WithCountsBeyondAllBudgetsAreTooLarge) {
+  for (const char* pattern :
+       {"^a{1000000001}$", "^a{0,99999999999999999999}$", "^a{99999999999999999999,}$"})
+    for (const bool strict : {false, true})
+      EXPECT_NE(Compiled(text_schema(pattern), strict)
+                    .error.find("is too large: it has a repetition count above 1000000000"),
+                std::string::npos)
+          << pattern;
+  const std::string far = "{0,1000000000}";
+  const std::vector<std::string> patterns = {
+      "^a" + far + "$", "^(((a?){100000}){100000}){2}$",
+      "^(((a" + far + ")" + far + ")" + far + ")" + far + "$"};
+  for (const std::string& pattern : patterns)
+    EXPECT_NE(Compiled(text_schema(pattern)).error.find("is too large: compiling it takes"),
+              std::string::npos)
+        << pattern;
+  const Compiled small(text_schema("^(((a?){2}){3}){4}$"), true);
+  EXPECT_TRUE(small.takes('"' + repeated("a", 24) + '"'));
+  EXPECT_FALSE(small.takes('"' + repeated("a", 25) + '"'));
+  EXPECT_TRUE(Compiled(text_schema("^((a?){100000})*$"), true).takes("\"aaa\""));
+}
+
 TEST(Patterns, KnowCharactersBeyondAscii) {
   EXPECT_TRUE(Compiled(text_schema("^[а-я]{3}$")).takes("\"мир\""));
   EXPECT_FALSE(Compiled(text_schema("^[а-я]{3}$")).takes("\"мiр\""));
@@ -388,30 +410,30 @@ TEST(ToolForms, ASchemaBeyondTheBudgetFreesItsToolsArgumentsOnly) {
   EXPECT_EQ(strict.error().status, 400);
   EXPECT_NE(strict.error().message.find("too large"), std::string::npos) << strict.error().message;
 
-  const auto json = calls_of(large, false, Dialect::Calls::json);
-  ASSERT_TRUE(json.ok()) << json.error().message;
+  const auto hermes = calls_of(large, false, Dialect::Calls::hermes);
+  ASSERT_TRUE(hermes.ok()) << hermes.error().message;
   const auto object = [](const std::string& name, const std::string& arguments) {
     return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments +
            "}\n</tool_call>";
   };
-  EXPECT_TRUE(takes(json, object("big", R"({"x":[1]})")));
-  EXPECT_FALSE(takes(json, object("big", "7")));
-  EXPECT_FALSE(takes(json, object("other", "{}")));
-  EXPECT_TRUE(takes(json, object("small", R"({"n":7})")));
-  EXPECT_FALSE(takes(json, object("small", R"({"n":"7"})")));
+  EXPECT_TRUE(takes(hermes, object("big", R"({"x":[1]})")));
+  EXPECT_FALSE(takes(hermes, object("big", "7")));
+  EXPECT_FALSE(takes(hermes, object("other", "{}")));
+  EXPECT_TRUE(takes(hermes, object("small", R"({"n":7})")));
+  EXPECT_FALSE(takes(hermes, object("small", R"({"n":"7"})")));
 
-  const auto pairs = calls_of(large, false, Dialect::Calls::key_value);
-  ASSERT_TRUE(pairs.ok()) << pairs.error().message;
+  const auto argkv = calls_of(large, false, Dialect::Calls::argkv);
+  ASSERT_TRUE(argkv.ok()) << argkv.error().message;
   const auto lines = [](const std::string& name, const std::string& key, const std::string& value) {
     return "<tool_call>" + name + "\n<arg_key>" + key + "</arg_key>\n<arg_value>" + value +
            "</arg_value>\n</tool_call>";
   };
-  EXPECT_TRUE(takes(pairs, lines("big", "any", "thing")));
-  EXPECT_TRUE(takes(pairs, "<tool_call>big\n</tool_call>"));
-  EXPECT_FALSE(takes(pairs, lines("other", "a", "x")));
-  EXPECT_TRUE(takes(pairs, lines("small", "n", "7")));
-  EXPECT_FALSE(takes(pairs, lines("small", "n", "seven")));
-  EXPECT_FALSE(takes(pairs, "<tool_call>smaller\n</tool_call>"));
+  EXPECT_TRUE(takes(argkv, lines("big", "any", "thing")));
+  EXPECT_TRUE(takes(argkv, "<tool_call>big\n</tool_call>"));
+  EXPECT_FALSE(takes(argkv, lines("other", "a", "x")));
+  EXPECT_TRUE(takes(argkv, lines("small", "n", "7")));
+  EXPECT_FALSE(takes(argkv, lines("small", "n", "seven")));
+  EXPECT_FALSE(takes(argkv, "<tool_call>smaller\n</tool_call>"));
 }
 
 TEST(ToolForms, FreeParametersStayFree) {

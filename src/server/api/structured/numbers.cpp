@@ -33,7 +33,7 @@ std::strong_ordering compared(const Decimal& a, const Decimal& b) {
   return a.fraction.compare(b.fraction) <=> 0;
 }
 
-Decimal trimmed(Decimal out) {
+Decimal without_zeros(Decimal out) {
   out.digits.erase(0, std::min(out.digits.find_first_not_of('0'), out.digits.size()));
   if (out.digits.empty()) out.digits = "0";
   while (out.fraction.ends_with('0')) out.fraction.pop_back();
@@ -85,7 +85,7 @@ std::optional<Decimal> Decimal::of(const Json& value) {
     out.fraction.insert(out.fraction.begin(), out.digits.empty() ? '0' : out.digits.back());
     if (!out.digits.empty()) out.digits.pop_back();
   }
-  return trimmed(std::move(out));
+  return without_zeros(std::move(out));
 }
 
 bool operator<(const Decimal& a, const Decimal& b) {

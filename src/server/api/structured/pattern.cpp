@@ -3,6 +3,7 @@
 
 #include <cctype>
 
+#include "base/hex.h"
 #include "text/unicode.h"
 
 namespace braid::server {
@@ -13,7 +14,7 @@ using Node = Expression::Node;
 using Ranges = std::vector<Expression::Range>;
 
 constexpr int kMaxGroups = 200;
-constexpr int64_t kMaxRepeats = 1'000'000'000;
+constexpr int64_t kMaxRepeats = 1'000'000'000;  // of one count; the budget allows far fewer
 
 const Ranges kDigits = {{'0', '9'}};
 const Ranges kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
@@ -25,8 +26,8 @@ const Ranges kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 class Reader {
  public:
-  Reader(Expression& out, std::string_view text, std::string& why)
-      : out_(out), text_(text), why_(why) {}
+  Reader(Expression& out, std::string_view text, PatternFault& fault)
+      : out_(out), text_(text), why_(fault.why), fault_(fault) {}
 
   std::optional<Node> whole() {
     const Node anything = out_.repeat(out_.characters({{0, 0x10FFFF}}), 0, -1);
@@ -139,13 +140,8 @@ class Reader {
   }
 
   std::optional<char32_t> hex(size_t digits) {
-    char32_t value = 0;
-    for (size_t i = 0; i < digits; ++i, ++at_) {
-      if (at_ >= text_.size() || std::isxdigit(static_cast<unsigned char>(text_[at_])) == 0)
-        return std::nullopt;
-      const char c = text_[at_];
-      value = value * 16 + static_cast<char32_t>(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
-    }
+    const auto value = hex_number(text_, at_, digits);
+    if (value) at_ += digits;
     return value;
   }
 
@@ -219,12 +215,11 @@ class Reader {
     } else if (take('?')) {
       most = 1;
     } else if (take('{')) {
-      if (!count(least)) return fail("a repetition without a count");
+      if (!count(least)) return out_.nothing();
       most = least;
       if (take(',')) {
         most = -1;
-        if (at_ < text_.size() && text_[at_] != '}' && !count(most))
-          return fail("a repetition without a count");
+        if (at_ < text_.size() && text_[at_] != '}' && !count(most)) return out_.nothing();
       }
       if (!take('}')) return fail("a repetition that is not closed");
       if (most >= 0 && most < least) return fail("a repetition whose counts are out of order");
@@ -235,25 +230,33 @@ class Reader {
     return out_.repeat(what, least, most);
   }
 
+  // False if there is no count, or one beyond all budgets.
   bool count(int64_t& out) {
-    size_t digits = 0;
+    const size_t begin = at_;
     for (out = 0; at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])) != 0;
-         ++at_, ++digits)
-      out = std::min(kMaxRepeats, out * 10 + (text_[at_] - '0'));
-    return digits > 0;
+         ++at_) {
+      out = out * 10 + (text_[at_] - '0');
+      if (out <= kMaxRepeats) continue;
+      fail("a repetition count above " + std::to_string(kMaxRepeats));
+      fault_.too_large = true;
+      return false;
+    }
+    if (at_ == begin) fail("a repetition without a count");
+    return at_ > begin;
   }
 
   Expression& out_;
   std::string_view text_;
   std::string& why_;
+  PatternFault& fault_;
   size_t at_ = 0;
 };
 
 }  // namespace
 
-std::optional<Node> read_pattern(Expression& out, std::string_view pattern, std::string& why) {
-  why.clear();
-  return Reader(out, pattern, why).whole();
+std::optional<Node> read_pattern(Expression& out, std::string_view pattern, PatternFault& fault) {
+  fault = {};
+  return Reader(out, pattern, fault).whole();
 }
 
 }  // namespace braid::server

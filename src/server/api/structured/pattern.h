@@ -12,8 +12,13 @@
 
 namespace braid::server {
 
-// Empty if something else is used, named in `why`.
+struct PatternFault {
+  std::string why;         // what the pattern has
+  bool too_large = false;  // what it has is supported, but beyond every budget
+};
+
+// Empty with its fault, or if the budget is used up.
 std::optional<Expression::Node> read_pattern(Expression& out, std::string_view pattern,
-                                             std::string& why);
+                                             PatternFault& fault);
 
 }  // namespace braid::server

@@ -125,7 +125,7 @@ std::string describe(const Generation& generation, const ServedModel& model, con
     out.push_back(generation.parallel_calls);
     const Dialect& dialect = model.abilities.dialect;
     out.push_back(Json::array(
-        {call_form_name(dialect.calls), dialect.between_calls, dialect.pairs_in_lines}));
+        {call_form_name(dialect.calls), dialect.between_calls, dialect.argkv_in_lines}));
   }
   return json_literal(out);
 }

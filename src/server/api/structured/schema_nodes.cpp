@@ -190,13 +190,15 @@ const Automaton* SchemaNodes::pattern(const std::string& expression, Spelling sp
   const auto [known, added] = patterns_.try_emplace({expression, spelling});
   if (added) {
     Expression tree(budget_);
-    std::string why;
-    const auto root = read_pattern(tree, expression, why);
+    PatternFault fault;
+    const auto root = read_pattern(tree, expression, fault);
     const std::string name = "the pattern " + shown(expression);
     if (root)
       known->second = tree.compile(*root, spelling);
+    else if (fault.too_large)
+      fail(name + " is too large: it has " + fault.why);
     else if (!budget_.used_up() && strict_)
-      fail(name + " is not supported: it has " + why);
+      fail(name + " is not supported: it has " + fault.why);
     if (budget_.used_up()) fail(budget_.sentence(name));
   }
   return known->second ? &*known->second : nullptr;

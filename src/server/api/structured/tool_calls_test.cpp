@@ -340,7 +340,7 @@ TEST(ToolCalls, TextsAreHeldToPatternsFormatsAndLengths) {
       // other types are unconstrained
       {R"({"type":["string","integer"],"maxLength":1})", {"xyz", "12"}, {}},
   };
-  for (const Dialect::Calls calls : {Dialect::Calls::xml, Dialect::Calls::key_value}) {
+  for (const Dialect::Calls calls : {Dialect::Calls::xml, Dialect::Calls::argkv}) {
     for (const auto& [schema, good, bad] : kCases) {
       const std::string all = R"({"type":"object","properties":{"v":)" + std::string(schema) + "}}";
       const Prepared full("", AnswerPolicy::ToolForm::full, tool_of(all, true), calls);
@@ -379,7 +379,7 @@ TEST(ToolCalls, ATagInsideAStringEndsNoValue) {
   const std::string tools =
       tool_of(R"({"type":"object","properties":{"a":{"type":"array"},"o":{"type":"object"},
       "e":{"enum":["x</arg_value>y","z"]}}})");
-  const Prepared pairs("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::key_value);
+  const Prepared argkv("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::argkv);
   const auto pair = [](const std::string& key, const std::string& value) {
     return "<arg_key>" + key + "</arg_key>\n<arg_value>" + value + "</arg_value>\n";
   };
@@ -388,36 +388,37 @@ TEST(ToolCalls, ATagInsideAStringEndsNoValue) {
     const std::string object = R"({"k": )" + std::string(list) + "}";
     const std::string text =
         "<tool_call>f\n" + pair("a", list) + pair("o", object) + "</tool_call>";
-    EXPECT_TRUE(pairs.may_be(text)) << text;
-    EXPECT_EQ(pairs.read_as(text),
+    EXPECT_TRUE(argkv.may_be(text)) << text;
+    EXPECT_EQ(argkv.read_as(text),
               R"([f]{"a": )" + std::string(list) + R"(, "o": )" + object + "}");
   }
-  EXPECT_FALSE(pairs.may_be("<tool_call>f\n" + pair("e", "x</arg_value>y") + "</tool_call>"));
-  EXPECT_TRUE(pairs.may_be("<tool_call>f\n" + pair("e", "z") + "</tool_call>"));
+  EXPECT_FALSE(argkv.may_be("<tool_call>f\n" + pair("e", "x</arg_value>y") + "</tool_call>"));
+  EXPECT_TRUE(argkv.may_be("<tool_call>f\n" + pair("e", "z") + "</tool_call>"));
 }
 
 TEST(ToolCalls, OtherDialectsAreTypedAlike) {
   const std::string tools = tool_of(
       R"({"type":"object","properties":{"c":{"$ref":"#/$defs/C"},"n":{"type":"integer"}},"required":["c"],"$defs":{"C":{"enum":["red","blue"]}}})");
-  const Prepared pairs("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::key_value);
+  const Prepared argkv("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::argkv);
   const auto pair = [](const std::string& key, const std::string& value) {
     return "<arg_key>" + key + "</arg_key>\n<arg_value>" + value + "</arg_value>\n";
   };
   const std::string told = "<tool_call>f\n" + pair("n", "3") + pair("c", "red") + "</tool_call>";
-  EXPECT_TRUE(pairs.may_be(told));
-  EXPECT_EQ(pairs.read_as(told), R"([f]{"n": 3, "c": "red"})");
-  EXPECT_FALSE(pairs.may_be("<tool_call>f\n" + pair("c", "\"red\"") + "</tool_call>"));
-  EXPECT_TRUE(pairs.may_be("The <tool_call> tag, and `<tool_call>f</tool_call>`."));
-  EXPECT_EQ(pairs.read_as("```\n" + told + "\n```"), "```\n" + told + "\n```");
-  EXPECT_TRUE(pairs.may_be("```\n" + told + "\n```"));
-  const Prepared json("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::json);
+  EXPECT_TRUE(argkv.may_be(told));
+  EXPECT_EQ(argkv.read_as(told), R"([f]{"n": 3, "c": "red"})");
+  EXPECT_FALSE(argkv.may_be("<tool_call>f\n" + pair("c", "\"red\"") + "</tool_call>"));
+  EXPECT_TRUE(argkv.may_be("The <tool_call> tag, and `<tool_call>f</tool_call>`."));
+  EXPECT_EQ(argkv.read_as("```\n" + told + "\n```"), "```\n" + told + "\n```");
+  EXPECT_TRUE(argkv.may_be("```\n" + told + "\n```"));
+  const Prepared hermes("", AnswerPolicy::ToolForm::full, tools, Dialect::Calls::hermes);
   const std::string object =
       "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 3, \"c\": \"red\"}}\n</tool_call>";
-  EXPECT_TRUE(json.may_be(object));
-  EXPECT_EQ(json.read_as(object), R"([f]{"n": 3, "c": "red"})");
-  EXPECT_TRUE(json.may_be("```json\n" + object + "\n```\nSo."));
-  EXPECT_EQ(json.read_as("```json\n" + object + "\n```\nSo."), "```json\n" + object + "\n```\nSo.");
-  EXPECT_EQ(json.read_as("Hm.\n" + object + "\n</tool_call>\nSo."),
+  EXPECT_TRUE(hermes.may_be(object));
+  EXPECT_EQ(hermes.read_as(object), R"([f]{"n": 3, "c": "red"})");
+  EXPECT_TRUE(hermes.may_be("```json\n" + object + "\n```\nSo."));
+  EXPECT_EQ(hermes.read_as("```json\n" + object + "\n```\nSo."),
+            "```json\n" + object + "\n```\nSo.");
+  EXPECT_EQ(hermes.read_as("Hm.\n" + object + "\n</tool_call>\nSo."),
             "Hm.[f]{\"n\": 3, \"c\": \"red\"}\n\nSo.");
 }
 
