@@ -158,7 +158,8 @@ bool Engine::run_whole(Step& step, Clock::time_point begin) {
   propose(step.plan);
   const Clock::time_point proposed = Clock::now();
   if (options_.hooks.fault != TestHooks::Fault::none && stats_.steps == options_.hooks.fault_step)
-    devices_->last().fail_on_purpose(options_.hooks.fault == TestHooks::Fault::lasting);
+    devices_->at(options_.hooks.fault_device)
+        .fail_on_purpose(options_.hooks.fault == TestHooks::Fault::lasting);
   if (const Status queued = runner_->queue(step); !queued.ok()) fail_all(queued.error());
   const Clock::time_point queued = Clock::now();
   events_.deliver();

@@ -190,8 +190,7 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
     if (last) add_row(MemoryUse::logits, pool, StepOutputs::bytes(logit_rows, config.vocabulary));
     add_row(MemoryUse::workspaces, pool,
             expected_workspaces(devices.at(index), workspace_needs(options, model)));
-    if (ranks_.size() > 1)
-      add_row(MemoryUse::exchange, pool, model.exchange_bytes(step_sizes()));
+    if (ranks_.size() > 1) add_row(MemoryUse::exchange, pool, model.exchange_bytes(step_sizes()));
   }
   const bool runs_drafters =
       options.spec_type.has(SpecType::dflash) || options.spec_type.has(SpecType::mtp);

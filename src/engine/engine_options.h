@@ -19,6 +19,7 @@ struct TestHooks {
   enum class Fault : uint8_t { none, passing, lasting };
   Fault fault = Fault::none;  // the device fails in step `fault_step`
   uint64_t fault_step = 0;
+  int32_t fault_device = 0;  // of Devices
 };
 
 // Drafters, see draft/: prompt lookup, the model's own head, a drafter with its own file.

@@ -40,7 +40,11 @@ std::optional<std::vector<int32_t>> cut_trunk(const TrunkNeeds& needs,
   BRAID_CHECK(!stages.empty());
   if (stages.size() > layers) return std::nullopt;
   const Sums sums(needs.layers);
-  const auto time_of = [&](size_t stage, size_t begin, size_t end) {
+  // Time and share of the room that a stage takes.
+  struct Taken {
+    double time = kNever, share = 0;
+  };
+  const auto taken_by = [&](size_t stage, size_t begin, size_t end) -> Taken {
     LayerNeeds n = sums.range(begin, end);
     const auto add = [&](const LayerNeeds& more) {
       n.fixed_bytes += more.fixed_bytes;
@@ -51,29 +55,36 @@ std::optional<std::vector<int32_t>> cut_trunk(const TrunkNeeds& needs,
     if (stage + 1 == stages.size()) add(needs.last);
     const double bytes = static_cast<double>(n.fixed_bytes) +
                          static_cast<double>(n.block_bytes) * static_cast<double>(blocks);
-    if (bytes > static_cast<double>(stages[stage].bytes)) return kNever;
-    return static_cast<double>(n.read_bytes) / stages[stage].rate;
+    const auto room = static_cast<double>(stages[stage].bytes);
+    if (bytes > room) return {};
+    return {static_cast<double>(n.read_bytes) / stages[stage].rate, bytes / std::max(room, 1.0)};
   };
-  // best[s][l]: the first s + 1 stages have the first l layers. Of equal maxima the least sum.
+  // best[s][l]: the first s + 1 stages have the first l layers. Of equal times the one that leaves
+  // every stage the largest share of its room.
   struct Best {
-    double value = kNever, sum = kNever;
+    double value = kNever, share = 0;
     size_t begin = 0;
+    bool operator<(const Best& other) const {
+      if (value == kNever || std::abs(value - other.value) > 1e-9 * value)
+        return value < other.value;
+      return share < other.share;
+    }
   };
   std::vector<std::vector<Best>> best(stages.size(), std::vector<Best>(layers + 1));
   for (size_t end = 1; end <= layers; ++end) {
-    const double time = time_of(0, 0, end);
-    best[0][end] = {time, time, 0};
+    const Taken taken = taken_by(0, 0, end);
+    best[0][end] = {taken.time, taken.share, 0};
   }
   for (size_t stage = 1; stage < stages.size(); ++stage) {
     for (size_t end = stage + 1; end <= layers; ++end) {
       for (size_t begin = stage; begin < end; ++begin) {
         const Best& before = best[stage - 1][begin];
-        const double time = time_of(stage, begin, end);
-        if (before.value == kNever || time == kNever) continue;
-        const double sum = before.sum + time;
-        const double value = purpose == CutFor::one ? sum : std::max(before.value, time);
-        Best& b = best[stage][end];
-        if (value < b.value || (value == b.value && sum < b.sum)) b = {value, sum, begin};
+        const Taken taken = taken_by(stage, begin, end);
+        if (before.value == kNever || taken.time == kNever) continue;
+        const Best tried = {
+            purpose == CutFor::one ? before.value + taken.time : std::max(before.value, taken.time),
+            std::max(before.share, taken.share), begin};
+        if (tried < best[stage][end]) best[stage][end] = tried;
       }
     }
   }

@@ -30,8 +30,9 @@ enum class CutFor : uint8_t {
   many,  // enough requests to keep all stages busy: the least maximum
 };
 
-// First layer of each stage, the first 0; nothing if `blocks` KV blocks fit with no cut. Exact by
-// dynamic programming: O(layers^2 stages).
+// First layer of each stage, the first 0; nothing if `blocks` KV blocks fit with no cut. Of equal
+// times it takes a cut that leaves much room in every stage. Exact in time by dynamic programming:
+// O(layers^2 stages).
 std::optional<std::vector<int32_t>> cut_trunk(const TrunkNeeds& needs,
                                               std::span<const StageRoom> stages, int64_t blocks,
                                               CutFor purpose);

@@ -81,7 +81,7 @@ TEST_F(Man, SaysRangeDefaultAndVariable) {
   EXPECT_NE(serve.find("\\fB\\-\\-parallel\\fR \\fIN\\fR\n"), serve.npos);
   EXPECT_NE(serve.find("from 1 to 4096; default: 4; variable: \\fBBRAID_PARALLEL\\fR)"),
             serve.npos);
-  EXPECT_NE(serve.find("\\fB\\-\\-device\\fR auto|cuda|cpu|ref\n"), serve.npos);
+  EXPECT_NE(serve.find("\\fB\\-\\-split\\fR none|layer|tensor|auto\n"), serve.npos);
   EXPECT_NE(page("completion").find(" \\fIshell\\fR\n"), std::string::npos);
 }
 

@@ -68,7 +68,7 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
   }
 
   std::unique_ptr<Engine> start(EngineOptions options) const {
-    options.device = "cuda";
+    if (options.device == "cpu") options.device = "cuda";
     if (options.context_tokens == 0) options.context_tokens = 2048;
     auto engine = Engine::create(*file, options);
     EXPECT_TRUE(engine.ok()) << (engine.ok() ? "" : engine.error().message);
@@ -215,12 +215,12 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuEngine, ::testing::ValuesIn(kSubjects),
 class GpuFaults : public GpuEngine {
  protected:
   // Three requests and a waiting one; the device fails in step 6. Returns the errors found.
-  std::string run(TestHooks::Fault fault) {
+  std::string run(TestHooks::Fault fault, const EngineOptions& base = {}) {
     std::string wrong;
     const auto expect = [&](bool holds, const std::string& what) {
       if (!holds) wrong += what + "; ";
     };
-    EngineOptions options;
+    EngineOptions options = base;
     options.max_sequences = 3;
     Reader good, broken, other;
     const auto ask = [&](Engine& engine, Reader& reader) {
@@ -279,6 +279,20 @@ class GpuFaults : public GpuEngine {
 
 TEST_P(GpuFaults, AFailedLaunchEndsItsEnginesRequestsOnly) {
   EXPECT_EQ(run(TestHooks::Fault::passing), "");
+}
+
+// Two stages or ranks on one GPU; either fails.
+TEST_P(GpuFaults, AFailedLaunchOfAnyDeviceEndsItsEnginesRequests) {
+  for (const Split split : {Split::layer, Split::tensor}) {
+    for (const int32_t device : {0, 1}) {
+      EngineOptions options;
+      options.device = "cuda:0,cuda:0";
+      options.split = split;
+      options.hooks.fault_device = device;
+      EXPECT_EQ(run(TestHooks::Fault::passing, options), "")
+          << (split == Split::layer ? "stage " : "rank ") << device;
+    }
+  }
 }
 
 // The process cannot use the GPU afterwards, so a child process runs the test.
