@@ -1,8 +1,6 @@
 // decoder_load.cpp -- from the described weights to loaded parts of stages and ranks.
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "model/decoder_model.h"
 #include "model/shard_map.h"
 #include "model/shard_weights.h"
@@ -34,13 +32,6 @@ Status DecoderModel::make_shards() {
   blocks.mtp.clear();
   BRAID_ASSIGN(const ShardMap map, ShardMap::make(trunk, blocks, split_.ranks, split_.rank_ratio));
   for (int32_t rank = 0; rank < split_.ranks; ++rank) {
-    for (size_t i = 0; i < config_.layers.size(); ++i) {
-      const FeedForwardConfig& f = config_.layers[i].feed_forward;
-      if (f.is_moe() && map.layer(rank, i).experts.count != f.experts)
-        return Error{ErrorKind::unsupported,
-                     fmt::format("{} devices cannot share the columns of experts that are {} wide",
-                                 split_.ranks, f.expert_width)};
-    }
     auto shard_of = std::make_unique<Shard>(file_);
     shard_of->config = map.config(rank);
     shard_of->config.vocabulary = config_.vocabulary;

@@ -108,6 +108,7 @@ class Sharding {
     if (!from.router) return;
     to.router = from.router;
     vector(to.route_bias, from.route_bias);
+    to.first_expert = static_cast<int32_t>(s.experts.first);
     take_rows(to.gate, experts_of(from.gate, s.experts), s.hidden);
     take_rows(to.up, experts_of(from.up, s.experts), s.hidden);
     take_columns(to.down, experts_of(from.down, s.experts), s.hidden);

@@ -13,7 +13,7 @@ ColumnBlocks column_blocks(const ModelWeights& weights);
 
 // Describes a rank's weights in `out`, which is empty. `whole` is described, not loaded, must
 // outlive `out`, and `map` was made from its configuration and column_blocks().
-// - Of a stack of experts, expert 0 is LayerShard::experts.first; the router's ids are of all.
+// - Stacks have LayerShard::experts, from MoeBlock::first_expert on; the router's ids are of all.
 // - Vectors are copied: conv, a and dt in local order, the others whole.
 // - The token table and the output matrix begin at ShardMap::vocabulary(rank). Row i of the draft
 //   matrix is slot i * ranks + rank.

@@ -289,7 +289,7 @@ class SplitRun {
         const FeedForwardConfig& c = map_.config(r).layers[i].feed_forward;
         const BlockNorm norm{w.ffn_norm, config.eps};
         if (c.is_moe()) {
-          run_experts(y, normed, norm, w.moe, c, map_.layer(r, i).experts);
+          run_experts(y, normed, norm, w.moe, c);
         } else {
           mlp_block(ops_, y, normed, norm, w.mlp, {tensor(c.width)}, {y});
         }
@@ -355,22 +355,14 @@ class SplitRun {
     attention_out(ops_, {y}, w, scratch);
   }
 
-  // Experts of other ranks count as this rank's first one with a weight of 0.
   void run_experts(Tensor y, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
-                   const FeedForwardConfig& c, RowRun experts) {
+                   const FeedForwardConfig& c) {
     const Tensor logits = tensor(c.experts), weights = tensor(c.experts_used);
     const Tensor ids = tensor(c.experts_used, DType::i32);
     const LinearPart router[] = {{&w.router, nullptr, logits}};
     ops_.norm_linear(router, normed, y, norm.weight, norm.eps);
     ops_.moe_route(ids, weights, logits,
                    {c.experts, c.experts_used, c.score, w.route_bias, c.scale});
-    auto* id = static_cast<int32_t*>(ids.data);
-    for (int64_t i = 0; i < ids.rows * ids.cols; ++i) {
-      const int64_t local = id[i] - experts.first;
-      const bool here = local >= 0 && local < experts.count;
-      if (!here) weights.f32()[i] = 0;
-      id[i] = here ? static_cast<int32_t>(local) : 0;
-    }
     ops_.moe_ffn(y, normed, ids, weights, w.view());
   }
 

@@ -23,7 +23,12 @@ void release_pages(const GgufFile& file, const Weight& w) {
 }  // namespace
 
 MoeWeights MoeBlock::view() const {
-  MoeWeights w{&gate, &up, &down, nullptr, nullptr, nullptr, nullptr};
+  MoeWeights w;
+  w.gate = &gate;
+  w.up = &up;
+  w.down = &down;
+  w.first_expert = first_expert;
+  w.all_experts = static_cast<int32_t>(router.n);
   if (shared_gate) {
     w.shared_gate = &shared_gate;
     w.shared_up = &shared_up;
@@ -154,14 +159,16 @@ Status ModelWeights::load(std::span<Device* const> devices, bool releases,
 ModelWeights::LayerBytes ModelWeights::layer_bytes(size_t layer, const ModelConfig& config,
                                                    const WeightBytes& bytes_of) {
   const FeedForwardConfig& ffn = config.layers[layer].feed_forward;
+  const MoeBlock& moe = layers[layer].moe;
   LayerBytes bytes;
   for (const Weight* w : layers[layer].matrices()) {
     if (!*w) continue;
     const size_t all = bytes_of(*w);
+    const bool chosen = w == &moe.gate || w == &moe.up || w == &moe.down;
     bytes.all += all;
-    bytes.read += w->experts == 1 ? all
-                                  : all / static_cast<size_t>(ffn.experts) *
-                                        static_cast<size_t>(ffn.experts_used);
+    bytes.read +=
+        chosen ? all / static_cast<size_t>(ffn.experts) * static_cast<size_t>(ffn.experts_used)
+               : all;
   }
   return bytes;
 }

@@ -46,9 +46,10 @@ struct MlpBlock {
 struct MoeBlock {
   Weight router;                      // [Nx, E]
   const float* route_bias = nullptr;  // [Nx]; null: none
-  Weight gate;                        // [Nx][Fe, E]
-  Weight up;                          // [Nx][Fe, E]
-  Weight down;                        // [Nx][E, Fe]
+  Weight gate;                        // [Nx or less][Fe, E]
+  Weight up;                          // the same
+  Weight down;                        // [Nx or less][E, Fe]
+  int32_t first_expert = 0;           // of these stacks
   Weight shared_gate;                 // [Fs, E]; empty without a shared expert
   Weight shared_up;
   Weight shared_down;
@@ -116,7 +117,7 @@ class ModelWeights {
   size_t loaded_bytes(int32_t stage);
   struct LayerBytes {
     size_t all = 0;
-    size_t read = 0;  // for one token; of experts only the used ones
+    size_t read = 0;  // for one token; of experts only the used ones, a rank's share of them
   };
   LayerBytes layer_bytes(size_t layer, const ModelConfig& config, const WeightBytes& bytes_of);
   // Loads each stage to its device. `releases`: the file's pages are not needed again. Errors:

@@ -118,14 +118,27 @@ struct RouteParams {
 inline constexpr float kLeastRouteSum = 0x1p-14f;
 
 struct MoeWeights {
-  const Weight* gate = nullptr;         // [Nx][Fe, E]
-  const Weight* up = nullptr;           // [Nx][Fe, E]
-  const Weight* down = nullptr;         // [Nx][E, Fe]
+  const Weight* gate = nullptr;         // [Nx or less][Fe, E]
+  const Weight* up = nullptr;           // the same
+  const Weight* down = nullptr;         // [Nx or less][E, Fe]
   const Weight* shared_gate = nullptr;  // [Fs, E]; null: no shared expert
   const Weight* shared_up = nullptr;
   const Weight* shared_down = nullptr;
   // [E]: the shared expert's output is multiplied by sigmoid(shared_scale . x). Null: by 1.
   const float* shared_scale = nullptr;
+  // The stacks gate, up and down may have a part of the experts that ids name: gate->experts of
+  // them, entry 0 is first_expert. Other experts are on other ranks and contribute nothing.
+  int32_t first_expert = 0;
+  int32_t all_experts = 0;  // Nx, that of RouteParams; 0: as many as the stacks have
+
+  int64_t routed() const { return all_experts > 0 ? all_experts : gate->experts; }
+  bool whole() const { return gate->experts == routed(); }
+  // Its entry in the stacks, or -1: on another rank.
+  int64_t entry_of(int32_t expert) const {
+    BRAID_CHECK(expert >= 0 && expert < routed());
+    const int64_t entry = int64_t{expert} - first_expert;
+    return entry >= 0 && entry < gate->experts ? entry : -1;
+  }
 };
 
 inline constexpr int32_t kMostTopK = 128;
@@ -249,8 +262,8 @@ class Ops {
   // ids [T, used] i32, weights [T, used] f32, logits [T, experts]
   virtual void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) = 0;
 
-  // y[t] += sum_j weights[t, j] down_e(silu(gate_e x) * up_e x), e = ids[t, j] ascending; then the
-  // shared expert. y, x [T, E]
+  // y[t] += sum_j weights[t, j] down_e(silu(gate_e x) * up_e x), e = ids[t, j] ascending, of those
+  // that the stacks have; then the shared expert, if any. y, x [T, E]
   virtual void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) = 0;
 
   virtual void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,

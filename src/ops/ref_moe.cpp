@@ -76,8 +76,8 @@ void RefOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWe
     std::sort(order.begin(), order.end(),
               [&](int64_t a, int64_t b) { return expert[a] < expert[b]; });
     for (int64_t j : order) {
-      BRAID_CHECK(expert[j] >= 0 && expert[j] < w.gate->experts);
-      add_expert(sum, weights.f32(t)[j], *w.gate, *w.up, *w.down, expert[j], input);
+      const int64_t entry = w.entry_of(expert[j]);
+      if (entry >= 0) add_expert(sum, weights.f32(t)[j], *w.gate, *w.up, *w.down, entry, input);
     }
     if (w.shared_gate != nullptr) {
       const double scale =

@@ -1,9 +1,9 @@
 // moe.cpp -- routing, and the products of experts.
 //
-// moe_ffn sorts (row, expert) pairs by expert, ascending, into slots; slots of the shared expert
-// come last. Region 1 quantizes x once per row and fills hidden[slot] = silu(gate x) * up x. Region
-// 2 quantizes hidden and adds the down products. One worker owns a row group of y for all experts,
-// so a row's sum always runs in expert order.
+// moe_ffn sorts (row, expert) pairs by expert, ascending, into slots, without those of other ranks'
+// experts; slots of the shared expert come last. Region 1 quantizes x once per row and fills
+// hidden[slot] = silu(gate x) * up x. Region 2 quantizes hidden and adds the down products. One
+// worker owns a row group of y for all experts, so a row's sum always runs in expert order.
 
 #include "ops/cpu/moe.h"
 
@@ -130,42 +130,47 @@ struct DownSum {
   }
 };
 
-void sort_slots(Products::Impl& impl, const Tensor& ids, const Tensor& weights, int64_t tokens,
-                int64_t experts) {
-  const int64_t used = ids.cols;
+// Returns their number.
+int64_t sort_slots(Products::Impl& impl, const Tensor& ids, const Tensor& weights, int64_t tokens,
+                   const MoeWeights& w) {
+  const int64_t used = ids.cols, experts = w.gate->experts;
   int32_t* begin = impl.expert_begin;
   std::fill_n(begin, experts + 1, 0);
   for (int64_t t = 0; t < tokens; t++) {
     for (int64_t j = 0; j < used; j++) {
-      const int32_t e = ids_row(ids, t)[j];
-      BRAID_CHECK(e >= 0 && e < experts);
-      begin[e + 1]++;
+      const int64_t e = w.entry_of(ids_row(ids, t)[j]);
+      if (e >= 0) begin[e + 1]++;
     }
   }
   for (int64_t e = 0; e < experts; e++) begin[e + 1] += begin[e];
   // Placing moves each begin to its end; shifting back restores it.
   for (int64_t t = 0; t < tokens; t++) {
     for (int64_t j = 0; j < used; j++) {
-      const int32_t slot = begin[ids_row(ids, t)[j]]++;
+      const int64_t e = w.entry_of(ids_row(ids, t)[j]);
+      if (e < 0) continue;
+      const int32_t slot = begin[e]++;
       impl.slot_token[slot] = static_cast<int32_t>(t);
       impl.slot_weight[slot] = weights.f32(t)[j];
     }
   }
   for (int64_t e = experts; e > 0; e--) begin[e] = begin[e - 1];
   begin[0] = 0;
+  return begin[experts];
 }
 
 }  // namespace
 
 void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
   Impl& impl = *impl_;
-  const int64_t tokens = x.rows, experts = w.gate->experts, slots = tokens * ids.cols;
+  const int64_t tokens = x.rows, experts = w.gate->experts;
   const int64_t width = w.gate->n;
   const bool has_shared = w.shared_gate != nullptr;
   const int64_t hidden_width = has_shared ? std::max(width, w.shared_gate->n) : width;
-  BRAID_CHECK(tokens <= impl.max_tokens && slots <= impl.max_slots && experts <= impl.max_experts);
+  BRAID_CHECK(tokens <= impl.max_tokens && tokens * ids.cols <= impl.max_slots &&
+              experts <= impl.max_experts);
   BRAID_CHECK(hidden_width <= impl.expert_width && w.gate->k == x.cols && w.down->n == y.cols);
-  sort_slots(impl, ids, weights, tokens, experts);
+  const int64_t slots = sort_slots(impl, ids, weights, tokens, w);
+  if (slots == 0 && !has_shared) return;
 
   // Routed and shared experts differ in width, so each has its own view of `hidden`.
   const Tensor routed_hidden{impl.hidden, DType::f32, slots, width, width};
@@ -249,8 +254,9 @@ void Products::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
       }
     });
   };
-  down_region(routed_hidden, down_needs, std::span(impl.down_pieces, static_cast<size_t>(count)),
-              std::numeric_limits<int64_t>::max());
+  if (slots > 0)
+    down_region(routed_hidden, down_needs, std::span(impl.down_pieces, static_cast<size_t>(count)),
+                std::numeric_limits<int64_t>::max());
   if (has_shared) {
     down_region(shared_hidden, shared_down_needs, std::span(impl.down_pieces + count, 1), 0);
   }
