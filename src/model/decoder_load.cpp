@@ -50,6 +50,15 @@ Status DecoderModel::load(std::span<Device* const> devices, const StepSizes& siz
                           const ModelWeights::Progress& progress) {
   BRAID_CHECK(stages_.empty());
   BRAID_CHECK(static_cast<int32_t>(devices.size()) == config_.stages * ranks());
+  if (devices[0]->traits().own_memory) {  // GPUs have no kernels for parts of a stack
+    for (const auto& own : shards_)
+      for (const LayerWeights& layer : own->weights.layers)
+        if (layer.moe.gate && layer.moe.gate.experts != layer.moe.router.n)
+          return Error{ErrorKind::unsupported,
+                       fmt::format("{} GPUs cannot share this mixture by --split tensor: its "
+                                   "experts are too narrow to be divided; --split layer can",
+                                   ranks())};
+  }
   const auto count = static_cast<uint64_t>(ranks());
   for (int32_t rank = 0; rank < ranks(); ++rank) {
     std::vector<Device*> own;

@@ -455,13 +455,18 @@ Status CudaDevice::end_record(uint64_t key) {
   cudaGraph_t graph = nullptr;
   cudaError_t error = cudaStreamEndCapture(context_.stream, &graph);
   cudaGraphExec_t exec = nullptr;
+  // Other ranks' steps may still be recorded on this thread, which then must not allocate.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
   if (error == cudaSuccess) error = cudaGraphInstantiate(&exec, graph, 0);
+  cudaThreadExchangeStreamCaptureMode(&mode);
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // nothing ran, so this error is not a fault
     return health();
   }
   if (error != cudaSuccess) {
+    cudaGetLastError();
     context_.note(error, "recording a step");
     return health();
   }
