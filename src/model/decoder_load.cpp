@@ -1,4 +1,6 @@
 // decoder_load.cpp -- from the described weights to loaded parts of stages and ranks.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "model/decoder_model.h"
