@@ -66,8 +66,7 @@ class Engine {
   // The file must outlive the engine. Errors: corrupt, unsupported (the file), exhausted (does not
   // fit), invalid_argument (options).
   static Result<std::unique_ptr<Engine>> create(const GgufFile& file, const EngineOptions& options);
-  // With the given devices instead of those that `options` name; engines may share them. A stage for
-  // each.
+  // With the given devices instead of those that `options` name; engines may share them.
   static Result<std::unique_ptr<Engine>> create(const GgufFile& file, const EngineOptions& options,
                                                 std::shared_ptr<Devices> devices);
 

@@ -71,8 +71,8 @@ struct ModelConfig {
   // Layers with K and V of an attached drafter (Model::attach).
   std::vector<AttentionConfig> drafter;
   int64_t draft_vocabulary = 0;  // tokens that the head drafts from (Model::draft); 0: all
-  // Stages of the trunk (ops/devices.h), ascending over the layers. The first has the embedding, the
-  // last the output matrix, the MTP heads and the drafter's layers.
+  // Stages of the trunk (ops/devices.h), ascending over the layers. The first has the embedding,
+  // the last the output matrix, the MTP heads and the drafter's layers.
   int32_t stages = 1;
 
   int32_t count(LayerKind kind) const;

@@ -1,6 +1,6 @@
 // layers.h -- the building blocks of a layer, as straight-line functions over Ops.
-// A block norms `residual` [T, E] into `normed` [T, E], reads it, and gives its result to a BlockSum,
-// usually the residual. Scratch of blocks may overlap.
+// A block norms `residual` [T, E] into `normed` [T, E], reads it, and gives its result to a
+// BlockSum, usually the residual. Scratch of blocks may overlap.
 #pragma once
 
 #include "model/model.h"

@@ -86,7 +86,8 @@ struct OpTime {
 struct DeviceTraits {
   bool host_visible = true;   // the host may read and write allocate()d memory directly
   bool asynchronous = false;  // ops run after their call has returned, until synchronize()
-  // A row's bytes never depend on the other rows of its step, whatever DeviceOptions::deterministic.
+  // A row's bytes never depend on the other rows of its step, even without
+  // DeviceOptions::deterministic.
   bool rows_alone = true;
   bool own_memory = false;  // allocate()d memory is not the host's
   bool records = false;     // begin_record() works

@@ -303,7 +303,7 @@ void SequenceCache::load_state(int32_t slot, const std::byte* image) {
   if (!slot_copies_.empty()) slot_copies_[static_cast<size_t>(slot)] = last_load_;
 }
 
-// Combines adjacent blocks: add(cells, byte offset in the images, bytes of a block, blocks, device).
+// Combines adjacent blocks: add(cells, offset in the images, bytes of a block, blocks, device).
 template <typename Add>
 void SequenceCache::for_each_run(int32_t group, std::span<const int32_t> blocks, const Add& add) {
   const size_t image_bytes = block_bytes(group);
