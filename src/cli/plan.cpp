@@ -127,9 +127,8 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
   print_result("What fits at most:\n{}", context_table(file, options));
   if (options.plan_own_memory)
     print_result(
-        "\nAn estimate: activations and workspaces are those of the CPU's kernels. With q8_0 and "
-        "smaller\nformats a GPU takes about 4 KiB more for each token of one context. A desktop "
-        "takes some of\nthe card's memory. `braid inspect FILE` on the machine itself is exact.\n");
+        "\nAn estimate: activations and workspaces are those of the CPU's kernels. A desktop takes "
+        "some of\nthe card's memory. `braid inspect FILE` on the machine itself is exact.\n");
   return fits;
 }
 

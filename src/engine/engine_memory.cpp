@@ -188,8 +188,7 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
             own_sizes.slot_bytes(own, stage) + own_sizes.snapshot_bytes(own, stage));
     add_row(MemoryUse::activations, pool, activation_bytes(index, options, model, devices));
     if (last) add_row(MemoryUse::logits, pool, StepOutputs::bytes(logit_rows, config.vocabulary));
-    add_row(MemoryUse::workspaces, pool,
-            expected_workspaces(devices.at(index), workspace_needs(options, model)));
+    add_row(MemoryUse::workspaces, pool, planned_workspaces(options, model, devices.at(index)));
     if (ranks_.size() > 1) add_row(MemoryUse::exchange, pool, model.exchange_bytes(step_sizes()));
   }
   const bool runs_drafters =
@@ -214,7 +213,7 @@ void EngineMemory::plan_workspaces(const EngineOptions& options, const Model& mo
   std::vector<uint64_t> of_pool(plan.pools.size());
   for (int32_t index = 0; index < devices.count(); ++index)
     of_pool[static_cast<size_t>(pool_of[static_cast<size_t>(index)])] +=
-        expected_workspaces(devices.at(index), workspace_needs(options, model));
+        planned_workspaces(options, model, devices.at(index));
   for (size_t pool = 0; pool < of_pool.size(); ++pool)
     plan.set_predicted(MemoryUse::workspaces, of_pool[pool], static_cast<int32_t>(pool));
   plan.set_predicted(MemoryUse::drafts, draft_bytes(options), last_pool());
@@ -273,7 +272,7 @@ std::vector<StageRoom> EngineMemory::stage_rooms(const EngineOptions& options, c
     const int32_t pool = pool_of[static_cast<size_t>(stage)];
     const auto sharing = std::count(pool_of.begin(), pool_of.end(), pool);
     const uint64_t taken = activation_bytes(stage, options, model, devices) +
-                           expected_workspaces(device, workspace_needs(options, model));
+                           planned_workspaces(options, model, device);
     const uint64_t share =
         plan.pools[static_cast<size_t>(pool)].available_bytes / static_cast<uint64_t>(sharing);
     const uint64_t left = share - std::min(share, taken);
@@ -454,6 +453,16 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   needs.v_codec = sizes.v_codec;
   if (dflash != nullptr) dflash->add_needs(needs, dflash_sizes(options));
   return needs;
+}
+
+// For a GPU that is not here, with the f16 image of one layer's quantized cells.
+uint64_t EngineMemory::planned_workspaces(const EngineOptions& options, const Model& model,
+                                          const Device& device) const {
+  const Device::WorkspaceNeeds needs = workspace_needs(options, model);
+  const uint64_t bytes = expected_workspaces(device, needs);
+  if (!options.plan_own_memory || needs.k_codec == nullptr) return bytes;
+  const int64_t blocks = needs.max_sequences * blocks_for(needs.max_context);
+  return bytes + static_cast<uint64_t>(blocks * kBlockTokens * needs.kv_heads * needs.head_dim) * 4;
 }
 
 // Layers with windows need each sequence's window, the rows of steps, and windows of prefixes to

@@ -73,6 +73,8 @@ struct EngineMemory {
                                      const Devices& devices) const;
   int64_t wanted_blocks(const EngineOptions& options, const ModelConfig& config) const;
   void plan_rows(const EngineOptions& options, Model& model, const Devices& devices);
+  uint64_t planned_workspaces(const EngineOptions& options, const Model& model,
+                              const Device& device) const;
   void plan_workspaces(const EngineOptions& options, const Model& model, const Devices& devices);
   void add_row(MemoryUse use, int32_t pool, uint64_t bytes);
   uint64_t kv_bytes_of_pool(int32_t pool) const;
