@@ -126,11 +126,15 @@ TEST(Includes, CrossNoBorder) {
   };
   for (const Include& i : tree().includes) {
     if (i.test) continue;
-    if (i.from == "server/http")
+    if (i.from == "server/http") {
       EXPECT_TRUE(below(i.to, "base") || i.to == "server/http") << i.place;
-    if (below(i.from, "engine")) EXPECT_FALSE(below(i.to, "text")) << i.place;
-    if (below(i.from, "model"))
+    }
+    if (below(i.from, "engine")) {
+      EXPECT_FALSE(below(i.to, "text")) << i.place;
+    }
+    if (below(i.from, "model")) {
       EXPECT_FALSE(below(i.to, "ops/cpu") || below(i.to, "ops/cuda")) << i.place;
+    }
   }
 }
 

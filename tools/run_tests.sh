@@ -24,6 +24,8 @@ left_out() {
     # the CPU. Thousands of chats: the other tests of prefixes are alike. Simulations of a budget, and counts of draws: numbers alone.
     engine_test)
       echo 'Models/*:*Golden*:*DemoDrafts*:DemoWindow*:*KvFormats*:KvQuality*:Devices/*/ref:DraftBudget.*:Sampler.DrawsFollow*:Prefix.TwoThousandChats*:Prefix.TextsThatComeOnce*:Scheduler.RandomPrograms*' ;;
+    # Numbers alone: every code point, and every period of random texts.
+    text_test) echo 'LoopDetector.SaysWhatTryingEveryPeriodSays:Nfc.EveryCodePoint*:Unicode.EveryScalarValue*' ;;
     # The first compare resident memory, of which sanitizers take more. The second wait for answers with a limit of time, and
     # HostileSchemas compiles the like. The others are many rounds of what one round of another test does.
     server_test | threads_test)

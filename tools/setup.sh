@@ -10,7 +10,7 @@ packages=(g++ cmake ninja-build pkg-config libhwy-dev nlohmann-json3-dev libpcre
 for option in "$@"; do
   case $option in
     --test) packages+=(libgtest-dev json-schema-test-suite groff-base haproxy) ;;
-    --dev) packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 gcovr python3) ;;
+    --dev) packages+=(clang-14 lld-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 gcovr python3) ;;
     --proxies) packages+=(nginx-light caddy) ;;
     *) echo "tools/setup.sh: unknown option $option" >&2; exit 1 ;;
   esac
