@@ -122,6 +122,8 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   if (options.state_memory_bytes != 0 && options.prefix_cache)
     plan.rows.push_back({MemoryUse::checkpoints, 0, 0, true});
   if (options.swap_memory_bytes != 0) plan.rows.push_back({MemoryUse::swap, 0, 0, true});
+  plan.context_tokens = longest_context(options, model, devices);
+  plan_workspaces(options, model, devices);
   BRAID_TRY(plan_blocks(options, config));
   plan_workspaces(options, model, devices);
   plan_books(options, config);
@@ -219,9 +221,34 @@ void EngineMemory::plan_workspaces(const EngineOptions& options, const Model& mo
   plan.set_predicted(MemoryUse::drafts, draft_bytes(options), last_pool());
 }
 
-int64_t EngineMemory::wanted_blocks(const EngineOptions& options, const ModelConfig& config) const {
-  const int32_t context =
-      options.context_tokens > 0 ? options.context_tokens : config.context_length;
+// The asked context, or the longest of which one fits beside the workspaces that it needs itself.
+int32_t EngineMemory::longest_context(const EngineOptions& options, const Model& model,
+                                      const Devices& devices) {
+  if (options.context_tokens > 0) return options.context_tokens;
+  const auto fits = [&](int32_t tokens) {
+    plan.context_tokens = tokens;
+    plan_workspaces(options, model, devices);
+    set_blocks(options, blocks_for(int64_t{tokens} + options.max_drafts));
+    return blocks_fit(options);
+  };
+  const int32_t most = model.config().context_length;
+  if (fits(most)) return most;
+  int32_t holds = std::min(kSmallestContext, most);  // check_fits() may refuse it
+  for (int32_t above = most; above - holds > kBlockTokens;) {
+    const int32_t tried = holds + (above - holds) / 2;
+    (fits(tried) ? holds : above) = tried;
+  }
+  return holds;
+}
+
+bool EngineMemory::blocks_fit(const EngineOptions& options) const {
+  if (options.kv_memory_bytes > 0) return kv_bytes() <= options.kv_memory_bytes;
+  for (int32_t pool = 0; pool < std::ssize(plan.pools); ++pool)
+    if (kv_bytes_of_pool(pool) > plan.spare_bytes(pool)) return false;
+  return true;
+}
+
+int64_t EngineMemory::wanted_blocks(const EngineOptions& options, int32_t context) {
   return std::min<int64_t>(
       blocks_for(int64_t{context} + options.max_drafts) * options.max_sequences, INT32_MAX);
 }
@@ -317,7 +344,8 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
   const TrunkNeeds needs = trunk_needs(options, model, devices);
   const std::vector<StageRoom> rooms = stage_rooms(options, model, devices);
   const CutFor purpose = options.max_sequences >= 2 * devices.count() ? CutFor::many : CutFor::one;
-  const int64_t wanted = wanted_blocks(options, config);
+  const int64_t wanted = wanted_blocks(
+      options, options.context_tokens > 0 ? options.context_tokens : config.context_length);
   auto found = cut_trunk(needs, rooms, wanted, purpose);
   if (!found) {
     found = cut_trunk(needs, rooms, 0, purpose);
@@ -494,20 +522,17 @@ Status EngineMemory::plan_blocks(const EngineOptions& options, const ModelConfig
     set_blocks(options, count);
     return kv_bytes();
   };
-  const int32_t context =
-      options.context_tokens > 0 ? options.context_tokens : config.context_length;
+  const int32_t context = plan.context_tokens;  // longest_context()
   const auto fits = [&](int64_t count) {
-    if (options.kv_memory_bytes > 0) return bytes_of(count) <= options.kv_memory_bytes;
     set_blocks(options, count);
-    for (int32_t pool = 0; pool < std::ssize(plan.pools); ++pool)
-      if (kv_bytes_of_pool(pool) > plan.spare_bytes(pool)) return false;
-    return true;
+    return blocks_fit(options);
   };
-  const int64_t wanted = wanted_blocks(options, config);
+  const int64_t wanted = wanted_blocks(options, context);
   int64_t blocks = 0;
   for (int64_t step = std::bit_floor(static_cast<uint64_t>(wanted)); step > 0; step /= 2)
     if (blocks + step <= wanted && fits(blocks + step)) blocks += step;
-  all_contexts_fit = blocks == wanted;
+  all_contexts_fit =
+      blocks == wanted && (options.context_tokens > 0 || context == config.context_length);
   if (options.context_tokens > 0) {
     if (options.kv_memory_bytes > 0 && blocks < blocks_of(context))
       return Error{ErrorKind::exhausted,

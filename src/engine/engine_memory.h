@@ -71,7 +71,9 @@ struct EngineMemory {
   TrunkNeeds trunk_needs(const EngineOptions& options, Model& model, const Devices& devices) const;
   std::vector<StageRoom> stage_rooms(const EngineOptions& options, const Model& model,
                                      const Devices& devices) const;
-  int64_t wanted_blocks(const EngineOptions& options, const ModelConfig& config) const;
+  int32_t longest_context(const EngineOptions& options, const Model& model, const Devices& devices);
+  bool blocks_fit(const EngineOptions& options) const;
+  static int64_t wanted_blocks(const EngineOptions& options, int32_t context);
   void plan_rows(const EngineOptions& options, Model& model, const Devices& devices);
   uint64_t planned_workspaces(const EngineOptions& options, const Model& model,
                               const Device& device) const;
