@@ -148,7 +148,8 @@ void add_docs(CLI::App& app, int* exit_code) {
   auto* docs = app.add_subcommand("docs", "Pages that the program writes about itself");
   docs->group("");  // hidden: for packages and documentation
   docs->require_subcommand(1);
-  docs->add_flag("--markdown")->description("the only form of these pages, said explicitly");
+  docs->add_flag("--markdown")
+      ->group("");  // the only form of these pages, accepted where it is said
   const auto add = [&](const char* name, const char* what, auto write) {
     docs->add_subcommand(name, what)->fallthrough()->callback([write, exit_code] {
       print_result("{}", write());

@@ -500,9 +500,10 @@ TEST(HttpLog, TokensOfAnswersThatEndEarlyAreCounted) {
     EXPECT_EQ(log->count("reason=abort", counted), 1u) << log->without(counted, 20);
     EXPECT_EQ(log->count("reason=error", counted), 1u) << log->without(counted, 20);
     const auto metrics = Client(server.port()).ask("GET", "/metrics");
-    EXPECT_NE(metrics.body.find("braid_generation_tokens_total{kind=\"content\"} " +
-                                std::to_string(2 * tokens) + "\n"),
-              std::string::npos)
+    EXPECT_NE(
+        metrics.body.find("braid_generation_tokens_total{model_name=\"demo\",kind=\"content\"} " +
+                          std::to_string(2 * tokens) + "\n"),
+        std::string::npos)
         << metrics.body;
   }
   log->end();
