@@ -93,7 +93,9 @@ Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptio
     BRAID_ASSIGN(std::unique_ptr<Device> opened, open(name, device));
     list.push_back(std::move(opened));
   }
-  return std::make_shared<Devices>(std::move(list), ranks);
+  auto devices = std::make_shared<Devices>(std::move(list), ranks);
+  devices->keep(std::move(device.pool));
+  return devices;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -27,6 +28,9 @@ class Devices {
   Devices& operator=(const Devices&) = delete;
 
   int32_t count() const { return static_cast<int32_t>(pointers_.size()); }
+  // CPU devices of one list share their threads.
+  void keep(std::shared_ptr<ThreadPool> pool) { pool_ = std::move(pool); }
+
   int32_t ranks() const { return ranks_; }
   int32_t stages() const { return count() / ranks_; }
   int32_t index(int32_t stage, int32_t rank) const { return stage * ranks_ + rank; }
@@ -67,6 +71,7 @@ class Devices {
   // The last copies up to `number` that are not known to be done; null: there are none.
   const Copies* find(uint64_t number) const;
 
+  std::shared_ptr<ThreadPool> pool_;  // outlives its users
   std::vector<std::unique_ptr<Device>> owned_;
   std::vector<Device*> pointers_;
   int32_t ranks_ = 1;

@@ -48,11 +48,12 @@ Result<std::unique_ptr<CpuDevice>> CpuDevice::make(const DeviceOptions& options)
   const char* path = std::getenv("BRAID_CPU");
   if (path != nullptr && std::strcmp(path, "avx2") == 0) hwy::DisableTargets(HWY_AVX2 - 1);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  std::shared_ptr<ThreadPool> pool = options.pool;
-  if (pool == nullptr)
-    pool = std::make_shared<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
-  BRAID_ASSIGN(auto products, cpu::Products::make(*pool, options.activations));
-  return std::unique_ptr<CpuDevice>(new CpuDevice(std::move(pool), std::move(products)));
+  std::unique_ptr<ThreadPool> own;
+  if (options.pool == nullptr)
+    own = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+  ThreadPool& pool = own != nullptr ? *own : *options.pool;
+  BRAID_ASSIGN(auto products, cpu::Products::make(pool, options.activations));
+  return std::unique_ptr<CpuDevice>(new CpuDevice(std::move(own), pool, std::move(products)));
 }
 
 std::string CpuDevice::description() const {

@@ -19,7 +19,7 @@ class CpuDevice final : public Device {
   std::string description() const override;
   std::string numerics() const override;
   int threads() const override { return pool_->size(); }
-  ThreadPool* pool() override { return pool_.get(); }
+  ThreadPool* pool() override { return pool_; }
   Result<Buffer> allocate(size_t size_bytes, const char* label) override;
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override;
@@ -41,10 +41,15 @@ class CpuDevice final : public Device {
                                             const ExchangeOptions& options) override;
 
  private:
-  CpuDevice(std::shared_ptr<ThreadPool> pool, std::unique_ptr<cpu::Products> products)
-      : pool_(std::move(pool)), products_(std::move(products)), ops_(*pool_, *products_) {}
+  CpuDevice(std::unique_ptr<ThreadPool> own_pool, ThreadPool& pool,
+            std::unique_ptr<cpu::Products> products)
+      : own_pool_(std::move(own_pool)),
+        pool_(&pool),
+        products_(std::move(products)),
+        ops_(*pool_, *products_) {}
 
-  std::shared_ptr<ThreadPool> pool_;  // other CPU devices may use it, too
+  std::unique_ptr<ThreadPool> own_pool_;
+  ThreadPool* pool_;  // its own, or that of all CPU devices of a model
   std::unique_ptr<cpu::Products> products_;
   CpuOps ops_;
 };
