@@ -337,9 +337,10 @@ TEST_F(ServeTest, WhileAnswersEndNewOnesAreRefusedOverNewConnections) {
 }
 
 TEST_F(ServeTest, LimitsOfKeysAreReadFromTheirFile) {
-  const std::string keys = file("keys", "ops admin\nteam name=team-a max-requests=0\n");
+  const std::string keys = file("keys", "ops admin\nteam name=team-a max-requests=1\n");
   for (const auto& [line, what] :
        {std::pair{"k max-request=1\n", "keys:1: a key can be followed by"},
+        std::pair{"k max-requests=0\n", "keys:1: \"0\" is not a number from 1"},
         std::pair{"k models=absent\n", "may load the model absent"},
         std::pair{"k\nk\n", "given twice"}}) {
     const std::string wrong = file("wrong/keys", line);
@@ -357,18 +358,18 @@ TEST_F(ServeTest, LimitsOfKeysAreReadFromTheirFile) {
     connection.read_all();
     return connection.status();
   };
-  EXPECT_EQ(status("team"), 429);
+  EXPECT_EQ(status("team"), 200);
   EXPECT_EQ(status("ops"), 200);
   EXPECT_EQ(status("ops", R"(,"priority":6)"), 400);
   EXPECT_TRUE(server.wait_log("key=team-a method=POST")) << server.log();
-  file("keys", "ops\nteam max-requests=1\n");
+  file("keys", "ops\nnobody max-requests=1\n");
   server.signal(SIGHUP);
   ASSERT_TRUE(server.wait_log("reloaded 2 API keys")) << server.log();
-  EXPECT_EQ(status("team"), 200);
+  EXPECT_EQ(status("team"), 401);
   file("keys", "ops\nteam models=absent\n");
   server.signal(SIGHUP);
   ASSERT_TRUE(server.wait_log("stay as they were")) << server.log();
-  EXPECT_EQ(status("team"), 200);
+  EXPECT_EQ(status("nobody"), 200);
 }
 
 TEST_F(ServeTest, ProbesHaveNoLineInTheLog) {
