@@ -106,9 +106,6 @@ Status check_device_names(std::string_view text) {
 }
 
 Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int32_t max_rows) {
-  // Loading a kernel waits for those that run, which may wait for another rank. The driver reads it
-  // at its first call.
-  if (options.split == Split::tensor) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   BRAID_ASSIGN(std::vector<Name> names, parse_list(options.device));
   if (options.split == Split::none && names.size() > 1) names.resize(1);
   const bool spreads = options.split == Split::layer || options.split == Split::tensor;

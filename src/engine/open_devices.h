@@ -19,7 +19,9 @@ namespace braid {
 // Error: invalid_argument, if they are not such a list.
 Status check_device_names(std::string_view text);
 
-// Those that options.device names. `max_rows`: of a step. Errors: invalid_argument (names),
+// Those that options.device names. With Split::tensor the environment should have
+// CUDA_MODULE_LOADING=EAGER before the first CUDA call: loading a kernel waits for those that run,
+// which may wait for another rank. `max_rows`: of a step. Errors: invalid_argument (names),
 // unsupported (no such GPU).
 Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int32_t max_rows);
 

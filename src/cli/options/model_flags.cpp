@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <iterator>
 #include <sstream>
 
@@ -65,6 +66,8 @@ Status read_split(const ModelFlags& flags, EngineOptions& options) {
                   : flags.split == "layer"  ? Split::layer
                   : flags.split == "tensor" ? Split::tensor
                                             : Split::automatic;
+  // Before any other thread runs (open_devices.h).
+  if (options.split == Split::tensor) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   std::istringstream shares(flags.split_ratio);
   double total = 0;
   for (std::string text; std::getline(shares, text, ',');) {
