@@ -51,7 +51,7 @@ Result<std::vector<Name>> parse_list(std::string_view text) {
   }
   for (const Name& name : names)
     if (names.size() > 1 && (name.kind != names[0].kind || name.kind == "auto"))
-      return bad(fmt::format("--device {}: several devices must be of one kind", text));
+      return bad(fmt::format("{}: several devices must be of one kind", text));
   return names;
 }
 
