@@ -7,6 +7,9 @@
 # The folder stays for another run: its system is kept, the clone is made anew.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,7s/^# //p' "$0"; exit 2; }
+# The mounts below are this process's own, so that they end with it however it ends: a folder that still had /dev in it could not be
+# removed without harm.
+[ -n "${OWN_MOUNTS:-}" ] || exec env OWN_MOUNTS=1 unshare --mount "$0" "$@"
 root=$1 suite=$2
 shift 2
 [ $# -gt 0 ] || set -- demo test
@@ -20,7 +23,6 @@ cp -L /etc/resolv.conf "$root/etc/resolv.conf"
 rm -rf "$root/src/braid"
 git clone --quiet --depth 1 "file://$here" "$root/src/braid"
 
-trap 'umount "$root/dev/pts" "$root/dev" "$root/proc"' EXIT
 mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
 mount --bind /dev/pts "$root/dev/pts"
