@@ -26,6 +26,11 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
   return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
 }
 
+ModelWeights::WeightBytes weight_bytes(const EngineOptions& options, const Devices& devices) {
+  if (options.plan_own_memory) return gpu_weight_bytes;
+  return [&devices](const Weight& weight) { return devices.last().weight_bytes(weight); };
+}
+
 int64_t usual_images(const EngineOptions& options) {
   return std::max(16, 4 * options.max_sequences);
 }
@@ -172,9 +177,7 @@ void EngineMemory::add_row(MemoryUse use, int32_t pool, uint64_t bytes) {
 // Those that do not depend on the number of blocks.
 void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const Devices& devices) {
   const ModelConfig& config = model.config();
-  const auto bytes_of = [&](const Weight& weight) {
-    return options.plan_own_memory ? gpu_weight_bytes(weight) : devices.last().weight_bytes(weight);
-  };
+  const ModelWeights::WeightBytes bytes_of = weight_bytes(options, devices);
   for (int32_t index = 0; index < devices.count(); ++index) {
     const int32_t stage = stage_of(static_cast<size_t>(index));
     const int32_t rank = rank_of(static_cast<size_t>(index));
@@ -256,9 +259,7 @@ int64_t EngineMemory::wanted_blocks(const EngineOptions& options, int32_t contex
 TrunkNeeds EngineMemory::trunk_needs(const EngineOptions& options, Model& model,
                                      const Devices& devices) const {
   const ModelConfig& config = model.config();
-  const auto bytes_of = [&](const Weight& weight) {
-    return options.plan_own_memory ? gpu_weight_bytes(weight) : devices.last().weight_bytes(weight);
-  };
+  const ModelWeights::WeightBytes bytes_of = weight_bytes(options, devices);
   TrunkNeeds needs;
   CacheSizes one = sizes;
   one.slots = 1;

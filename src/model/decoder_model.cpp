@@ -204,8 +204,10 @@ BlockSum DecoderModel::sum_of(const Stage& stage, const Part& part, const Run& r
 
 // All ranks send before the first collects (letter.h). The numbers of a step's sums begin anew in
 // each stage, which has an exchange of its own.
-void DecoderModel::exchange_sums(const Stage& stage, int32_t number, const Run& run) {
+void DecoderModel::exchange_sums(const Stage& stage, int32_t layer, Sum sum, const Run& run) {
   if (stage.exchange == nullptr || run.batch.tokens == 0) return;
+  const int32_t number =
+      2 * (layer - std::max(stage.begin.layer, 0)) + (sum == Sum::feed_forward ? 1 : 0);
   const int32_t tokens = run.batch.tokens;
   const DType type = split_.exact_sums || tokens <= kMostFewRows ? DType::f32 : DType::f16;
   const auto letter = [&](const Part& part) {
@@ -269,7 +271,7 @@ bool DecoderModel::run_delta(const Stage& stage, StepCursor& at, const Run& run)
                 lane.layers[index].delta, run.batch.on_device(part.index),
                 sum_of(stage, part, run));
   }
-  exchange_sums(stage, 2 * (at.layer - std::max(stage.begin.layer, 0)), run);
+  exchange_sums(stage, at.layer, Sum::mixer, run);
   return true;
 }
 
@@ -354,7 +356,7 @@ bool DecoderModel::run_attention(const Stage& stage, StepCursor& at, const Run& 
     const Own o = own(part);
     attention_out(*part.ops, sum_of(stage, part, run), o.layer.attention, o.scratch);
   }
-  exchange_sums(stage, 2 * (at.layer - std::max(stage.begin.layer, 0)), run);
+  exchange_sums(stage, at.layer, Sum::mixer, run);
   at.attention = StepPart::attention_in;  // for the next attention layer
   return true;
 }
@@ -369,7 +371,7 @@ void DecoderModel::run_feed_forward(const Stage& stage, int32_t layer, const Run
                        {w.ffn_norm, config_.eps}, part.config->layers[index], w, lane.layers[index],
                        sum_of(stage, part, run));
   }
-  exchange_sums(stage, 2 * (layer - std::max(stage.begin.layer, 0)) + 1, run);
+  exchange_sums(stage, layer, Sum::feed_forward, run);
 }
 
 void DecoderModel::feed_forward_block(Ops& ops, Tensor x, Tensor h, const BlockNorm& norm,

@@ -130,7 +130,8 @@ class DecoderModel final : public Model {
                                  const LayerScratch& scratch, const BlockSum& sum);
   // Where a part's block puts its result; between ranks the sums meet in exchange_sums().
   static BlockSum sum_of(const Stage& stage, const Part& part, const Run& run);
-  void exchange_sums(const Stage& stage, int32_t number, const Run& run);
+  enum class Sum : uint8_t { mixer, feed_forward };  // of a layer, in the order of letters
+  void exchange_sums(const Stage& stage, int32_t layer, Sum sum, const Run& run);
   void hand_off(int32_t stage, int32_t rows, bool interleaved);
   template <typename Work>
   void catching_up(const Work& work);

@@ -54,6 +54,25 @@ inline EngineOptions on(const char* device) {
   return options;
 }
 
+// For comparisons of split models: four requests at a time in unused memory that harms.
+inline EngineOptions crowded_on(const std::string& device) {
+  EngineOptions options = on("cpu");
+  options.device = device;
+  options.context_tokens = 512;
+  options.max_sequences = 4;
+  options.ubatch_tokens = 64;
+  options.gap_limit = 0;
+  options.hooks.poison_unused = true;
+  options.hooks.shuffle_blocks = 7;
+  return options;
+}
+// "cpu,cpu" of two.
+inline std::string repeated(const std::string& device, int count) {
+  std::string text = device;
+  for (int i = 1; i < count; ++i) text += "," + device;
+  return text;
+}
+
 struct Machine {
   explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"),
                    KvFormat kv = KvFormat::f32)

@@ -17,16 +17,8 @@ using namespace testing_demo;
 using namespace testing_machines;
 
 EngineOptions options_on(const std::string& device, int ranks) {
-  EngineOptions options = on("cpu");
-  options.device = device;
-  for (int i = 1; i < ranks; ++i) options.device += "," + device;
+  EngineOptions options = crowded_on(repeated(device, ranks));
   if (ranks > 1) options.split = Split::tensor;
-  options.context_tokens = 512;
-  options.max_sequences = 4;
-  options.ubatch_tokens = 64;
-  options.gap_limit = 0;
-  options.hooks.poison_unused = true;
-  options.hooks.shuffle_blocks = 7;
   return options;
 }
 

@@ -14,12 +14,6 @@ namespace {
 using namespace testing_demo;
 using namespace testing_machines;
 
-std::string repeated(const std::string& device, int count) {
-  std::string text = device;
-  for (int i = 1; i < count; ++i) text += "," + device;
-  return text;
-}
-
 // Answers in the order of requests.
 struct Told {
   std::vector<int32_t> tokens;
@@ -66,18 +60,6 @@ All conversation(Machine& m, int32_t length) {
   return all;
 }
 
-EngineOptions options_on(const std::string& device) {
-  EngineOptions options = on("cpu");
-  options.device = device;
-  options.context_tokens = 512;
-  options.max_sequences = 4;
-  options.ubatch_tokens = 64;
-  options.gap_limit = 0;
-  options.hooks.poison_unused = true;
-  options.hooks.shuffle_blocks = 7;
-  return options;
-}
-
 int32_t layers_of(const RandomShape& shape) { return shape.layers; }
 
 class StagesOf : public ::testing::TestWithParam<const char*> {};
@@ -88,10 +70,10 @@ TEST_P(StagesOf, EveryKindOfLayerIsEqual) {
   const RandomShape shapes[] = {tiny_dense(), tiny_moe(),       tiny_attention(),
                                 tiny_qwen3(), tiny_qwen3next(), tiny_laguna()};
   for (const RandomShape& shape : shapes) {
-    Machine one(bytes_of(shape), options_on(GetParam()));
+    Machine one(bytes_of(shape), crowded_on(GetParam()));
     const All expected = conversation(one, 100);
     for (int stages = 2; stages <= std::min(4, layers_of(shape)); ++stages) {
-      Machine m(bytes_of(shape), options_on(repeated(GetParam(), stages)));
+      Machine m(bytes_of(shape), crowded_on(repeated(GetParam(), stages)));
       EXPECT_EQ(m.engine->devices().count(), stages);
       EXPECT_EQ(conversation(m, 100), expected) << shape.name << " in " << stages;
     }
@@ -99,7 +81,7 @@ TEST_P(StagesOf, EveryKindOfLayerIsEqual) {
 }
 
 TEST_P(StagesOf, InterleavedPromptsAndLateEventsAreEqual) {
-  EngineOptions options = options_on(GetParam());
+  EngineOptions options = crowded_on(GetParam());
   Machine one(bytes_of(tiny_dense()), options);
   const All expected = conversation(one, 200);
   options.device = repeated(GetParam(), 3);
@@ -116,7 +98,7 @@ TEST_P(StagesOf, InterleavedPromptsAndLateEventsAreEqual) {
 
 TEST_P(StagesOf, DraftsOfTheHeadAreEqual) {
   for (const bool trees : {false, true}) {
-    EngineOptions options = options_on(GetParam());
+    EngineOptions options = crowded_on(GetParam());
     options.spec_type = SpecType::mtp;
     options.max_drafts = 4;
     options.draft_trees = trees;
@@ -137,7 +119,7 @@ TEST_P(StagesOf, DraftsOfTheHeadAreEqual) {
 
 TEST(Stages, SealedBlocksAndSwapsAreEqual) {
   for (const char* format : {"q8_0", "q4_0"}) {
-    EngineOptions options = options_on("cpu");
+    EngineOptions options = crowded_on("cpu");
     options.k_codec = options.v_codec = *find_kv_codec(format);
     options.preemption = Preemption::swap;
     options.swap_memory_bytes = 32 << 20;
@@ -159,7 +141,7 @@ TEST(Stages, PreemptedSequencesAreEqual) {
   for (const Preemption preemption : {Preemption::swap, Preemption::recompute}) {
     All expected;
     for (const int stages : {1, 2, 4}) {
-      EngineOptions options = options_on(repeated("cpu", stages));
+      EngineOptions options = crowded_on(repeated("cpu", stages));
       options.preemption = preemption;
       options.swap_memory_bytes = 32 << 20;
       Machine sized(bytes_of(shape), options);
@@ -183,7 +165,7 @@ TEST(Stages, FilesOfOneDeviceServeSeveral) {
   const std::vector<int32_t> text = prompt(300, 4);
   std::vector<int32_t> first;
   for (const int stages : {1, 3, 2, 1}) {
-    EngineOptions options = options_on(repeated("cpu", stages));
+    EngineOptions options = crowded_on(repeated("cpu", stages));
     options.cache_dir = folder.path;
     Machine m(bytes_of(tiny_dense()), options);
     const Answer answer = m.ask(greedy(text, 20));
@@ -198,7 +180,7 @@ TEST(Stages, FilesOfOneDeviceServeSeveral) {
 }
 
 TEST(Stages, TheDemosDrafterIsEqual) {
-  EngineOptions options = options_on("cpu");
+  EngineOptions options = crowded_on("cpu");
   options.spec_type = SpecType::dflash;
   options.draft_model = kDemoDrafter;
   options.max_drafts = 15;
@@ -226,7 +208,7 @@ TEST(Stages, TheDemosDrafterIsEqual) {
 TEST(Stages, APlanHasAColumnForEachCard) {
   const auto bytes = bytes_of(tiny_dense());
   const GgufFile file = parsed(bytes);
-  EngineOptions options = options_on("cpu,cpu");
+  EngineOptions options = crowded_on("cpu,cpu");
   options.plan_own_memory = true;
   options.memory_limit_bytes = {uint64_t{4} << 30, uint64_t{2} << 30};
   const auto plan = Engine::plan_memory(file, options);
