@@ -14,6 +14,7 @@ namespace {
 
 // Delay before masks are checked again.
 constexpr std::chrono::microseconds kMaskPatience(200);
+constexpr int32_t kMostThatDraft = 8;
 
 double ms_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
@@ -133,9 +134,12 @@ bool Engine::turn() {
   for (auto& s : scheduler_->remove_cancelled())
     finish(std::move(s), {FinishReason::cancelled, {}, {}, {}, {}});
 
-  const Clock::time_point begin = Clock::now();
+  const bool ahead = !in_flight_.empty();
+  const int32_t groups = drafts() ? 1 : memory_.slots;
   Step step;
-  step.plan = scheduler_->plan(begin);
+  step.begin = Clock::now();
+  if (!ahead) step.plan = scheduler_->plan(step.begin, groups);
+  if (ahead && goes_ahead()) step.plan = scheduler_->plan_ahead(groups);
   if (filled_from_ > 0) fill_prompts(step.plan);
   if (interleaved_ && interleaved_->plan.items[0].sequence->in_flight_tokens == 0)
     interleaved_.reset();  // preempted
@@ -143,47 +147,91 @@ bool Engine::turn() {
   const bool whole = !step.plan.items.empty();
   const int32_t answering = step.plan.answering;
   const bool awaits_masks = step.plan.awaits_masks;
-  if (!late_events_ || (!whole && !interleaved_)) events_.deliver();
+  if (!late_events_ || (!whole && !ahead && !interleaved_)) events_.deliver();
+  if (whole) queue(std::move(step));
+  if (whole && health_.ok() && goes_ahead()) return true;
   // Without a step, a failed copy must still be noticed: sequences wait for it.
-  if (whole ? !run_whole(step, begin) : !device_works()) return false;
+  if (in_flight_.empty() ? !device_works() : !end_oldest()) return false;
+  if (!in_flight_.empty()) return true;
   const bool prompt_before = interleaved_.has_value();
   if ((answering > 0 || prompt_before) && !run_interleaved(answering)) return false;
-  if (!whole && awaits_masks && !prompt_before && !interleaved_)
+  if (!whole && !ahead && awaits_masks && !prompt_before && !interleaved_)
     std::this_thread::sleep_for(kMaskPatience);
-  return whole || !scheduler_->idle();
+  return whole || ahead || !scheduler_->idle();
 }
 
-bool Engine::run_whole(Step& step, Clock::time_point begin) {
-  const Clock::time_point planned = Clock::now();
-  propose(step.plan);
-  const Clock::time_point proposed = Clock::now();
+// With few sequences drafts gain more than groups that alternate, and a drafter waits for the last
+// stage. Whether a step drafts is decided while no other runs.
+bool Engine::drafts() const {
+  return drafter_ != nullptr &&
+         (memory_.slots == 1 || std::ssize(scheduler_->running()) <= kMostThatDraft);
+}
+
+// Whether a step may be planned and queued now, beside those that run.
+bool Engine::goes_ahead() const {
+  if (std::ssize(in_flight_) == memory_.slots || interleaved_ || scheduler_->wants_rest())
+    return false;
+  return !drafts() || std::all_of(in_flight_.begin(), in_flight_.end(),
+                                  [](const Step& step) { return step.plan.decoding == 0; });
+}
+
+void Engine::queue(Step&& next) {
+  Step& step = in_flight_.emplace_back(std::move(next));
+  const auto is_taken = [&](int32_t slot) {
+    return std::any_of(in_flight_.begin(), in_flight_.end() - 1,
+                       [&](const Step& other) { return other.slot == slot; });
+  };
+  while (is_taken(step.slot)) ++step.slot;
+  stats_.ahead += in_flight_.size() > 1 ? 1 : 0;
+  step.planned = Clock::now();
+  step.may_draft = drafts() && in_flight_.size() == 1;
+  propose(step);
+  step.proposed = Clock::now();
   if (options_.hooks.fault != TestHooks::Fault::none && stats_.steps == options_.hooks.fault_step)
     devices_->at(options_.hooks.fault_device)
         .fail_on_purpose(options_.hooks.fault == TestHooks::Fault::lasting);
-  if (const Status queued = runner_->queue(step); !queued.ok()) fail_all(queued.error());
-  const Clock::time_point queued = Clock::now();
+  Scheduler::queued(step.plan);
+  const Status queued = runner_->queue(step);
+  step.queued = Clock::now();
+  if (!queued.ok()) fail_all(queued.error());
+}
+
+// Waits for the oldest step. False: the device has failed.
+bool Engine::end_oldest() {
   events_.deliver();
-  devices_->synchronize();
+  Step step = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  devices_->wait_for(step.end);
   if (!device_works()) return false;
   const Clock::time_point computed = Clock::now();
   const int32_t prompt_tokens = step.plan.prompt_tokens;
   const bool verified = std::any_of(step.plan.items.begin(), step.plan.items.end(),
                                     [](const StepItem& item) { return !item.drafts.empty(); });
+  Scheduler::ended(step.plan);
+  outputs_.select(step.slot);
   if (!end_step(step)) return false;
   const Clock::time_point end = Clock::now();
-  const double ms = ms_between(begin, end);
   if (prompt_tokens == 0) {
-    scheduler_->pacer().observe_step(step.plan.decoding, ms, disturbed_);
+    scheduler_->pacer().observe_step(step.plan.decoding, ms_between(step.begin, end), disturbed_);
     disturbed_ = false;
   } else if (step.plan.decoding == 0) {
-    scheduler_->pacer().observe_prompt(prompt_tokens, ms);
+    scheduler_->pacer().observe_prompt(prompt_tokens,
+                                       ms_between(std::max(step.begin, last_end_), end));
   }
-  const Clock::time_point started = devices_->traits().asynchronous ? queued : proposed;
-  stats_.drafts.draft_ms += ms_between(planned, proposed);
+  last_end_ = end;
+  const Clock::time_point started = devices_->traits().asynchronous ? step.queued : step.proposed;
+  stats_.drafts.draft_ms += ms_between(step.planned, step.proposed);
   (verified ? stats_.drafts.verify_ms : stats_.drafts.plain_ms) += ms_between(started, computed);
-  stats_.drafts.host_ms +=
-      ms_between(begin, planned) + ms_between(proposed, started) + ms_between(computed, end);
+  stats_.drafts.host_ms += ms_between(step.begin, step.planned) +
+                           ms_between(step.proposed, started) + ms_between(computed, end);
   return true;
+}
+
+// The tokens of `s` from a position on are not to be judged: cells and state are unknown from there.
+void Engine::withdraw(Sequence& s, int32_t from) {
+  for (Step& step : in_flight_)
+    std::erase_if(step.plan.items, [&](const StepItem& item) { return item.sequence == &s; });
+  Scheduler::withdraw(s, from);
 }
 
 bool Engine::run_interleaved(int32_t answering) {
@@ -236,6 +284,7 @@ bool Engine::device_works() {
 void Engine::fail_all(const Error& error) {
   health_ = error;
   model_->stop();
+  in_flight_.clear();
   interleaved_.reset();
   for (auto& s : scheduler_->remove_all())
     finish(std::move(s), {FinishReason::error, {}, error.message, {}, {}});
@@ -253,7 +302,7 @@ void Engine::fill_prompts(StepPlan& plan) {
       fill_blocks(s);
       s.sealed_blocks = end / kBlockTokens;
       s.computed_tokens = end;
-      scheduler_->committed(s);
+      scheduler_->committed(s, s.computed_tokens);
       end += item.certain;
       // A prompt's last token never runs alone (Scheduler::chunk).
     } while (s.prompt_tokens() - end >= 2 && scheduler_->grow(s, end));
@@ -282,8 +331,9 @@ void Engine::fill_blocks(const Sequence& s) {
   }
 }
 
-void Engine::propose(StepPlan& plan) {
-  if (drafter_ == nullptr) return;
+void Engine::propose(Step& step) {
+  if (!step.may_draft) return;
+  StepPlan& plan = step.plan;
   for (StepItem& item : plan.items) {
     const Sequence& s = *item.sequence;
     // A prompt's last row gets no drafts, since forks use it; -1 for the model's own token.
@@ -305,7 +355,6 @@ void Engine::propose(StepPlan& plan) {
       item.drafts.clear();
     if (!item.drafts.empty()) count_drafts(item);
   }
-  proposed_ = Clock::now();
 }
 
 void Engine::count_drafts(const StepItem& item) {
@@ -355,12 +404,13 @@ void Engine::fork(StepPlan& plan, std::vector<Verdict>& verdicts) {
   for (size_t i = 0; i < planned; ++i) {
     const StepItem item = plan.items[i];
     const Sequence& s = *item.sequence;
-    const bool prompt_done = item.wants_next && item.drafts.empty() &&
-                             s.computed_tokens + item.certain == s.prompt_tokens();
+    const bool prompt_done =
+        item.wants_next && item.drafts.empty() && item.end_position() == s.prompt_tokens();
     if (!prompt_done || verdicts[i].failed) continue;
     for (Sequence* twin : scheduler_->fork(*item.sequence)) {
       StepItem forked = item;
       forked.sequence = twin;
+      forked.first_position = item.end_position();
       forked.certain = 0;  // it holds the same computed tokens
       plan.items.push_back(forked);
     }
@@ -375,10 +425,10 @@ void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) 
   for (size_t i = 0; i < plan.items.size(); ++i) {
     const StepItem& item = plan.items[i];
     if (verdicts[i].failed) continue;
-    const int32_t context = item.sequence->computed_tokens + item.certain;
+    const int32_t context = item.end_position();
     for (int32_t n = 0; n < std::ssize(verdicts[i].accepted); ++n)
       if (const int32_t draft = verdicts[i].accepted[static_cast<size_t>(n)]; draft != n)
-        moves.push_back({static_cast<int32_t>(i), context + draft, context + n});
+        moves.push_back({item.index, context + draft, context + n});
   }
   if (moves.empty()) return;
   for (const SequenceMemory& memory : memory_.cache.memories()) {
@@ -410,28 +460,34 @@ void Engine::commit(const Step& step, std::span<const Verdict> verdicts) {
     const StepItem& item = plan.items[i];
     const Verdict& verdict = verdicts[i];
     Sequence& s = *item.sequence;
-    if (verdict.failed) {
-      s.in_flight_tokens = item.rows();  // only the tokens before this step remain valid
+    if (verdict.failed) {  // only the tokens before this step remain valid
+      if (s.computed_tokens == item.first_position) s.queued_tokens = item.rows();
+      withdraw(s, item.first_position);
       continue;
     }
     stats_.prompt_rows +=
-        static_cast<uint64_t>(std::clamp(s.prompt_tokens() - s.computed_tokens, 0, item.certain));
+        static_cast<uint64_t>(std::clamp(s.prompt_tokens() - item.first_position, 0, item.certain));
     stats_.generated += verdict.next.size();
     count_accepted(item, verdict);
-    s.sealed_blocks = (s.computed_tokens + item.certain) / kBlockTokens;
-    s.computed_tokens += item.certain + static_cast<int32_t>(verdict.accepted.size());
+    const auto accepted = static_cast<int32_t>(verdict.accepted.size());
+    s.sealed_blocks = std::max(s.sealed_blocks, item.end_position() / kBlockTokens);
+    Scheduler::advance(item, accepted);
     s.tokens.insert(s.tokens.end(), verdict.next.begin(), verdict.next.end());
-    scheduler_->committed(s);
+    scheduler_->committed(s, item.end_position() + accepted);
   }
-  if (drafter_ != nullptr) drafter_->observe(plan, verdicts);
-  const auto proposed = std::exchange(proposed_, std::nullopt);
-  if (DraftBudget* b = budget(); b != nullptr && proposed) {
-    const double step_ms = ms_between(*proposed, Clock::now());
-    b->observe(plan, verdicts, std::max(0.0, step_ms - take_making_ms()),
-               model_->take_catch_up_ms());
-    stats_.drafts.pays = b->is_on();
-    stats_.drafts.lost_ms = b->lost_ms();
-  }
+  if (drafter_ != nullptr) observe_drafts(step, verdicts);
+}
+
+void Engine::observe_drafts(const Step& step, std::span<const Verdict> verdicts) {
+  drafter_->observe(step.plan, verdicts);
+  DraftBudget* const b = budget();
+  if (b == nullptr || step.end == 0) return;  // an interleaved step is observed in slices
+  const double step_ms = ms_between(step.proposed, Clock::now());
+  const double work_ms = std::max(0.0, step_ms - take_making_ms());
+  if (!step.may_draft) return b->observe_other(work_ms, model_->take_catch_up_ms());
+  b->observe(step.plan, verdicts, work_ms, model_->take_catch_up_ms());
+  stats_.drafts.pays = b->is_on();
+  stats_.drafts.lost_ms = b->lost_ms();
 }
 
 void Engine::announce(Sequence& s) {
@@ -445,6 +501,8 @@ void Engine::settle(const StepPlan& plan, std::span<Verdict> verdicts) {
   for (size_t i = 0; i < plan.items.size(); ++i) {
     Sequence& s = *plan.items[i].sequence;
     Verdict& verdict = verdicts[i];
+    const int32_t end =
+        plan.items[i].end_position() + static_cast<int32_t>(verdict.accepted.size());
     announce(s);                                   // if just forked
     if (s.cancelled && !verdict.events.empty()) {  // cancelled by a sink after the judge ran
       verdict.events.clear();
@@ -455,7 +513,7 @@ void Engine::settle(const StepPlan& plan, std::span<Verdict> verdicts) {
     const bool was_prompt = s.generated() == static_cast<int32_t>(verdict.next.size());
     if (was_prompt) {
       s.times.first_token = now;
-      events.prompt_done = std::min(s.computed_tokens, s.prompt_tokens());
+      events.prompt_done = std::min(end, s.prompt_tokens());
       events.prompt_total = s.prompt_tokens();
     }
     s.times.last_token = now;
@@ -463,6 +521,7 @@ void Engine::settle(const StepPlan& plan, std::span<Verdict> verdicts) {
     events.accepted = static_cast<int32_t>(verdict.accepted.size());
     events.tokens = std::move(verdict.events);
     if (!verdict.finished) continue;
+    if (s.steps > 0) withdraw(s, end);  // cancelled
     const bool keep = verdict.end.reason != FinishReason::error;
     finish(scheduler_->remove(&s, keep), std::move(verdict.end));
   }

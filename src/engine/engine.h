@@ -8,8 +8,10 @@
 //   settle   events are recorded; finished sequences release everything
 //
 // A turn is one whole step and, while sequences decode, a slice of a prompt's interleaved step
-// (pacer.h). Events are delivered at a step's end or, if the device has its own memory, after the
-// next step is queued.
+// (pacer.h). On several stages a turn may end once its step is queued, so that each stage has one to
+// work at: of other sequences, or of a prompt's next chunk. Steps end in the order of queueing.
+// Events are delivered at a step's end or, if the device has its own memory, after the next step is
+// queued.
 //
 // Every step outputs the last certain row of each sequence, even if unused: NaN in any row of a
 // chunk reaches it through states and attention. The sequence then ends with an error, and nothing
@@ -53,6 +55,7 @@ namespace braid {
 
 struct EngineStats {
   uint64_t steps = 0;
+  uint64_t ahead = 0;        // of them, queued while others ran
   uint64_t rows = 0;         // tokens run through the model
   uint64_t prompt_rows = 0;  // of them, prompt tokens
   uint64_t generated = 0;    // tokens reported, or that ended an answer
@@ -134,13 +137,18 @@ class Engine {
   void choose_drafts();
 
   bool turn();
-  bool run_whole(Step& step, Clock::time_point begin);
+  bool goes_ahead() const;
+  bool drafts() const;
+  void queue(Step&& step);
+  bool end_oldest();
+  void withdraw(Sequence& s, int32_t from);
   bool run_interleaved(int32_t answering);
   bool end_step(Step& step);
   void fill_prompts(StepPlan& plan);
   void fill_blocks(const Sequence& sequence);
-  void propose(StepPlan& plan);
+  void propose(Step& step);
   void draft(StepPlan& plan);
+  void observe_drafts(const Step& step, std::span<const Verdict> verdicts);
   void count_drafts(const StepItem& item);
   void count_accepted(const StepItem& item, const Verdict& verdict);
   DraftBudget* budget() { return drafter_ == own_drafter_.get() ? budget_.get() : nullptr; }
@@ -171,14 +179,15 @@ class Engine {
   std::deque<Records> records_;  // [stages], CUDA graphs; the last also of own_drafter_
   std::unique_ptr<StepRunner> runner_;
   std::unique_ptr<Judge> judge_;
+  std::deque<Step> in_flight_;            // queued whole steps, the oldest first
+  Clock::time_point last_end_;            // of a whole step
   std::optional<Step> interleaved_;       // the prompt's step in progress
   bool disturbed_ = false;                // part of it ran since the last decoding step
   std::unique_ptr<Drafter> own_drafter_;  // of options_.spec_type
   int32_t head_depth_ = 0;                // of own_drafter_, if it uses the model's head
   Drafter* drafter_ = nullptr;
-  std::unique_ptr<DraftBudget> budget_;        // of own_drafter_; null: it always drafts
-  std::optional<Clock::time_point> proposed_;  // when the current step's drafts were ready
-  std::vector<Verdict> verdicts_;              // of the ending step
+  std::unique_ptr<DraftBudget> budget_;  // of own_drafter_; null: it always drafts
+  std::vector<Verdict> verdicts_;        // of the ending step
   EventQueue events_;
   bool late_events_ = false;  // deliver events while the next step runs
   EngineStats stats_;

@@ -66,6 +66,7 @@ ModelConfig trunk_of(ModelConfig config) {
 
 // Automatic choices, the widest first. Narrower formats are chosen by the user
 // (docs/design/kv-cache.md).
+constexpr int32_t kMostSlots = 8;
 constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
 
 Status EngineMemory::make_plan(EngineOptions& options, Model& model, Devices& devices) {
@@ -92,6 +93,8 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   plan = {};
   host_images = {};
   interleaved_tokens = 0;
+  // Ranks wait for each other, so a step has all of them.
+  slots = devices.ranks() == 1 ? std::min(devices.stages(), kMostSlots) : 1;
   const int32_t per_sequence = 1 + options.max_drafts;
   max_rows = most_rows(options);
   if (options.max_sequences > 1 && options.gap_limit > 0)
@@ -583,7 +586,7 @@ void EngineMemory::plan_books(const EngineOptions& options, const ModelConfig& c
   plan.set_predicted(MemoryUse::ngram_tables, NgramDrafter::bytes(options.max_sequences, context));
   plan.set_predicted(MemoryUse::fetched_logits,
                      StepOutputs::host_bytes(std::max(logit_rows, decoding_rows), config.vocabulary,
-                                             config.width));
+                                             config.width, slots));
 }
 
 void EngineMemory::plan_host_images(const EngineOptions& options, const ModelConfig& config) {

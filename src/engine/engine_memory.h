@@ -30,7 +30,7 @@ struct EngineMemory {
   static int32_t choose_ubatch(const EngineOptions& options, const Model& model,
                                const Device& device);
   static int32_t most_rows(const EngineOptions& options);
-  StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens}; }
+  StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens, slots}; }
   // Valid after make_plan().
   int32_t last_pool() const { return pool_of[pool_of.size() - ranks_.size()]; }
   SchedulerLimits scheduler_limits(const EngineOptions& options, const ModelConfig& config) const;
@@ -40,6 +40,7 @@ struct EngineMemory {
   MemoryPlan plan;
   CacheSizes sizes;
   int32_t max_rows = 0;            // of a step
+  int32_t slots = 1;               // whole steps that may run
   int32_t interleaved_tokens = 0;  // at most; 0: no interleaved steps
   int32_t decoding_rows = 0;       // of a step of all sequences, with drafts
   int32_t logit_rows = 0;          // computed at once

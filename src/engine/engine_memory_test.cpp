@@ -95,8 +95,10 @@ TEST(EngineMemory, WhatTheHostKeepsIsPlanned) {
   EXPECT_LT(NgramDrafter::bytes(512, 1 << 20), uint64_t{129} << 20)
       << "bounded whatever the context";
   // Eight rows of logits or hidden values; for every row the best 64, their ids and a sum.
-  EXPECT_EQ(StepOutputs::host_bytes(4, 1000, 512), (8u * 1000 + 4 * 129) * sizeof(float));
-  EXPECT_EQ(StepOutputs::host_bytes(4, 10, 512), (8u * 512 + 4 * 21) * sizeof(float));
+  EXPECT_EQ(StepOutputs::host_bytes(4, 1000, 512, 2),
+            (8u * 1000 + 2 * (4 * 129 + 8 * 512)) * sizeof(float));
+  EXPECT_EQ(StepOutputs::host_bytes(4, 10, 512, 1),
+            (8u * 512 + 4 * 21 + 8 * 512) * sizeof(float));
 }
 
 }  // namespace

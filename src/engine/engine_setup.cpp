@@ -200,15 +200,15 @@ void Engine::choose_drafts() {
 Status Engine::load() {
   const ModelConfig& config = model_->config();
   BRAID_TRY(memory_.take(options_, *model_, *devices_));
-  BRAID_TRY(
-      outputs_.allocate(devices_->last(), *model_, memory_.logit_rows, memory_.decoding_rows));
+  BRAID_TRY(outputs_.allocate(devices_->last(), *model_, memory_.logit_rows, memory_.decoding_rows,
+                              memory_.slots));
   memory_.plan.set_actual(MemoryUse::logits,
                           StepOutputs::bytes(memory_.logit_rows, config.vocabulary),
                           memory_.last_pool());
   memory_.plan.set_actual(
       MemoryUse::fetched_logits,
       StepOutputs::host_bytes(std::max(memory_.logit_rows, memory_.decoding_rows),
-                              config.vocabulary, config.width));
+                              config.vocabulary, config.width, memory_.slots));
   if (disk_)
     BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0),
                                         devices_->first()));
@@ -235,6 +235,7 @@ Status Engine::load() {
       static_cast<int32_t>(blocks_for(int64_t{context_tokens()} + options_.max_drafts));
   sizes.kv_groups = scheduler_->groups();
   sizes.interleaved_tokens = memory_.interleaved_tokens;
+  sizes.slots = memory_.slots;
   BRAID_TRY(runner_->allocate(sizes));
   return make_drafter(sizes.block_table);
 }

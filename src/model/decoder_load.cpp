@@ -52,15 +52,6 @@ Status DecoderModel::load(std::span<Device* const> devices, const StepSizes& siz
                           const ModelWeights::Progress& progress) {
   BRAID_CHECK(stages_.empty());
   BRAID_CHECK(static_cast<int32_t>(devices.size()) == config_.stages * ranks());
-  if (devices[0]->traits().own_memory) {  // GPUs have no kernels for parts of a stack
-    for (const auto& own : shards_)
-      for (const LayerWeights& layer : own->weights.layers)
-        if (layer.moe.gate && layer.moe.gate.experts != layer.moe.router.n)
-          return Error{ErrorKind::unsupported,
-                       fmt::format("{} GPUs cannot share this mixture by --split tensor: its "
-                                   "experts are too narrow to be divided; --split layer can",
-                                   ranks())};
-  }
   const auto count = static_cast<uint64_t>(ranks());
   for (int32_t rank = 0; rank < ranks(); ++rank) {
     std::vector<Device*> own;
@@ -100,9 +91,10 @@ Status DecoderModel::load_part(Part& part, int32_t stage, const StepSizes& sizes
       part.activations,
       part.device->allocate(activation_bytes(stage, part.rank, sizes, activations), "activations"));
   auto* base = static_cast<std::byte*>(part.activations.data());
-  base += place(stage, part.rank, part.whole, base, sizes.tokens, sizes.outputs, activations);
+  base += place(stage, part.rank, part.whole, base, sizes.tokens, sizes.outputs, sizes.slots,
+                activations);
   place(stage, part.rank, part.interleaved, base, sizes.interleaved_tokens,
-        sizes.interleaved_tokens, activations);
+        sizes.interleaved_tokens, 1, activations);
   part.ops = &part.device->ops();
   part.config = &config_of(part.rank);
   part.weights = &weights_of(part.rank);

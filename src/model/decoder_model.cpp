@@ -52,7 +52,8 @@ size_t DecoderModel::place_layer(LayerScratch& layer, const LayerConfig& c, cons
 }
 
 size_t DecoderModel::place(int32_t stage, int32_t rank, Lane& lane, std::byte* base,
-                           int32_t max_tokens, int32_t max_outputs, DType activations) const {
+                           int32_t max_tokens, int32_t max_outputs, int32_t slots,
+                           DType activations) const {
   const DType act = activations;
   const int64_t t = max_tokens;
   const ModelConfig& config = config_of(rank);
@@ -69,7 +70,8 @@ size_t DecoderModel::place(int32_t stage, int32_t rank, Lane& lane, std::byte* b
   const bool last = stage == config.last_stage() && rank == 0;
   if (last) {
     lane.gathered = common.take(max_outputs, config.width);
-    lane.hidden = common.take(max_outputs, config.width, act);
+    for (int32_t slot = 0; slot < slots; ++slot)
+      lane.hidden.push_back(common.take(max_outputs, config.width, act));
   }
 
   size_t end = common.offset();
@@ -87,15 +89,16 @@ size_t DecoderModel::place(int32_t stage, int32_t rank, Lane& lane, std::byte* b
 }
 
 size_t DecoderModel::lane_bytes(int32_t stage, int32_t rank, int32_t max_tokens,
-                                int32_t max_outputs, DType activations) const {
+                                int32_t max_outputs, int32_t slots, DType activations) const {
   Lane counted;
-  return place(stage, rank, counted, nullptr, max_tokens, max_outputs, activations);
+  return place(stage, rank, counted, nullptr, max_tokens, max_outputs, slots, activations);
 }
 
 size_t DecoderModel::activation_bytes(int32_t stage, int32_t rank, const StepSizes& sizes,
                                       DType activations) const {
-  return lane_bytes(stage, rank, sizes.tokens, sizes.outputs, activations) +
-         lane_bytes(stage, rank, sizes.interleaved_tokens, sizes.interleaved_tokens, activations);
+  return lane_bytes(stage, rank, sizes.tokens, sizes.outputs, sizes.slots, activations) +
+         lane_bytes(stage, rank, sizes.interleaved_tokens, sizes.interleaved_tokens, 1,
+                    activations);
 }
 
 Device::WorkspaceNeeds DecoderModel::workspace_needs(int32_t max_tokens) const {
@@ -152,12 +155,12 @@ void DecoderModel::attach(StepTap& tap, std::vector<AttentionConfig> layers) {
 }
 
 void DecoderModel::forward_stage(int32_t stage, const Batch& batch,
-                                 std::span<const SequenceMemory> memory) {
+                                 std::span<const SequenceMemory> memory, int32_t slot) {
   StepPacing never_pauses;
   const Stage& own = stages_[static_cast<size_t>(stage)];
   StepCursor at = own.begin;
   at.catches_up = catches_up_;
-  BRAID_CHECK(run_layers(own, at, {batch, memory, never_pauses, false}));
+  BRAID_CHECK(run_layers(own, at, {batch, memory, never_pauses, false, slot}));
 }
 
 bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch,
@@ -281,13 +284,11 @@ bool DecoderModel::run_outputs(const Stage& stage, const StepCursor& at, const R
   const Lane& lane = part.lane(run.interleaved);
   const Batch batch = run.batch.on_device(part.index);
   if (!run.pacing.may_run(StepPart::outputs)) return false;
-  ended_interleaved_ = run.interleaved;
-  last_outputs_ = batch.outputs;
   if (batch.outputs > 0) {
     const Tensor rows = lane.gathered.top(batch.outputs);
     part.ops->gather_rows(rows, lane.residual.top(batch.tokens), batch.output_row, batch.outputs);
-    part.ops->add_norm(lane.hidden.top(batch.outputs), rows, {}, part.weights->output_norm,
-                       config_.eps);
+    part.ops->add_norm(output_hidden(run.slot).top(batch.outputs), rows, {},
+                       part.weights->output_norm, config_.eps);
   }
   if (at.catches_up) {
     catching_up([&] {
@@ -384,9 +385,8 @@ void DecoderModel::feed_forward_block(Ops& ops, Tensor x, Tensor h, const BlockN
   }
 }
 
-void DecoderModel::logits(Tensor logits, int32_t first, int32_t count) {
-  BRAID_CHECK(first >= 0 && count > 0 && first + count <= last_outputs_);
-  last().ops->logits(logits.top(count), ends().head(), ended().hidden.middle(first, count));
+void DecoderModel::logits(Tensor logits, int32_t first, int32_t count, int32_t slot) {
+  last().ops->logits(logits.top(count), ends().head(), output_hidden(slot).middle(first, count));
 }
 
 void DecoderModel::show(const Part& part, const Lane& lane, size_t layer, const Batch& batch) {

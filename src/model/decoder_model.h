@@ -39,17 +39,21 @@ class DecoderModel final : public Model {
               const ModelWeights::Progress& progress) override;
   int32_t next_turn() override;
   void stop() override;
-  void forward_stage(int32_t stage, const Batch& batch,
-                     std::span<const SequenceMemory> memory) override;
+  void forward_stage(int32_t stage, const Batch& batch, std::span<const SequenceMemory> memory,
+                     int32_t slot) override;
   void hand_off(int32_t stage, int32_t rows) override { hand_off(stage, rows, false); }
   bool forward_interleaved(StepCursor& at, const Batch& batch,
                            std::span<const SequenceMemory> memory, StepPacing& pacing) override;
   void attach(StepTap& tap, std::vector<AttentionConfig> layers) override;
-  void logits(Tensor logits, int32_t first, int32_t count) override;
+  void logits(Tensor logits, int32_t first, int32_t count, int32_t slot) override;
   void draft(Tensor logits, const Batch& batch, const SequenceMemory& memory, bool first) override;
   const int32_t* draft_token_of() const override;
   void change_draft_rows(std::span<const DraftRow> changes) override;
-  Tensor output_hidden() const override { return ended().hidden.top(last_outputs_); }
+  Tensor output_hidden(int32_t slot) const override {
+    const Part& part = last();
+    return slot == kInterleavedSlot ? part.interleaved.hidden[0]
+                                    : part.whole.hidden[static_cast<size_t>(slot)];
+  }
 
  private:
   // Tensors between the ops of one layer. Layers run one at a time and share this memory.
@@ -71,7 +75,7 @@ class DecoderModel final : public Model {
     Tensor normed;                     // [T, E]
     std::vector<Tensor> ropes;         // [ropes] of [T, rope dims]
     Tensor gathered;                   // [outputs, E]; of the last device, as all below but layers
-    Tensor hidden;                     // [outputs, E] after the output norm
+    std::vector<Tensor> hidden;        // [slots] of [outputs, E] after the output norm
     std::vector<LayerScratch> layers;  // [layers]; empty ones belong to other stages
     DraftScratch draft;                // of the MTP head; shares the layers' memory
   };
@@ -106,9 +110,9 @@ class DecoderModel final : public Model {
   static size_t place_layer(LayerScratch& layer, const LayerConfig& c, const Placer& start,
                             int64_t t, DType act);
   size_t place(int32_t stage, int32_t rank, Lane& lane, std::byte* base, int32_t max_tokens,
-               int32_t max_outputs, DType activations) const;
+               int32_t max_outputs, int32_t slots, DType activations) const;
   size_t lane_bytes(int32_t stage, int32_t rank, int32_t max_tokens, int32_t max_outputs,
-                    DType activations) const;
+                    int32_t slots, DType activations) const;
   Status make_shards();
   Status load_part(Part& part, int32_t stage, const StepSizes& sizes);
   Status connect(Stage& stage, const StepSizes& sizes);
@@ -118,6 +122,7 @@ class DecoderModel final : public Model {
     std::span<const SequenceMemory> memory;
     StepPacing& pacing;
     bool interleaved;
+    int32_t slot = kInterleavedSlot;
   };
   // All return false if the step pauses.
   bool run_layers(const Stage& stage, StepCursor& at, const Run& run);
@@ -139,7 +144,6 @@ class DecoderModel final : public Model {
   void enter_head(const Lane& lane, const Batch& batch);
   // Rank 0 of the last stage.
   const Part& last() const { return stages_.back().parts[0]; }
-  const Lane& ended() const { return last().lane(ended_interleaved_); }
   const ModelWeights& ends() const { return shards_.empty() ? weights_ : shards_[0]->weights; }
   MtpWeights& mtp() { return weights_of(0).mtp[0]; }
   void choose_draft_vocabulary(int32_t wanted);
@@ -153,8 +157,6 @@ class DecoderModel final : public Model {
   std::vector<std::unique_ptr<Shard>> shards_;  // [ranks], if there are several
   StepTap* tap_ = nullptr;                      // may be null
   std::vector<Stage> stages_;                   // once loaded
-  bool ended_interleaved_ = false;              // the last ended step
-  int32_t last_outputs_ = 0;
   Buffer draft_tokens_, draft_tokens_on_host_;  // [config_.draft_vocabulary] i32
 };
 

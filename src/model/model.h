@@ -67,6 +67,7 @@ struct StepSizes {
   int32_t tokens = 0;
   int32_t outputs = 0;
   int32_t interleaved_tokens = 0;  // of an interleaved step; 0: there will be none
+  int32_t slots = 1;               // whole steps whose outputs are kept
 };
 
 // The parts of a step; it may pause before each.
@@ -171,8 +172,8 @@ class Model {
   // A device has failed: ranks that wait for its rows wait no longer.
   virtual void stop() = 0;
 
-  // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row.
-  // `memory`: of each rank.
+  // Runs all layers over the batch and keeps the normed hidden rows of batch.output_row in a slot
+  // (StepSizes). `memory`: of each rank.
   void forward(const Batch& batch, std::span<const SequenceMemory> memory) {
     for (int32_t stage = 0; stage < config().stages; ++stage) {
       forward_stage(stage, batch, memory);
@@ -186,7 +187,7 @@ class Model {
   // The same in parts, in this order for each stage. A hand-off, to the next stage, cannot be
   // recorded.
   virtual void forward_stage(int32_t stage, const Batch& batch,
-                             std::span<const SequenceMemory> memory) = 0;
+                             std::span<const SequenceMemory> memory, int32_t slot = 0) = 0;
   virtual void hand_off(int32_t stage, int32_t rows) = 0;
 
   // Runs one sequence's certain rows from `at` on, with pauses for other sequences' steps. True: it
@@ -194,8 +195,10 @@ class Model {
   virtual bool forward_interleaved(StepCursor& at, const Batch& batch,
                                    std::span<const SequenceMemory> memory, StepPacing& pacing) = 0;
 
-  // logits [count, V] of output rows first .. first + count of the last ended step.
-  virtual void logits(Tensor logits, int32_t first, int32_t count) = 0;
+  // Slot of the last interleaved step.
+  static constexpr int32_t kInterleavedSlot = -1;
+  // logits [count, V] of output rows first .. first + count of a slot's last step.
+  virtual void logits(Tensor logits, int32_t first, int32_t count, int32_t slot = 0) = 0;
 
   // With an MTP head: one row per sequence, a token that no step has run, marked as certain. Writes
   // logits [tokens, draft_columns()] of the next token. `first`: the row directly follows the
@@ -212,8 +215,8 @@ class Model {
   // Changes tokens of rows for later work. The copy of the previous call must have finished.
   virtual void change_draft_rows(std::span<const DraftRow> changes) = 0;
 
-  // Normed hidden rows [outputs, E] of the last ended step.
-  virtual Tensor output_hidden() const = 0;
+  // Normed hidden rows of a slot's last step: the first Batch::outputs rows.
+  virtual Tensor output_hidden(int32_t slot = 0) const = 0;
 
   // A drafter with KV layers after the trunk's. It must outlive the steps. Call before config() is
   // used for sizes.

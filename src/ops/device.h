@@ -220,6 +220,11 @@ class Device {
   virtual bool expands(const KvCodec&, int32_t /*head_dim*/) const { return false; }
 
   virtual void synchronize() = 0;
+  // A number for the ops queued so far, on devices that are asynchronous; wait_for() returns when
+  // they have ended. Of the last kFences numbers only.
+  static constexpr uint64_t kFences = 16;
+  virtual uint64_t fence() { return 0; }
+  virtual void wait_for(uint64_t fence) { synchronize(); }
   virtual Ops& ops() = 0;
 
   // Mailboxes for letters between `ranks`, which are devices of this kind, in this order; this is
@@ -231,7 +236,7 @@ class Device {
     return Error{ErrorKind::unsupported, description() + " does not share a model's tensors"};
   }
 
-  // Ok if all work so far succeeded; call it after synchronize(). An error is permanent: the device
+  // Ok if all work so far succeeded; call it after synchronize() or wait_for(). An error is permanent: the device
   // is unusable, and work since the last ok is invalid. Errors: io.
   virtual Status health() const { return {}; }
   // For tests: fails like a faulty kernel. lasting: the GPU then refuses all work of this process.

@@ -25,6 +25,7 @@ Devices::Devices(std::vector<std::unique_ptr<Device>> list, int32_t ranks)
   BRAID_CHECK(!owned_.empty() && ranks > 0 && owned_.size() % static_cast<size_t>(ranks) == 0);
   for (const auto& device : owned_) pointers_.push_back(device.get());
   last_of_device_.resize(owned_.size());
+  fences_.resize(owned_.size());
 }
 
 std::string Devices::description() const {
@@ -43,6 +44,19 @@ std::string Devices::numerics() const {
 
 void Devices::synchronize() {
   for (Device* device : pointers_) device->synchronize();
+}
+
+uint64_t Devices::fence() {
+  const uint64_t number = ++last_fence_;
+  for (size_t i = 0; i < pointers_.size(); ++i)
+    fences_[i][number % Device::kFences] = pointers_[i]->fence();
+  return number;
+}
+
+void Devices::wait_for(uint64_t fence) {
+  BRAID_CHECK(fence <= last_fence_ && last_fence_ - fence < Device::kFences);
+  for (size_t i = 0; i < pointers_.size(); ++i)
+    pointers_[i]->wait_for(fences_[i][fence % Device::kFences]);
 }
 
 Status Devices::health() const {

@@ -6,6 +6,7 @@
 // All devices compute alike: they have equal traits. One thread (the engine's) calls them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -53,7 +54,10 @@ class Devices {
   std::string numerics() const;
 
   void synchronize();
-  // Ok, or the first error of a device. Call it after synchronize().
+  // The end of what is queued on all devices; of the last Device::kFences calls only.
+  uint64_t fence();
+  void wait_for(uint64_t fence);
+  // Ok, or the first error of a device. Call it after synchronize() or wait_for().
   Status health() const;
 
   // Copies beside the steps (Device::copy_beside), one list for each device; the lists are emptied.
@@ -75,6 +79,8 @@ class Devices {
   std::vector<std::unique_ptr<Device>> owned_;
   std::vector<Device*> pointers_;
   int32_t ranks_ = 1;
+  uint64_t last_fence_ = 0;
+  std::vector<std::array<uint64_t, Device::kFences>> fences_;  // [devices]
   std::deque<Copies> copies_;  // not known to be done; with several devices
   std::vector<uint64_t> last_of_device_;
   uint64_t last_copies_ = 0;

@@ -82,7 +82,8 @@ void Judge::begin(const StepItem& item, Verdict& verdict) {
     return;
   }
   report_scores(item);
-  if (!item.wants_next && item.certain == item.sequence->pending()) {  // the prompt was all
+  if (!item.wants_next &&
+      item.end_position() == std::ssize(item.sequence->tokens)) {  // the prompt was all
     verdict.finished = true;
     verdict.end.reason = FinishReason::length;
   }
@@ -91,10 +92,10 @@ void Judge::begin(const StepItem& item, Verdict& verdict) {
 void Judge::report_scores(const StepItem& item) {
   Sequence& s = *item.sequence;
   if (!s.request.score) return;
-  const int32_t end = std::min(s.computed_tokens + item.certain, s.prompt_tokens());
+  const int32_t end = std::min(item.end_position(), s.prompt_tokens());
   int32_t output = item.first_output;
   // Positions that run again after a preemption are not reported again.
-  for (int32_t p = std::max({s.computed_tokens, s.request.score_from, s.scored_tokens}); p < end;
+  for (int32_t p = std::max({item.first_position, s.request.score_from, s.scored_tokens}); p < end;
        ++p)
     s.request.score(p, outputs_.row(output++));
   s.scored_tokens = std::max(s.scored_tokens, end);

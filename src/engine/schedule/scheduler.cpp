@@ -72,17 +72,20 @@ bool Scheduler::add_item(StepPlan& plan, Sequence& s, int32_t certain) {
   if (!grow_or_preempt(s, s.computed_tokens + certain, plan)) return false;
   StepItem item;
   item.sequence = &s;
+  item.first_position = s.computed_tokens;
   item.certain = certain;
   item.wants_next = certain == s.pending() && s.request.max_tokens != 0;
   plan.items.push_back(std::move(item));
   return true;
 }
 
-StepPlan Scheduler::plan(Clock::time_point now) {
+StepPlan Scheduler::plan(Clock::time_point now, int32_t groups) {
   if (disk_ != nullptr) promote_from_disk();
   admit(now);
-  StepPlan plan = lay_out();
-  if (plan.items.empty() && !interleaves() && order_after_copies()) plan = lay_out();
+  // A group that found no blocks would not be first in the next plan either.
+  if (std::exchange(was_short_, false)) groups = 1;
+  StepPlan plan = lay_out(groups);
+  if (plan.items.empty() && !interleaves() && order_after_copies()) plan = lay_out(groups);
   if (plan.items.empty() && !plan.awaits_masks && disk_ != nullptr && !interleaves()) {
     if (bytes_.copies_done() < bytes_.last_copies()) {
       bytes_.synchronize();
@@ -91,6 +94,67 @@ StepPlan Scheduler::plan(Clock::time_point now) {
     }
   }
   return plan;
+}
+
+StepPlan Scheduler::plan_ahead(int32_t groups) {
+  ahead_ = true;
+  StepPlan plan = lay_out(groups);
+  ahead_ = false;
+  return plan;
+}
+
+void Scheduler::queued(const StepPlan& plan) {
+  for (const StepItem& item : plan.items) {
+    ++item.sequence->steps;
+    item.sequence->queued_tokens = item.rows();
+  }
+}
+
+void Scheduler::ended(const StepPlan& plan) {
+  for (const StepItem& item : plan.items) --item.sequence->steps;
+}
+
+void Scheduler::advance(const StepItem& item, int32_t accepted) {
+  Sequence& s = *item.sequence;
+  if (s.computed_tokens != item.first_position) return;  // its next chunk is queued
+  s.computed_tokens = item.end_position() + accepted;
+  s.queued_tokens = 0;
+}
+
+void Scheduler::withdraw(Sequence& s, int32_t from) {
+  s.in_flight_tokens = s.computed_tokens + s.queued_tokens - from;
+  s.computed_tokens = from;
+  s.queued_tokens = s.steps = 0;
+}
+
+// Prompts run between decoding steps.
+bool Scheduler::mixes() const {
+  if (!pacer_.limits()) return false;
+  const auto by_rows = [this](const auto& s) { return goes_by_rows(*s); };
+  const auto decoding = std::count_if(running_.begin(), running_.end(), by_rows);
+  return decoding > 0 && decoding < std::ssize(running_);
+}
+
+bool Scheduler::wants_rest() const {
+  if (mixes()) return true;
+  if (disk_ != nullptr &&
+      (disk_->load_state() != DiskTier::LoadState::none || !loaded_blocks_.empty()))
+    return true;
+  if (waiting_.empty()) return false;
+  const Spare spare = spare_blocks();
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& s) {
+    const bool outranks =
+        !running_.empty() && running_.back()->request.priority < s->request.priority;
+    return (slots_.free() > 0 || outranks) && !still_waits(*s) && !still_blocked(*s, spare);
+  });
+}
+
+// Whether the next chunk of `s` may be queued behind the running one. At a checkpoint, the state
+// must be copied first. A window's blocks are published before they are released.
+bool Scheduler::may_go_on(const Sequence& s) const {
+  const int32_t end = s.computed_tokens + s.queued_tokens;
+  return s.queued_tokens > 0 && end < s.prompt_tokens() && !s.request.score && !s.cancelled &&
+         limits_.window == 0 && next_checkpoint(s, end) != end;
 }
 
 bool Scheduler::is_being_copied(Sequence& s) {
@@ -107,17 +171,23 @@ bool Scheduler::order_after_copies() {
   return true;
 }
 
-StepPlan Scheduler::lay_out() {
+StepPlan Scheduler::lay_out(int32_t groups) {
   StepPlan plan;
   mask_steps_ = TokenMask::kStepsBetween;
+  const auto by_rows = static_cast<int32_t>(std::count_if(
+      running_.begin(), running_.end(), [this](const auto& s) { return goes_by_rows(*s); }));
+  const int32_t most = mixes() ? by_rows : (by_rows + groups - 1) / groups;
   // In order, by index: preemption removes sequences after the one that needs room.
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& s = *running_[i];
     if (!goes_by_rows(s)) continue;
     ++plan.answering;
+    if (s.steps > 0 || plan.decoding == most) continue;
     if (is_being_copied(s) || awaits_mask(plan, s)) continue;
     if (add_item(plan, s, 1)) {
       ++plan.decoding;
+    } else if (ahead_) {
+      was_short_ = true;
     } else {
       preempt(s);  // it is the last one
       --plan.answering;
@@ -128,8 +198,14 @@ StepPlan Scheduler::lay_out() {
   if (plan.answering > 0 && pacer_.limits()) budget = 0;  // interleaved instead
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
-    if (!goes_by_rows(s) && s.in_flight_tokens == 0 && !is_being_copied(s) && !awaits_mask(plan, s))
-      budget -= add_chunk(plan, s, budget);
+    if (goes_by_rows(s) || s.in_flight_tokens > 0 || is_being_copied(s) || awaits_mask(plan, s))
+      continue;
+    if (s.steps > 0) {
+      if (!may_go_on(s)) continue;
+      s.computed_tokens += std::exchange(s.queued_tokens, 0);
+      s.sealed_blocks = s.computed_tokens / kBlockTokens;
+    }
+    budget -= add_chunk(plan, s, budget);
   }
   return plan;
 }
@@ -187,12 +263,12 @@ int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
   return certain >= 2 || limits_.ubatch_tokens < 3 ? std::max(certain, std::min(budget, 1)) : 0;
 }
 
-void Scheduler::committed(Sequence& s) {
+void Scheduler::committed(Sequence& s, int32_t judged) {
   s.in_flight_tokens = 0;
-  shrink(s, s.computed_tokens);
+  if (s.steps == 0) shrink(s, s.computed_tokens);
   if (limits_.seals) seal(s);
   s.extend_hashes();
-  for (; shares(s) && s.prefix.published_blocks < s.computed_tokens / kBlockTokens;
+  for (; shares(s) && s.prefix.published_blocks < judged / kBlockTokens;
        ++s.prefix.published_blocks) {
     const int32_t i = s.prefix.published_blocks;
     for (int32_t g = 0; g < findable_groups(); ++g)
@@ -200,12 +276,13 @@ void Scheduler::committed(Sequence& s) {
         pools_[g].publish(s.blocks[g][i], s.prefix.hashes[i], &s.tokens[int64_t{i} * kBlockTokens]);
   }
   ResumeKind kind = ResumeKind::interval;
-  if (s.computed_tokens > 0 && next_checkpoint(s, s.computed_tokens, &kind) == s.computed_tokens)
+  if (s.steps == 0 && s.computed_tokens > 0 &&
+      next_checkpoint(s, s.computed_tokens, &kind) == s.computed_tokens)
     if (const int32_t id = take_checkpoint(s, kind); id >= 0) store_on_disk(s, id);
-  if (!limits_.recurrent && shares(s) && limits_.checkpoint_interval > 0 &&
+  if (s.steps == 0 && !limits_.recurrent && shares(s) && limits_.checkpoint_interval > 0 &&
       s.computed_tokens - s.prefix.offered_tokens >= limits_.checkpoint_interval)
     store_on_disk(s);
-  leave_behind(s);
+  leave_behind(s, judged);
   const int32_t passed = limits_.window > 0 ? s.left_behind * kBlockTokens : s.computed_tokens;
   std::erase_if(s.prefix.checkpoints, [&](const ResumePoint& p) { return p.position <= passed; });
 }
@@ -232,8 +309,9 @@ void Scheduler::seal(Sequence& s) {
   if (!filled.empty()) bytes_.seal_blocks(filled);
 }
 
-// Releases blocks before the window, or blocks of which only the units are read from now on.
-void Scheduler::leave_behind(Sequence& s) {
+// Releases blocks before the window, or blocks of which only the units are read from now on. Blocks
+// that are not judged yet are kept: they may have to be cleared.
+void Scheduler::leave_behind(Sequence& s, int32_t judged) {
   if (groups() == 1) return;
   // Resuming at or before a checkpoint position needs the window's blocks there.
   const auto expected = [&](const ResumePoint& p) {
@@ -241,7 +319,7 @@ void Scheduler::leave_behind(Sequence& s) {
     return s.left_behind < end && s.left_behind >= first_kept(1, end * kBlockTokens);
   };
   const std::vector<ResumePoint>& points = s.prefix.checkpoints;
-  for (; s.left_behind < first_kept(1, s.computed_tokens); ++s.left_behind)
+  for (; s.left_behind < first_kept(1, judged); ++s.left_behind)
     if (s.left_behind >= sinks())
       pools_[1].leave_behind(s.blocks[1], s.left_behind,
                              std::any_of(points.begin(), points.end(), expected));
@@ -391,6 +469,7 @@ std::unique_ptr<Sequence> Scheduler::take_running(const Sequence* sequence) {
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(Sequence* sequence, bool keep) {
+  BRAID_CHECK(sequence->steps == 0);
   std::unique_ptr<Sequence> out = take_running(sequence);
   keep = keep && out->in_flight_tokens == 0;
   clear_in_flight(*out);
@@ -420,7 +499,7 @@ void Scheduler::clear_in_flight(Sequence& s) {
 
 std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
   std::vector<std::unique_ptr<Sequence>> out;
-  for (const auto& s : running_) s->in_flight_tokens = 0;
+  for (const auto& s : running_) s->in_flight_tokens = s->queued_tokens = s->steps = 0;
   while (!running_.empty()) out.push_back(remove(running_.back().get(), false));
   for (auto& s : waiting_) {
     forget_copies(*s);
@@ -433,7 +512,7 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::remove_all() {
 std::vector<std::unique_ptr<Sequence>> Scheduler::remove_cancelled() {
   std::vector<std::unique_ptr<Sequence>> out;
   for (size_t i = 0; i < running_.size();) {
-    if (running_[i]->cancelled) {
+    if (running_[i]->cancelled && running_[i]->steps == 0) {
       out.push_back(remove(running_[i].get(), true));
     } else {
       ++i;
@@ -456,8 +535,10 @@ void Scheduler::check() const {
     slots.push_back(s->slot);
     BRAID_CHECK(s->computed_tokens < static_cast<int32_t>(s->tokens.size()));
     BRAID_CHECK(s->prefix.published_blocks <= s->computed_tokens / kBlockTokens);
-    BRAID_CHECK(s->left_behind == first_kept(1, s->computed_tokens) || groups() == 1);
-    BRAID_CHECK(s->sealed_blocks == s->computed_tokens / kBlockTokens || !limits_.seals);
+    BRAID_CHECK(s->left_behind == first_kept(1, s->computed_tokens) || groups() == 1 ||
+                s->steps > 0);
+    BRAID_CHECK(s->sealed_blocks == s->computed_tokens / kBlockTokens || !limits_.seals ||
+                s->steps > 0);
     BRAID_CHECK(s->preempted.checkpoint < 0);
     for (int32_t g = 0; g < groups(); ++g) check_table(*s, g);
     for (int32_t g = 0; g < groups(); ++g) tables[g].push_back(&s->blocks[g]);
@@ -487,7 +568,7 @@ void Scheduler::check() const {
 void Scheduler::check_table(const Sequence& s, int32_t group) const {
   const BlockTable& table = s.blocks[group];
   BRAID_CHECK(static_cast<int64_t>(table.size()) ==
-              blocks_for(s.computed_tokens + s.in_flight_tokens));
+              blocks_for(s.computed_tokens + s.in_flight_tokens + s.queued_tokens));
   BRAID_CHECK(s.preempted.blocks[group].empty());
   for (size_t b = 0; b < table.size(); ++b)
     BRAID_CHECK((table[b] == kGone) == is_gone(group, static_cast<int32_t>(b), s.left_behind));

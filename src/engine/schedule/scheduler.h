@@ -13,6 +13,10 @@
 // continues later with the same tokens. With answers_by_rows, tokens of an answer are then
 // recomputed one per step.
 //
+// Steps ahead. On several stages steps may be planned while others run (plan_ahead()): of sequences
+// without a running step, or of a prompt's next chunk. Then no sequence enters or is preempted. So
+// that there are groups of sequences to alternate, a step carries its share of the decoding ones.
+//
 // Progress. The first running sequence is part of every plan, has a chunk in progress, or waits for
 // its token mask. Only one that precedes it may preempt it, so it finishes.
 //
@@ -114,8 +118,20 @@ class Scheduler {
   Sequence* find(RequestId id);
   bool idle() const { return waiting_.empty() && running_.empty(); }
 
-  // Admits sequences and plans the next step. Every item's blocks cover its certain rows.
-  StepPlan plan(Clock::time_point now);
+  // While no step runs: admits sequences and plans the next step. Every item's blocks cover its
+  // certain rows. `groups`: of decoding sequences, in as many steps that run at a time.
+  StepPlan plan(Clock::time_point now, int32_t groups = 1);
+  // While steps run.
+  StepPlan plan_ahead(int32_t groups);
+  // Something waits for a moment without running steps.
+  bool wants_rest() const;
+  // A planned step has been queued, or has ended; its items are committed next.
+  static void queued(const StepPlan& plan);
+  static void ended(const StepPlan& plan);
+  // The item's tokens, up to its last accepted draft, are computed.
+  static void advance(const StepItem& item, int32_t accepted);
+  // Cells and state of `s` are unknown from a position on, which no running step has rows of any more.
+  static void withdraw(Sequence& s, int32_t from);
   // At most one item, between decoding steps. It runs until committed(), or until its
   // `in_flight_tokens` is 0 (cancelled, preempted).
   StepPlan plan_interleaved(int32_t most);
@@ -127,8 +143,9 @@ class Scheduler {
   }
   Pacer& pacer() { return pacer_; }
 
-  // Call after a step, with more tokens in `s`. Publishes full blocks, takes a due checkpoint.
-  void committed(Sequence& s);
+  // Call after a step, with more tokens in `s`. Publishes full blocks below `judged`, takes a due
+  // checkpoint.
+  void committed(Sequence& s, int32_t judged);
 
   // How far an answer of `tokens` may grow in one step, without passing its next checkpoint.
   int32_t tokens_to_checkpoint(const Sequence& s, int32_t tokens) const;
@@ -142,7 +159,7 @@ class Scheduler {
   std::vector<std::unique_ptr<Sequence>> remove_all();
   // `keep`: the state is worth a checkpoint. In-flight cells may hold NaN and are cleared.
   std::unique_ptr<Sequence> remove(Sequence* sequence, bool keep);
-  // Returns the cancelled sequences, which are removed already.
+  // Returns the cancelled sequences without running steps, which are removed already.
   std::vector<std::unique_ptr<Sequence>> remove_cancelled();
 
   // Null: no disk. It must have its staging, outlive the last plan(), committed() and remove(), and
@@ -211,7 +228,7 @@ class Scheduler {
   int32_t room_for(const Sequence& s, int32_t group) const;
   void clear_in_flight(Sequence& s);
   void shrink(Sequence& s, int32_t tokens);
-  void leave_behind(Sequence& s);
+  void leave_behind(Sequence& s, int32_t judged);
   void seal(Sequence& s);
   int32_t next_checkpoint(const Sequence& s, int32_t from, ResumeKind* kind = nullptr) const;
   bool put_checkpoint(int32_t id, const PrefixKey& key, ResumePoint point);
@@ -220,7 +237,9 @@ class Scheduler {
   int32_t take_checkpoint(Sequence& s, ResumeKind kind);
   void take_own_copy(Sequence& s);
   void admit(Clock::time_point now);
-  StepPlan lay_out();
+  StepPlan lay_out(int32_t groups);
+  bool mixes() const;
+  bool may_go_on(const Sequence& s) const;
   bool grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan);
   bool make_private_or_preempt(Sequence& s, int32_t group, const StepPlan& plan);
   bool preempt_one(const Sequence& for_whom, const StepPlan& plan);
@@ -256,6 +275,8 @@ class Scheduler {
   Pacer pacer_;
   DiskTier* disk_ = nullptr;
   SchedulerStats stats_;
+  bool ahead_ = false;      // plans beside running steps
+  bool was_short_ = false;  // blocks were, in a plan ahead
   uint64_t next_order_ = 1;
   uint64_t entries_and_exits_ = 0;  // of running_
   int64_t mask_steps_ = 0;          // allowance of masks before this step

@@ -530,6 +530,7 @@ bool Scheduler::make_private_or_preempt(Sequence& s, int32_t group, const StepPl
 
 // Preempts the last sequence if it is after `for_whom` and not planned yet.
 bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
+  if (ahead_) return false;
   for (size_t i = running_.size(); i > 0; --i) {
     Sequence& victim = *running_[i - 1];
     if (&victim == &for_whom) return false;
@@ -545,6 +546,7 @@ bool Scheduler::preempt_one(const Sequence& for_whom, const StepPlan& plan) {
 
 void Scheduler::preempt(Sequence& victim) {
   ++stats_.preempted;
+  BRAID_CHECK(victim.steps == 0);
   BRAID_CHECK(victim.preempted.checkpoint < 0 && victim.preempted.blocks[0].empty());
   const bool whole = victim.in_flight_tokens == 0;  // else its memory is inconsistent
   clear_in_flight(victim);

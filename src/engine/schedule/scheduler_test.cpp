@@ -28,11 +28,12 @@ struct Program {
   KvTail tail = {};
   int32_t max_drafts = 0;
   bool by_rows = false;
+  int32_t stages = 1;  // steps that run at a time
 };
 
 void random_program(const Program& program) {
   const auto [seed, operations, preemption, recurrent, paced, window, window_blocks, seals, tail,
-              max_drafts, by_rows] = program;
+              max_drafts, by_rows, stages] = program;
   std::mt19937_64 random(seed);
   SchedulerLimits limits = small_limits();
   limits.preemption = preemption;
@@ -47,6 +48,7 @@ void random_program(const Program& program) {
               window_blocks);
   world.most_prompt_tokens = limits.ubatch_tokens;
   world.bytes.late = seed % 3 != 0;
+  world.most_running = stages;
   std::vector<std::vector<int32_t>> beginnings;
   for (int i = 0; i < 4; ++i)
     beginnings.push_back(tokens_of(random, 20 + static_cast<int32_t>(random() % 200)));
@@ -126,6 +128,7 @@ void random_program(const Program& program) {
   EXPECT_EQ(world.pieced > 0, paced);
   EXPECT_EQ(world.drafts_accepted > 0, max_drafts > 0);
   EXPECT_EQ(world.rows_again > 0, by_rows);
+  EXPECT_EQ(world.chained > 0, stages > 1 && window == 0);
   if (preemption == Preemption::swap) {
     EXPECT_GT(stats.swapped, 0u);
   }
@@ -181,6 +184,16 @@ TEST(Scheduler, RandomProgramsWithGuessesBalanceAndAnswerAsAlone) {
   random_program({34, 100000, Preemption::swap, false, true, 70, 12, false, {}, 7});
   random_program({35, 100000, Preemption::recompute, false, true, 70, 12, false, {}, 7, true});
   random_program({36, 150000, Preemption::recompute, true, true, 0, 12, true, {1, 1}, 15, true});
+}
+
+// Steps are planned and queued while others run; these end later.
+TEST(Scheduler, RandomProgramsOnSeveralStagesBalanceAndAnswerAsAlone) {
+  random_program({41, 200000, Preemption::swap, true, false, 0, 0, false, {}, 0, false, 2});
+  random_program({42, 200000, Preemption::recompute, true, true, 0, 0, false, {}, 0, true, 3});
+  random_program({43, 150000, Preemption::swap, false, false, 0, 0, false, {}, 7, false, 4});
+  random_program({44, 150000, Preemption::recompute, false, true, 70, 17, false, {}, 0, false, 2});
+  random_program({45, 200000, Preemption::swap, true, false, 0, 14, true, {2, 2}, 0, false, 2});
+  random_program({46, 150000, Preemption::recompute, true, true, 0, 12, true, {1, 1}, 15, true, 4});
 }
 
 TEST(Scheduler, PromptsThatArriveTogetherComputeTheirPrefixOnce) {

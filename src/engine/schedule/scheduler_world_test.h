@@ -296,7 +296,9 @@ struct World {
 
   void run_item(const StepItem& item, Verdict& verdict) {
     const Sequence& s = *item.sequence;
-    expect_memory_of(s);
+    ASSERT_EQ(item.first_position, s.computed_tokens);
+    if (s.steps > 1) ++chained;
+    if (s.steps <= 1) expect_memory_of(s);  // else its rows so far may be no numbers
     expect_rows_of(item);
     uint64_t prefix = 0;
     for (int32_t p = 0; p < s.computed_tokens; ++p) prefix = extend(prefix, s.tokens[p]);
@@ -377,22 +379,32 @@ struct World {
                                      [&](const StepItem& item) { return item.sequence == &first; });
     const bool waits_for_a_slice = paced && plan.decoding > 0 && !scheduler.goes_by_rows(first);
     const bool is_copied = first.copies > 0 && (!plan.items.empty() || scheduler.interleaves());
-    EXPECT_TRUE(planned || first.in_flight_tokens > 0 || waits_for_a_slice || is_copied)
+    EXPECT_TRUE(planned || first.steps > 0 || first.in_flight_tokens > 0 || waits_for_a_slice ||
+                is_copied)
         << "request " << first.id;
   }
 
   bool step() {
     if (pieces && pieces->items[0].sequence->cancelled) pieces.reset();
     for (auto& s : scheduler.remove_cancelled()) cancelled[s->id] = s->tokens;
-    StepPlan plan = scheduler.plan(Clock::now());
+    const bool ahead = !running.empty();
+    StepPlan plan;
+    if (!ahead) plan = scheduler.plan(Clock::now(), most_running);
+    if (ahead && goes_ahead()) plan = scheduler.plan_ahead(most_running);
     if (pieces && pieces->items[0].sequence->in_flight_tokens == 0) pieces.reset();
     const int32_t decoding = plan.decoding;
-    expect_progress(plan);
+    if (!ahead) expect_progress(plan);
     propose(plan);
-    if (plan.items.empty() && !pieces) return !scheduler.idle();
+    if (plan.items.empty() && !pieces && !ahead) return !scheduler.idle();
     bytes.before_step();
-    if (!plan.items.empty() && !run_plan(plan)) return false;
-    return run_pieces(decoding);
+    if (!plan.items.empty() && !queue_plan(std::move(plan))) return false;
+    if (!running.empty() && goes_ahead() && pace() % 4 != 0) return true;
+    if (!running.empty() && !end_plan()) return false;
+    return !running.empty() || run_pieces(decoding);
+  }
+
+  bool goes_ahead() const {
+    return std::ssize(running) < most_running && !pieces && !scheduler.wants_rest();
   }
 
   bool run_pieces(int32_t decoding) {
@@ -420,14 +432,17 @@ struct World {
       EXPECT_EQ(s.in_flight_tokens, plan.items[0].certain);
       bytes.states[s.slot] = state_before;
       ++pieced;
-      if (!run_plan(plan)) return false;
+      if (!queue_plan(std::move(plan)) || !end_plan()) return false;
     }
     return true;
   }
 
-  bool run_plan(StepPlan& plan) {
-    std::vector<Verdict> verdicts(plan.items.size());
+  // The device works at once; the results are known when the step ends.
+  bool queue_plan(StepPlan&& queued) {
+    auto& [plan, verdicts] = running.emplace_back(std::move(queued), std::vector<Verdict>());
+    verdicts.resize(plan.items.size());
     int32_t prompt_tokens = 0;
+    Scheduler::queued(plan);
     for (size_t i = 0; i < plan.items.size(); ++i) {
       if (!scheduler.goes_by_rows(*plan.items[i].sequence)) prompt_tokens += plan.items[i].certain;
       run_item(plan.items[i], verdicts[i]);
@@ -437,16 +452,32 @@ struct World {
     if (paced && plan.decoding > 0) {
       EXPECT_EQ(prompt_tokens, 0);
     }
+    return true;
+  }
+
+  void withdraw(Sequence& s, int32_t from) {
+    for (auto& [plan, verdicts] : running)
+      for (size_t i = plan.items.size(); i-- > 0;)
+        if (plan.items[i].sequence == &s) {
+          plan.items.erase(plan.items.begin() + static_cast<std::ptrdiff_t>(i));
+          verdicts.erase(verdicts.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+    Scheduler::withdraw(s, from);
+  }
+
+  bool end_plan() {
+    auto [plan, verdicts] = std::move(running.front());
+    running.pop_front();
+    Scheduler::ended(plan);
     const size_t planned = plan.items.size();
     for (size_t i = 0; i < planned; ++i) {
       const StepItem item = plan.items[i];
-      if (!item.wants_next ||
-          item.sequence->computed_tokens + item.certain != item.sequence->prompt_tokens())
-        continue;
+      if (!item.wants_next || item.end_position() != item.sequence->prompt_tokens()) continue;
       if (verdicts[i].failed) continue;
       for (Sequence* twin : scheduler.fork(*item.sequence)) {
         StepItem forked = item;
         forked.sequence = twin;
+        forked.first_position = item.end_position();
         forked.certain = 0;
         plan.items.push_back(forked);
         verdicts.emplace_back();
@@ -456,16 +487,24 @@ struct World {
     }
     for (size_t i = 0; i < plan.items.size(); ++i) {
       Sequence& s = *plan.items[i].sequence;
+      const StepItem& item = plan.items[i];
       if (verdicts[i].failed) {
-        s.in_flight_tokens = plan.items[i].rows();
+        if (s.computed_tokens == item.first_position) s.queued_tokens = item.rows();
+        withdraw(s, item.first_position);
         continue;
       }
-      s.computed_tokens +=
-          plan.items[i].certain + static_cast<int32_t>(verdicts[i].accepted.size());
+      const auto accepted = static_cast<int32_t>(verdicts[i].accepted.size());
+      Scheduler::advance(item, accepted);
       s.tokens.insert(s.tokens.end(), verdicts[i].next.begin(), verdicts[i].next.end());
-      scheduler.committed(s);
+      scheduler.committed(s, item.end_position() + accepted);
     }
     for (size_t i = 0; i < plan.items.size(); ++i) {
+      if (Sequence& s = *plan.items[i].sequence; s.cancelled && !verdicts[i].failed) {
+        if (s.steps > 0) withdraw(s, plan.items[i].end_position());
+        const auto removed = scheduler.remove(&s, true);
+        cancelled[removed->id] = removed->tokens;
+        continue;
+      }
       if (verdicts[i].failed) failed.insert(scheduler.remove(plan.items[i].sequence, false)->id);
       if (!verdicts[i].finished || verdicts[i].failed) continue;
       auto s = scheduler.remove(plan.items[i].sequence, true);
@@ -503,6 +542,9 @@ struct World {
   bool by_rows;
   bool paced;
   std::mt19937_64 pace{12};
+  int32_t most_running = 1;  // steps
+  std::deque<std::pair<StepPlan, std::vector<Verdict>>> running;
+  int64_t chained = 0;             // chunks queued behind another one of their prompt
   std::optional<StepPlan> pieces;  // a chunk in progress
   FakeSlot state_before;           // of its sequence
   int64_t pieced = 0;              // finished chunks

@@ -21,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 // - Positions [0, computed_tokens) are in the KV cells and in the state slot.
 // - blocks[g].size() == blocks_for(computed_tokens); with a window the first left_behind are kGone.
 // - in_flight_tokens == 0, or some layers of the slot are ahead and it must not be copied.
+// While steps run, the device reaches this state when it has done all that is queued; tokens are
+// judged, and blocks published, when their step has ended.
 // - prefix.hashes has an entry per full block; the first prefix.published_blocks are published.
 // A waiting one holds no blocks and no slot; a preempted one maybe host copies.
 struct Sequence {
@@ -34,6 +36,8 @@ struct Sequence {
   int32_t computed_tokens = 0;  // K, V and state are in memory
   // Rows from computed_tokens on that ran partly or are NaN: their cells and state are invalid.
   int32_t in_flight_tokens = 0;
+  int32_t steps = 0;          // running whole steps with rows of it
+  int32_t queued_tokens = 0;  // rows of the last of these, from computed_tokens on; 0: none
   Sampler sampler;
   bool cancelled = false;
   bool announced = false;     // started() was reported

@@ -29,15 +29,17 @@ Status StepRunner::allocate(const Sizes& sizes) {
   if (sizes.interleaved_tokens > 0)
     BRAID_TRY(interleaved_.allocate(devices_.all(), sizes.interleaved_tokens, 2, sizes.block_table,
                                     sizes.kv_groups));
-  return whole_.allocate(devices_.all(), sizes.rows, sizes.sequences, sizes.block_table,
-                         sizes.kv_groups);
+  for (int32_t slot = 0; slot < sizes.slots; ++slot)
+    BRAID_TRY(whole_.emplace_back().allocate(devices_.all(), sizes.rows, sizes.sequences,
+                                             sizes.block_table, sizes.kv_groups));
+  return {};
 }
 
-void StepRunner::enqueue(int32_t stage, const Batch& batch) {
+void StepRunner::enqueue(int32_t stage, const Batch& batch, int32_t slot) {
   for (int32_t rank = 0; rank < devices_.ranks(); ++rank)
-    whole_.upload(devices_.index(stage, rank));
-  model_.forward_stage(stage, batch, cache_.memories());
-  if (stage + 1 == devices_.stages() && outputs_.finds_best()) outputs_.queue_best();
+    whole_[static_cast<size_t>(slot)].upload(devices_.index(stage, rank));
+  model_.forward_stage(stage, batch, cache_.memories(), slot);
+  if (stage + 1 == devices_.stages()) outputs_.queue();
 }
 
 // None: do not record the step.
@@ -61,29 +63,32 @@ std::optional<StepBatch::Padding> StepRunner::padding_of(const StepPlan& plan) c
 
 Status StepRunner::queue(Step& step) {
   const bool decodes = StepBatch::decodes(step.plan);
-  if (decodes) outputs_.begin(step.plan, step.plan.rows());
+  StepBatch& arrays = whole_[static_cast<size_t>(step.slot)];
+  if (decodes) outputs_.begin(step.plan, step.plan.rows(), step.slot);
   const auto padding = decodes ? padding_of(step.plan) : std::nullopt;
   Batch& batch = step.batch;
-  batch = whole_.fill(step.plan, padding, model_.next_turn());
-  if (!decodes) outputs_.begin(step.plan, batch.outputs);
+  batch = arrays.fill(step.plan, padding, model_.next_turn());
+  if (!decodes) outputs_.begin(step.plan, batch.outputs, step.slot);
   outputs_.lay_out(batch.outputs);
-  whole_.send_tables();
+  arrays.send_tables();
   uint64_t shape = 0;
   if (padding) {
     const bool few_cells = batch.most_uncertain > 0 && batch.most_cells > 0;
-    shape = static_cast<uint64_t>(padding->sequences) | static_cast<uint64_t>(padding->rows) << 20 |
+    shape = static_cast<uint64_t>(padding->sequences) | static_cast<uint64_t>(step.slot) << 16 |
+            static_cast<uint64_t>(padding->rows) << 20 |
             static_cast<uint64_t>(padding->most_rows) << 40 |
             static_cast<uint64_t>(few_cells) << 60;
   }
   for (int32_t stage = 0; stage < devices_.stages(); ++stage) {
     if (padding) {
-      BRAID_TRY(records_[static_cast<size_t>(stage)].queue(Records::Work::step, shape,
-                                                           [&] { enqueue(stage, batch); }));
+      BRAID_TRY(records_[static_cast<size_t>(stage)].queue(
+          Records::Work::step, shape, [&] { enqueue(stage, batch, step.slot); }));
     } else {
-      enqueue(stage, batch);
+      enqueue(stage, batch, step.slot);
     }
     model_.hand_off(stage, batch.tokens);
   }
+  step.end = devices_.fence();
   return {};
 }
 
@@ -155,9 +160,9 @@ void StepRunner::begin_interleaved(Step& step) {
 bool StepRunner::advance(Step& step, const Slice& slice, Pacer& pacer) {
   SlicePacing pacing(*this, step, slice, pacer);
   if (!model_.forward_interleaved(step.at, step.batch, cache_.memories(), pacing)) return false;
-  outputs_.begin(step.plan, step.batch.outputs);
+  outputs_.begin(step.plan, step.batch.outputs, Model::kInterleavedSlot);
   outputs_.lay_out(step.batch.outputs);
-  if (outputs_.finds_best()) outputs_.queue_best();
+  outputs_.queue();
   devices_.synchronize();
   return devices_.health().ok();
 }

@@ -24,8 +24,13 @@ namespace braid {
 
 struct Step {
   StepPlan plan;
-  Batch batch;    // its arrays belong to the runner, one step of each kind
-  StepCursor at;  // progress of an interleaved step
+  int32_t slot = 0;  // of a whole step (StepOutputs)
+  Batch batch;       // its arrays belong to the runner: one for each slot, one interleaved
+  StepCursor at;     // progress of an interleaved step
+  uint64_t end = 0;  // of a whole step: Devices::fence()
+  // Whether drafts were allowed, and times of a whole step.
+  bool may_draft = false;
+  Clock::time_point begin, planned, proposed, queued;
 };
 
 // Engine thread only.
@@ -38,6 +43,7 @@ class StepRunner {
     int32_t block_table = 0;         // blocks of one sequence
     int32_t kv_groups = 1;           // each has a block table
     int32_t interleaved_tokens = 0;  // of an interleaved step; 0: none
+    int32_t slots = 1;               // whole steps that may run
   };
   // `records`: one for each stage.
   StepRunner(Devices& devices, Model& model, SequenceCache& cache, StepOutputs& outputs,
@@ -45,7 +51,7 @@ class StepRunner {
       : devices_(devices), model_(model), cache_(cache), outputs_(outputs), records_(records) {}
   Status allocate(const Sizes& sizes);
 
-  // Errors: those of Device::end_record().
+  // Its slot must be free. Errors: those of Device::end_record().
   Status queue(Step& step);
 
   void begin_interleaved(Step& step);
@@ -63,7 +69,7 @@ class StepRunner {
  private:
   class SlicePacing;
   // The part of a stage; recorded for decoding steps.
-  void enqueue(int32_t stage, const Batch& batch);
+  void enqueue(int32_t stage, const Batch& batch, int32_t slot);
   std::optional<StepBatch::Padding> padding_of(const StepPlan& plan) const;
 
   Devices& devices_;
@@ -72,7 +78,7 @@ class StepRunner {
   StepOutputs& outputs_;
   std::deque<Records>& records_;
   Sizes sizes_;
-  StepBatch whole_;
+  std::deque<StepBatch> whole_;  // [slots]
   StepBatch interleaved_;
 };
 

@@ -41,6 +41,7 @@ void StepBatch::add(StepItem& item, int32_t index, int32_t first_output) {
   const int32_t computed_after = s.computed_tokens + item.certain;
   arrays_.set_blocks(index, s);
   arrays_.add_sequence(0, s.slot, item.certain, computed_after);
+  item.index = index;
   item.first_row = arrays_.rows_of(0);
   item.first_output = first_output;
   for (int32_t p = s.computed_tokens; p < computed_after; ++p) {

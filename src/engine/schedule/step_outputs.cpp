@@ -50,7 +50,9 @@ uint64_t StepOutputs::bytes(int32_t rows, int64_t vocabulary) {
   return static_cast<uint64_t>(rows) * static_cast<uint64_t>(vocabulary) * sizeof(float);
 }
 
-Status StepOutputs::allocate(Device& device, Model& model, int32_t rows, int32_t best_rows) {
+Status StepOutputs::allocate(Device& device, Model& model, int32_t rows, int32_t best_rows,
+                             int32_t slots) {
+  slots_.resize(static_cast<size_t>(slots));
   device_ = &device;
   model_ = &model;
   const int64_t vocabulary = model.config().vocabulary;
@@ -64,8 +66,13 @@ Status StepOutputs::allocate_best(int64_t rows) {
   best_count_ = static_cast<int32_t>(std::min<int64_t>(kBestLogits, logits_.cols));
   const int64_t values = rows * best_count_;
   const size_t bytes = static_cast<size_t>(2 * values + rows) * sizeof(float);
-  BRAID_ASSIGN(best_memory_, device_->allocate(bytes, "best logits"));
-  BRAID_ASSIGN(best_on_host_, device_->allocate_host(bytes, "best logits"));
+  const auto width = static_cast<size_t>(model_->config().width);
+  for (Slot& slot : slots_) {
+    BRAID_ASSIGN(slot.best_memory, device_->allocate(bytes, "best logits"));
+    BRAID_ASSIGN(slot.best_on_host, device_->allocate_host(bytes, "best logits"));
+    BRAID_ASSIGN(slot.hidden_on_host,
+                 device_->allocate_host(kRowsOnHost * width * sizeof(float), "hidden rows"));
+  }
   const auto row_numbers = static_cast<size_t>(std::max(logits_.cols, model_->config().width));
   BRAID_ASSIGN(rows_on_host_,
                device_->allocate_host(kRowsOnHost * row_numbers * sizeof(float), "logits"));
@@ -73,43 +80,59 @@ Status StepOutputs::allocate_best(int64_t rows) {
   return {};
 }
 
-void StepOutputs::begin(const StepPlan& plan, int32_t outputs) {
-  outputs_ = outputs;
+void StepOutputs::begin(const StepPlan& plan, int32_t outputs, int32_t slot) {
+  select(slot);
+  Slot& step = now();
+  step.outputs = outputs;
+  step.hidden_rows = 0;
+  logits_slot_ = slot;
   logits_count_ = 0;
   release_wanted();
-  few_at_once_ = device_->traits().host_visible &&
-                 std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
-                   return std::ssize(item.drafts) >= kFewAtOnce;
-                 });
+  step.few_at_once = device_->traits().host_visible &&
+                     std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
+                       return std::ssize(item.drafts) >= kFewAtOnce;
+                     });
   const bool wanted = std::any_of(plan.items.begin(), plan.items.end(), [](const StepItem& item) {
     return item.wants_next || item.sequence->request.score;
   });
-  best_rows_ = wanted && outputs <= most_best_rows_ ? outputs : 0;
-  if (best_rows_ == 0 || outputs > most_rows()) return;
+  step.best_rows = wanted && outputs <= most_best_rows_ ? outputs : 0;
+  if (step.best_rows == 0 || outputs > most_rows()) return;
   logits_first_ = 0;
   logits_count_ = outputs;
 }
 
-void StepOutputs::queue_best() {
-  const int64_t values = int64_t{laid_out_} * best_count_;
-  auto* const base = static_cast<float*>(best_memory_.data());
-  const Tensor best{base, DType::f32, laid_out_, best_count_, best_count_};
-  const Tensor ids{base + values, DType::i32, laid_out_, best_count_, best_count_};
-  const Tensor sums{base + 2 * values, DType::f32, laid_out_, 1, 1};
-  for (int32_t first = 0; first < laid_out_; first += most_rows()) {
-    const int32_t count = std::min(most_rows(), laid_out_ - first);
-    model_->logits(logits_, first, count);
+void StepOutputs::queue() {
+  if (rows_on_host_.data() == nullptr) return;
+  Slot& step = now();
+  const int32_t rows = step.laid_out;
+  if (!finds_best()) {
+    if (rows == 0 || rows > kRowsOnHost) return;
+    const Tensor hidden = model_->output_hidden(slot_);
+    device_->to_host(step.hidden_on_host.data(), hidden.data,
+                     static_cast<size_t>(rows * hidden.cols) * size_bytes(hidden.type));
+    step.hidden_rows = rows;
+    return;
+  }
+  const int64_t values = int64_t{rows} * best_count_;
+  auto* const base = static_cast<float*>(step.best_memory.data());
+  const Tensor best{base, DType::f32, rows, best_count_, best_count_};
+  const Tensor ids{base + values, DType::i32, rows, best_count_, best_count_};
+  const Tensor sums{base + 2 * values, DType::f32, rows, 1, 1};
+  for (int32_t first = 0; first < rows; first += most_rows()) {
+    const int32_t count = std::min(most_rows(), rows - first);
+    model_->logits(logits_, first, count, slot_);
     device_->ops().top_k(best.middle(first, count), ids.middle(first, count),
                          sums.middle(first, count), logits_.top(count));
   }
-  device_->to_host(best_on_host_.data(), best_memory_.data(),
-                   static_cast<size_t>(2 * values + laid_out_) * sizeof(float));
+  device_->to_host(step.best_on_host.data(), step.best_memory.data(),
+                   static_cast<size_t>(2 * values + rows) * sizeof(float));
 }
 
 std::optional<Scores> StepOutputs::best_of(int32_t output) const {
-  if (output >= best_rows_) return std::nullopt;
-  const auto* base = static_cast<const float*>(best_on_host_.data());
-  const int64_t values = int64_t{laid_out_} * best_count_;
+  const Slot& step = now();
+  if (output >= step.best_rows) return std::nullopt;
+  const auto* base = static_cast<const float*>(step.best_on_host.data());
+  const int64_t values = int64_t{step.laid_out} * best_count_;
   const auto count = static_cast<size_t>(best_count_);
   Scores top;
   top.values = {base + int64_t{output} * best_count_, count};
@@ -120,16 +143,19 @@ std::optional<Scores> StepOutputs::best_of(int32_t output) const {
 }
 
 bool StepOutputs::holds(int32_t first, int32_t count) const {
-  return first >= logits_first_ && first + count <= logits_first_ + logits_count_;
+  return slot_ == logits_slot_ && first >= logits_first_ &&
+         first + count <= logits_first_ + logits_count_;
 }
 
 void StepOutputs::compute(int32_t output, int32_t together) {
-  BRAID_CHECK(together <= logits_.rows && output + together <= outputs_);
+  const Slot& step = now();
+  BRAID_CHECK(together <= logits_.rows && output + together <= step.outputs);
   if (holds(output, together)) return;
-  const int32_t most = few_at_once_ ? std::min(most_rows(), kFewAtOnce) : most_rows();
+  const int32_t most = step.few_at_once ? std::min(most_rows(), kFewAtOnce) : most_rows();
+  logits_slot_ = slot_;
   logits_first_ = output;
-  logits_count_ = std::min(most, outputs_ - output);
-  model_->logits(logits_, logits_first_, logits_count_);
+  logits_count_ = std::min(most, step.outputs - output);
+  model_->logits(logits_, logits_first_, logits_count_, slot_);
   device_->synchronize();
 }
 
@@ -137,7 +163,7 @@ bool StepOutputs::want(int32_t output, int32_t first, int32_t count) {
   const bool on_host = rows_on_host_.data() == nullptr;
   if (on_host && wanted_ && !holds(output, 1)) return false;
   if (!on_host && std::ssize(fetched_) == kRowsOnHost) return false;
-  if (!holds(output, 1) && !few_at_once_ && count <= most_rows()) compute(first, count);
+  if (!holds(output, 1) && !now().few_at_once && count <= most_rows()) compute(first, count);
   compute(output, 1);
   wanted_ = true;
   if (on_host) return true;
@@ -184,9 +210,12 @@ std::span<const float> StepOutputs::row(int32_t output) {
 
 bool StepOutputs::is_sound(int32_t output) {
   if (const auto best = best_of(output)) return std::isfinite(best->values[0]);
-  const Tensor row = model_->output_hidden().middle(output, 1);
+  const Tensor row = model_->output_hidden(slot_).middle(output, 1);
   const void* values = row.data;
-  if (rows_on_host_.data() != nullptr) {
+  if (output < now().hidden_rows) {
+    values = static_cast<const std::byte*>(now().hidden_on_host.data()) +
+             static_cast<size_t>(output * row.cols) * size_bytes(row.type);
+  } else if (rows_on_host_.data() != nullptr) {
     release_wanted();
     device_->to_host(rows_on_host_.data(), row.data,
                      static_cast<size_t>(row.cols) * size_bytes(row.type));
@@ -196,9 +225,11 @@ bool StepOutputs::is_sound(int32_t output) {
   return all_finite(values, row.type, row.cols);
 }
 
-uint64_t StepOutputs::host_bytes(int32_t rows, int64_t vocabulary, int64_t width) {
+uint64_t StepOutputs::host_bytes(int32_t rows, int64_t vocabulary, int64_t width, int32_t slots) {
   const int64_t best = rows * (2 * std::min<int64_t>(kBestLogits, vocabulary) + 1);
-  return static_cast<uint64_t>(best + kRowsOnHost * std::max(vocabulary, width)) * sizeof(float);
+  return static_cast<uint64_t>(slots * (best + kRowsOnHost * width) +
+                               kRowsOnHost * std::max(vocabulary, width)) *
+         sizeof(float);
 }
 
 }  // namespace braid

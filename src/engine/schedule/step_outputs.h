@@ -2,10 +2,14 @@
 //
 // Logits are computed on demand, at most most_rows() rows at a time. A device with its own memory
 // sends the best of every row, and whole rows if these do not decide. In host memory, rows of long
-// drafts are computed a few at a time: those after the first rejected one are not read. Engine
-// thread only; only allocate() allocates.
+// drafts are computed a few at a time: those after the first rejected one are not read.
+//
+// Several steps may run; each has a slot (StepSizes). begin() and select() choose the one that the
+// other functions mean. The slots share the memory of logits, so rows of one may have to be computed
+// again after another has begun. Engine thread only; only allocate() allocates.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <vector>
@@ -27,22 +31,23 @@ class StepOutputs {
 
   static uint64_t bytes(int32_t rows, int64_t vocabulary);
   // `best_rows`: of the largest step with best logits. Errors: exhausted.
-  Status allocate(Device& device, Model& model, int32_t rows, int32_t best_rows);
+  Status allocate(Device& device, Model& model, int32_t rows, int32_t best_rows, int32_t slots);
 
   int32_t most_rows() const { return static_cast<int32_t>(logits_.rows); }
-  // Free for other uses between two steps.
+  // Free for other uses while no step runs.
   Tensor memory() const { return logits_; }
 
   // Without requested logits, rows that are only judged need no product with the output matrix.
-  void begin(const StepPlan& plan, int32_t outputs);
-  // If true, queue_best() is part of the step's work.
-  bool finds_best() const { return best_rows_ > 0; }
+  void begin(const StepPlan& plan, int32_t outputs, int32_t slot);
+  bool finds_best() const { return now().best_rows > 0; }
   // Number of outputs of the (padded) batch.
-  void lay_out(int32_t outputs) { laid_out_ = outputs; }
-  // Logits and best of all outputs, in groups of a few hundred rows, and their copy to the host.
-  void queue_best();
+  void lay_out(int32_t outputs) { now().laid_out = outputs; }
+  // The last part of a step's work, on devices with their own memory: logits and best of all outputs,
+  // in groups of a few hundred rows, and their copy to the host; or a copy of the hidden rows.
+  void queue();
 
-  // Call the following when the device has finished. Empty: the device has not found the best.
+  void select(int32_t slot) { slot_ = slot; }
+  // Call the following when the step has ended. Empty: the device has not found the best.
   std::optional<Scores> best_of(int32_t output) const;
   int32_t best_count() const { return best_count_; }
   // Whole rows. want() adds an output; its sequence's `count` rows from `first` on may be computed
@@ -58,6 +63,20 @@ class StepOutputs {
   bool is_sound(int32_t output);
 
  private:
+  // What is known of a slot's step.
+  struct Slot {
+    int32_t outputs = 0;
+    bool few_at_once = false;  // rows of logits
+    int32_t laid_out = 0;
+    // For a device with its own memory: [laid_out, best], [.., best] i32, [.., 1].
+    Buffer best_memory, best_on_host;
+    int32_t best_rows = 0;  // rows in best_on_host
+    Buffer hidden_on_host;
+    int32_t hidden_rows = 0;  // rows in it
+  };
+  // The interleaved step has the first slot's place: no other step runs when it ends.
+  Slot& now() { return slots_[static_cast<size_t>(std::max(slot_, 0))]; }
+  const Slot& now() const { return slots_[static_cast<size_t>(std::max(slot_, 0))]; }
   Status allocate_best(int64_t rows);
   bool holds(int32_t first, int32_t count) const;
   void compute(int32_t output, int32_t together);
@@ -65,28 +84,24 @@ class StepOutputs {
   Device* device_ = nullptr;
   Model* model_ = nullptr;
   Buffer logits_memory_;
-  Tensor logits_;             // [rows, V]
-  int32_t outputs_ = 0;       // of the current step
-  int32_t logits_first_ = 0;  // output rows in logits_
+  Tensor logits_;  // [rows, V]
+  int32_t slot_ = 0;
+  std::vector<Slot> slots_;
+  int32_t logits_slot_ = 0;  // whose output rows are in logits_
+  int32_t logits_first_ = 0;
   int32_t logits_count_ = 0;
-  bool few_at_once_ = false;  // for this step's rows
 
   bool wanted_ = false;  // want() is in use
 
-  // For a device with its own memory: [laid_out_, best], [.., best] i32, [.., 1].
-  Buffer best_memory_;
   int32_t best_count_ = 0;
   int32_t most_best_rows_ = 0;
-  int32_t laid_out_ = 0;
-  int32_t best_rows_ = 0;  // rows in best_on_host_ for the current step
-  Buffer best_on_host_;
   Buffer rows_on_host_;           // logits, or hidden rows
   std::vector<int32_t> fetched_;  // output rows in rows_on_host_
   bool fetching_ = false;
 
  public:
   // Host memory for a device with its own memory.
-  static uint64_t host_bytes(int32_t rows, int64_t vocabulary, int64_t width);
+  static uint64_t host_bytes(int32_t rows, int64_t vocabulary, int64_t width, int32_t slots);
 };
 
 }  // namespace braid

@@ -29,13 +29,15 @@ inline int32_t row_bucket(int32_t count) {
   return (count + step - 1) / step * step;
 }
 
-// Runs `certain` tokens from `computed_tokens` on, then the drafts.
+// Runs `certain` tokens from a position on, then the drafts.
 struct StepItem {
   Sequence* sequence = nullptr;
+  int32_t first_position = 0;  // the sequence's computed_tokens when it was planned
   int32_t certain = 0;
   Drafts drafts;  // parents first; only if certain rows end the known tokens
 
   // Set by StepBatch.
+  int32_t index = 0;         // of the sequence in the batch
   int32_t first_row = 0;     // in the batch
   int32_t first_output = 0;  // in the batch's outputs
   int32_t outputs = 0;       // scored rows, the last certain row (always), all drafts
@@ -47,6 +49,7 @@ struct StepItem {
   bool model_ran = false;  // set by drafters
 
   int32_t rows() const { return certain + static_cast<int32_t>(drafts.size()); }
+  int32_t end_position() const { return first_position + certain; }  // without drafts
   int32_t last_output() const {
     return first_output + outputs - static_cast<int32_t>(drafts.size()) - 1;
   }

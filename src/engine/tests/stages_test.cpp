@@ -62,6 +62,15 @@ All conversation(Machine& m, int32_t length) {
 
 int32_t layers_of(const RandomShape& shape) { return shape.layers; }
 
+// But for what is found in the cache and drafted: steps that run at a time are others.
+void expect_equal_answers(const All& got, const All& expected, const std::string& what) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].tokens, expected[i].tokens) << i << " " << what;
+    EXPECT_EQ(got[i].logprobs, expected[i].logprobs) << i << " " << what;
+  }
+}
+
 class StagesOf : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Devices, StagesOf, ::testing::Values("ref", "cpu"),
                          [](const auto& info) { return std::string(info.param); });
@@ -89,11 +98,7 @@ TEST_P(StagesOf, InterleavedPromptsAndLateEventsAreEqual) {
   options.hooks.late_events = true;
   Machine m(bytes_of(tiny_dense()), options);
   const All got = conversation(m, 200);
-  ASSERT_EQ(got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i) {  // prefixes may be ready sooner or later
-    EXPECT_EQ(got[i].tokens, expected[i].tokens) << i;
-    EXPECT_EQ(got[i].logprobs, expected[i].logprobs) << i;
-  }
+  expect_equal_answers(got, expected, "");
 }
 
 TEST_P(StagesOf, DraftsOfTheHeadAreEqual) {
@@ -112,7 +117,11 @@ TEST_P(StagesOf, DraftsOfTheHeadAreEqual) {
     for (const int stages : {2, 3}) {
       options.device = repeated(GetParam(), stages);
       Machine m(bytes, options);
-      EXPECT_EQ(conversation(m, 100), expected) << stages << (trees ? " trees" : " chains");
+      const All got = conversation(m, 100);
+      expect_equal_answers(got, expected, std::to_string(stages) + (trees ? " trees" : " chains"));
+      drafted = 0;
+      for (const Told& told : got) drafted += told.drafted;
+      EXPECT_GT(drafted, 50);
     }
   }
 }
@@ -201,7 +210,60 @@ TEST(Stages, TheDemosDrafterIsEqual) {
     for (const RequestId id : ids) got.push_back(told_of(sink.answers[id]));
     if (stages == 1) expected = got;
     EXPECT_GT(got[0].accepted, 0);
-    EXPECT_EQ(got, expected) << stages;
+    expect_equal_answers(got, expected, std::to_string(stages));
+  }
+}
+
+// Groups of sequences take turns, and chunks of one prompt follow each other.
+TEST_P(StagesOf, AStepIsQueuedWhileOthersRun) {
+  for (const bool one_prompt : {false, true}) {
+    EngineOptions options;
+    options.device = GetParam();
+    options.context_tokens = 700;
+    options.ubatch_tokens = 32;
+    options.max_sequences = 12;
+    All expected;
+    for (const int stages : {1, 2, 3}) {
+      options.device = repeated(GetParam(), stages);
+      Machine m(bytes_of(tiny_dense()), options);
+      std::vector<RequestId> ids;
+      for (int i = 0; i < (one_prompt ? 1 : 12); ++i)
+        ids.push_back(m.submit(greedy(prompt(one_prompt ? 600 : 10 + i, i), 20)));
+      m.run();
+      All got;
+      for (const RequestId id : ids) got.push_back(told_of(m.sink.answers[id]));
+      if (stages == 1) expected = got;
+      EXPECT_EQ(got, expected) << stages;
+      const EngineStats& stats = m.engine->stats();
+      if (stages == 1) {
+        EXPECT_EQ(stats.ahead, 0u);
+      } else {
+        EXPECT_GE(stats.ahead, one_prompt ? 14u : 15u) << stats.steps;
+      }
+    }
+  }
+}
+
+// A request that ends while its next chunk runs leaves nothing behind.
+TEST_P(StagesOf, ARequestIsCancelledBetweenItsChunks) {
+  EngineOptions options = crowded_on(repeated(GetParam(), 3));
+  options.ubatch_tokens = 32;
+  Machine m(bytes_of(tiny_dense()), options);
+  Machine one(bytes_of(tiny_dense()), crowded_on(GetParam()));
+  const RequestId alone = one.submit(greedy(prompt(300, 1), 10));
+  one.run();
+  for (int steps = 1; steps < 12; ++steps) {
+    const RequestId gone = m.submit(greedy(prompt(300, 1), 10));
+    const RequestId beside = m.submit(greedy(prompt(40, steps), 10));
+    for (int i = 0; i < steps; ++i) m.engine->step();
+    m.engine->cancel(gone);
+    m.run();
+    EXPECT_EQ(m.sink.answers[gone].end.reason, FinishReason::cancelled) << steps;
+    EXPECT_EQ(m.sink.answers[beside].end.reason, FinishReason::length) << steps;
+    const RequestId again = m.submit(greedy(prompt(300, 1), 10));
+    m.run();
+    EXPECT_EQ(m.sink.answers[again].tokens, one.sink.answers[alone].tokens) << steps;
+    EXPECT_EQ(m.engine->scheduler().blocks().free(), m.engine->scheduler().blocks().total());
   }
 }
 

@@ -202,6 +202,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
     error = cudaEventCreateWithFlags(&device->ops_end_, cudaEventDisableTiming);
   for (cudaEvent_t* event : {&device->sent_, &device->received_})
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+  for (cudaEvent_t& event : device->fences_)
+    if (error == cudaSuccess) error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
   if (error != cudaSuccess) return gpu_error(error, "making a stream of copies");
   const auto code = code_on(context.stream);
   if (!code.ok()) {
@@ -229,6 +231,8 @@ CudaDevice::~CudaDevice() {
   for (const Copies& copies : copies_) cudaEventDestroy(copies.end);
   for (const cudaEvent_t event : idle_events_) cudaEventDestroy(event);
   for (const cudaEvent_t event : {ops_end_, sent_, received_})
+    if (event != nullptr) cudaEventDestroy(event);
+  for (const cudaEvent_t event : fences_)
     if (event != nullptr) cudaEventDestroy(event);
   if (copy_stream_ != nullptr) cudaStreamDestroy(copy_stream_);
   for (const auto& [key, exec] : records_) cudaGraphExecDestroy(exec);
@@ -407,6 +411,18 @@ uint64_t CudaDevice::clamped() const {
 
 void CudaDevice::synchronize() {
   context_.note(cudaStreamSynchronize(context_.stream), "running a step");
+}
+
+uint64_t CudaDevice::fence() {
+  context_.make_current();
+  const uint64_t number = ++last_fence_;
+  context_.note(cudaEventRecord(fences_[number % kFences], context_.stream), "running a step");
+  return number;
+}
+
+void CudaDevice::wait_for(uint64_t fence) {
+  BRAID_CHECK(fence <= last_fence_ && last_fence_ - fence < kFences);
+  context_.note(cudaEventSynchronize(fences_[fence % kFences]), "running a step");
 }
 
 Status CudaDevice::health() const {

@@ -1,6 +1,7 @@
 // cuda_device.h -- one NVIDIA GPU: memory, a stream of ops and one of copies, recorded steps.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -56,6 +57,8 @@ class CudaDevice final : public Device {
   DType activation_type() const override;
   DeviceTraits traits() const override { return {false, true, false, true, true}; }
   void synchronize() override;
+  uint64_t fence() override;
+  void wait_for(uint64_t fence) override;
   Ops& ops() override { return profiler_; }
   Status health() const override;
   Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,
@@ -89,7 +92,9 @@ class CudaDevice final : public Device {
   std::map<uint64_t, cudaGraphExec_t> records_;
   cudaEvent_t sent_ = nullptr;      // what receive() of another device waits for
   cudaEvent_t received_ = nullptr;  // what the sender of the last receive() waits for
-  std::vector<int> reached_;        // GPUs that receive() has seen
+  std::array<cudaEvent_t, kFences> fences_{};
+  uint64_t last_fence_ = 0;
+  std::vector<int> reached_;  // GPUs that receive() has seen
   cudaStream_t copy_stream_ = nullptr;
   cudaEvent_t ops_end_ = nullptr;  // position of the ops when copies were last queued
   struct Copies {

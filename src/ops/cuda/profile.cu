@@ -348,8 +348,10 @@ void Profiler::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits
 void Profiler::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {
   if (!times("moe_ffn")) return ops_.moe_ffn(y, x, ids, weights, w);
   const auto experts = static_cast<double>(w.gate->experts);
-  const auto pairs = static_cast<double>(x.rows * ids.cols);
-  const double touched = experts * (1 - std::pow(1 - 1 / experts, pairs));
+  const auto routed = static_cast<double>(w.routed());
+  const auto all_pairs = static_cast<double>(x.rows * ids.cols);
+  const double pairs = all_pairs * experts / routed;
+  const double touched = experts * (1 - std::pow(1 - 1 / routed, all_pairs));
   Cost cost{"moe_ffn", shape_text(*w.gate) + ", " + std::to_string(w.gate->experts) + " experts",
             tensor_bytes(x) + 2 * tensor_bytes(y.top(x.rows)), 0};
   for (const Weight* m : {w.gate, w.up, w.down}) {

@@ -273,11 +273,17 @@ TEST_P(OnCard, SealedBlocksHaveFastForms) {
 class ExpertsOnCard : public OnCard {};
 
 TEST_P(ExpertsOnCard, Fit) {
-  for (const GgmlType type : kTypes) {
+  std::vector<std::pair<GgmlType, int32_t>> kinds;
+  for (const GgmlType type : kTypes)
+    for (const int32_t experts : {shape.experts, shape.experts / 2})
+      kinds.emplace_back(type, experts);
+  for (const auto& [type, experts] : kinds) {
     MoeWeights w;
-    w.gate = weight(type, shape.hidden, shape.width, shape.experts);
-    w.up = weight(type, shape.hidden, shape.width, shape.experts);
-    w.down = weight(type, shape.width, shape.hidden, shape.experts);
+    w.gate = weight(type, shape.hidden, shape.width, experts);
+    w.up = weight(type, shape.hidden, shape.width, experts);
+    w.down = weight(type, shape.width, shape.hidden, experts);
+    w.first_expert = shape.experts - experts;
+    w.all_experts = shape.experts;
     w.shared_gate = weight(type, shape.hidden, shape.width);
     w.shared_up = weight(type, shape.hidden, shape.width);
     w.shared_down = weight(type, shape.width, shape.hidden);
@@ -288,7 +294,8 @@ TEST_P(ExpertsOnCard, Fit) {
       device->ops().moe(tensor(rows, shape.width, DType::f32), tensor(rows, shape.width),
                         tensor(rows, shape.used, DType::i32), tensor(rows, shape.used, DType::f32),
                         tensor(rows, shape.experts, DType::f32), route, w);
-      check(std::string(type_name(type)) + ", " + std::to_string(rows) + " rows");
+      check(std::string(type_name(type)) + ", " + std::to_string(experts) + " experts, " +
+            std::to_string(rows) + " rows");
     }
   }
 }

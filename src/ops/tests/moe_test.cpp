@@ -462,7 +462,7 @@ TEST(MoeParts, AreTheSumsOfTheirOwnExperts) {
     const Model model = random_model(shape, random);
     const Inputs in = inputs_of_parts(shape, 21, random);
     for (const DeviceCase& device : all_devices()) {
-      if (device.gpu) continue;  // its stacks are whole
+      if (device.gpu) continue;  // rounds sums by the company of a row
       for (const Part& part : parts_of(shape)) {
         const std::string what = device.name + " from " + std::to_string(part.first);
         const std::vector<float> own = added_by_own(device, shape, model, in, part);
@@ -485,8 +485,8 @@ TEST_P(MoePartsOf, AFormAddUpToTheWhole) {
   for (const Part& part : parts)
     expected.push_back(added(reference_device(), shape, model, all, {300}, part));
   for (const DeviceCase& device : all_devices()) {
-    if (device.gpu) continue;  // its stacks are whole
-    const double limit = device.activations == Activations::i8    ? 2e-2
+    const double limit = device.gpu                               ? 2e-3
+                         : device.activations == Activations::i8  ? 2e-2
                          : device.activations == Activations::i16 ? 2e-4
                                                                   : 2e-6;
     for (const int32_t rows : {1, 2, 3, 8, 9, 33, 150, 300}) {

@@ -10,8 +10,11 @@
 // than an even one. `combine` adds each token's pairs in ascending expert id. A pair's place in the
 // list depends on timing; its result does not.
 //
+// If the stacks have a part of the experts (kPart), pairs with others are in no tile.
+//
 // Few tokens use two launches instead (moe_skinny.cu, moe_few.cu).
 #include <algorithm>
+#include <climits>
 #include <cmath>
 
 #include "ops/cuda/choose.cuh"
@@ -67,7 +70,17 @@ struct SortedPairs {
   ExpertTile* tiles;
   int* tile_count;
   int* pair_token;  // [pairs] token of each place, sorted by expert
-  int* place;       // [tokens * used]
+  int* place;       // [tokens * used]; -1: its expert is on another rank
+};
+constexpr int kElsewhere = -1;
+
+// The experts of the stacks; of kPart kernels not all that ids name.
+struct ExpertStack {
+  int first;
+  int count;
+
+  // Below `count`, but for other ranks' experts.
+  __device__ unsigned entry_of(int id) const { return static_cast<unsigned>(id - first); }
 };
 
 // Inclusive sums over the block. `scratch` [32], used once.
@@ -88,9 +101,10 @@ __device__ inline int2 block_scan(int2 x, int2* scratch) {
 }
 
 // By all threads. with_shared: pairs from tokens * used on are the tokens again, for expert
-// `experts`.
+// stack.count.
+template <bool kPart>
 __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids, int64_t ids_stride,
-                                  int tokens, int used, int experts, int tile_rows,
+                                  int tokens, int used, ExpertStack stack, int tile_rows,
                                   bool with_shared) {
   __shared__ int count[kMostExperts];
   __shared__ int next[kMostExperts];
@@ -98,15 +112,22 @@ __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids,
   __shared__ int routed_tiles;
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
+  const int experts = stack.count;
   if (thread < experts) count[thread] = 0;
   __syncthreads();
   const int pairs = tokens * used;
-  const auto id_of = [&](int i) {
-    return ids[static_cast<int64_t>(i / used) * ids_stride + i % used];
+  const auto entry_of = [&](int i) {
+    const int id = ids[static_cast<int64_t>(i / used) * ids_stride + i % used];
+    return kPart ? stack.entry_of(id) : static_cast<unsigned>(id);
   };
-  const int first_id = thread < pairs ? id_of(thread) : 0;
-  for (int i = thread; i < pairs; i += threads)
-    atomicAdd(&count[i == thread ? first_id : id_of(i)], 1);
+  const auto is_here = [&](unsigned entry) {
+    return !kPart || entry < static_cast<unsigned>(experts);
+  };
+  const unsigned first_entry = thread < pairs ? entry_of(thread) : 0;
+  for (int i = thread; i < pairs; i += threads) {
+    const unsigned entry = i == thread ? first_entry : entry_of(i);
+    if (is_here(entry)) atomicAdd(&count[entry], 1);
+  }
   __syncthreads();
   const int own = thread < experts ? count[thread] : 0;
   const int own_tiles = div_up(own, tile_rows);
@@ -128,24 +149,27 @@ __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids,
   if (thread == 0) *sorted.tile_count = routed_tiles + shared_tiles;
   for (int i = thread; with_shared && i < tokens; i += threads) sorted.pair_token[pairs + i] = i;
   for (int i = thread; i < pairs; i += threads) {
-    const int place = atomicAdd(&next[i == thread ? first_id : id_of(i)], 1);
-    sorted.pair_token[place] = i / used;
+    const unsigned entry = i == thread ? first_entry : entry_of(i);
+    const int place = is_here(entry) ? atomicAdd(&next[entry], 1) : kElsewhere;
+    if (is_here(entry)) sorted.pair_token[place] = i / used;
     sorted.place[i] = place;
   }
 }
 
+template <bool kPart>
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(SortedPairs sorted, const int32_t* ids, int64_t ids_stride, int tokens, int used,
-                int experts, int tile_rows, bool with_shared) {
+                ExpertStack stack, int tile_rows, bool with_shared) {
   let_next_start();  // short, see launch.h
   wait_for_previous();
-  sort_pairs(sorted, ids, ids_stride, tokens, used, experts, tile_rows, with_shared);
+  sort_pairs<kPart>(sorted, ids, ids_stride, tokens, used, stack, tile_rows, with_shared);
 }
 
 // Limited registers, so that the next product fits beside it (launch.h).
-template <bool kPlain>
+template <bool kPlain, bool kPart>
 __global__ void __launch_bounds__(kSortThreads, 2)
-    route_sort_kernel(RouteArgs route, SortedPairs sorted, int tile_rows, bool with_shared) {
+    route_sort_kernel(RouteArgs route, SortedPairs sorted, ExpertStack stack, int tile_rows,
+                      bool with_shared) {
   extern __shared__ __align__(16) uint32_t shared[];
   __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -154,8 +178,7 @@ __global__ void __launch_bounds__(kSortThreads, 2)
   if (warp < route.rows)
     route_row<kPlain>(route, warp, shared + warp * choice_words(route.experts), ids);
   __syncthreads();
-  sort_pairs(sorted, ids, route.used, route.rows, route.used, route.experts, tile_rows,
-             with_shared);
+  sort_pairs<kPart>(sorted, ids, route.used, route.rows, route.used, stack, tile_rows, with_shared);
 }
 
 struct CombineArgs {
@@ -184,9 +207,11 @@ __device__ inline float4 load_four(const float* from, int left, bool whole) {
 }
 
 // `whole`: width and strides are multiples of four.
+template <bool kPart>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombineArgs a, bool whole) {
   __shared__ const float* from[kMostUsed];
   __shared__ float factor[kMostUsed];
+  __shared__ int own_pairs;  // of kPart
   __shared__ float scratch[33];
   const int64_t t = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
@@ -218,27 +243,35 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const CombineA
       dot += to_float(a.x[t * a.x_stride + i]) * a.shared_scale[i];
   }
   if (thread < 32) {  // experts of one token differ; used <= 32
+    bool here = thread < a.used;
+    if (kPart) {
+      here = here && place != kElsewhere;
+      if (!here) id = INT_MAX;
+      const unsigned own = __ballot_sync(kFullWarp, here);
+      if (thread == 0) own_pairs = __popc(own);
+    }
     int rank = 0;
     for (int j = 0; j < a.used; ++j) {
       const int other = __shfl_sync(kFullWarp, id, j);
       rank += other < id || (other == id && j < thread);
     }
-    if (thread < a.used) {
+    if (here) {
       from[rank] = a.pair_out + static_cast<int64_t>(place) * a.width;
       factor[rank] = weight;
     }
   }
   __syncthreads();
+  const int pairs = kPart ? own_pairs : a.used;
   float4 sum = {};
   if (active) {
-    for (int first = 0; first < a.used; first += 8) {
+    for (int first = 0; first < pairs; first += 8) {
       float4 v[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        if (first + j < a.used) v[j] = load_four(from[first + j] + column, left, whole);
+        if (first + j < pairs) v[j] = load_four(from[first + j] + column, left, whole);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (first + j >= a.used) break;
+        if (first + j >= pairs) break;
         const float f = factor[first + j];
         sum.x += f * v[j].x;
         sum.y += f * v[j].y;
@@ -338,9 +371,14 @@ Tiling tiling_of(const Context& context, int64_t tokens, int64_t used, const Moe
   t.pairs = tokens * (used + (t.joined ? 1 : 0));
   t.columns = context.deterministic
                   ? Columns{8, false}
-                  : columns_for(context, rows_per_expert_tile(tokens * used, w.gate->experts));
+                  : columns_for(context, rows_per_expert_tile(tokens * used, w.routed()));
   t.rows = static_cast<int>(std::min<int64_t>(t.columns.count, tokens));
   return t;
+}
+
+ExpertStack stack_of(const MoeWeights& w) {
+  BRAID_CHECK(w.first_expert >= 0 && w.first_expert + w.gate->experts <= w.routed());
+  return {w.first_expert, static_cast<int>(w.gate->experts)};
 }
 
 SortedPairs sorted_in(std::byte* work, const Layout& l) {
@@ -356,7 +394,7 @@ bool run_skinny(Context& context, const Device::WorkspaceNeeds& needs, std::byte
   const bool given = logits == nullptr;
   if (x.rows > kFewTokens || x.rows == 0 || context.deterministic) return false;
   BRAID_CHECK(work != nullptr && x.rows <= needs.max_tokens && ids.cols <= needs.experts_used);
-  BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.gate->experts));
+  BRAID_CHECK(given || (logits->rows == x.rows && logits->cols == w.routed()));
   BRAID_CHECK(w.gate->n <= needs.expert_width && w.down->n <= needs.model_width &&
               (w.shared_gate == nullptr || w.shared_gate->n <= needs.expert_width));
   const Layout l = layout_of(needs);
@@ -386,16 +424,18 @@ void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
     moe_route(ids, weights, logits, params);
     return moe_ffn(y, x, ids, weights, w);
   }
-  BRAID_CHECK(x.rows == logits.rows && w.gate->experts == params.experts &&
-              x.rows <= needs_.max_tokens);
+  BRAID_CHECK(x.rows == logits.rows && w.routed() == params.experts && x.rows <= needs_.max_tokens);
   const RouteArgs args = route_args(ids, weights, logits, params);
   const Tiling tiling = tiling_of(context_, x.rows, params.used, w);
-  const int threads = std::max(32 * args.rows, div_up(args.experts, 32) * 32);
+  const ExpertStack stack = stack_of(w);
+  const int threads = std::max(32 * args.rows, div_up(stack.count, 32) * 32);
+  const bool plain = args.rule.plain(args.experts);
   const auto kernel =
-      args.rule.plain(args.experts) ? route_sort_kernel<true> : route_sort_kernel<false>;
+      w.whole() ? (plain ? route_sort_kernel<true, false> : route_sort_kernel<false, false>)
+                : (plain ? route_sort_kernel<true, true> : route_sort_kernel<false, true>);
   launch_early(context_, kernel, dim3(1), static_cast<unsigned>(threads),
                static_cast<size_t>(args.rows * choice_words(args.experts)) * sizeof(uint32_t), args,
-               sorted_in(moe_work_, layout_of(needs_)), tiling.rows, tiling.joined);
+               sorted_in(moe_work_, layout_of(needs_)), stack, tiling.rows, tiling.joined);
   run_experts(y, x, ids, weights, w);
 }
 
@@ -406,10 +446,10 @@ void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeW
   if (x.rows == 0) return;
   if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, nullptr, {}, w)) return;
   const Tiling tiling = tiling_of(context_, x.rows, ids.cols, w);
-  launch_early(context_, sort_kernel, dim3(1), kSortThreads, 0,
-               sorted_in(moe_work_, layout_of(needs_)), static_cast<const int32_t*>(ids.data),
-               ids.stride, static_cast<int>(x.rows), static_cast<int>(ids.cols),
-               static_cast<int>(w.gate->experts), tiling.rows, tiling.joined);
+  launch_early(context_, w.whole() ? sort_kernel<false> : sort_kernel<true>, dim3(1), kSortThreads,
+               0, sorted_in(moe_work_, layout_of(needs_)), static_cast<const int32_t*>(ids.data),
+               ids.stride, static_cast<int>(x.rows), static_cast<int>(ids.cols), stack_of(w),
+               tiling.rows, tiling.joined);
   run_experts(y, x, ids, weights, w);
 }
 
@@ -437,7 +477,7 @@ void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const 
   const Tensor hidden{at(l.hidden), kActType, pairs, hidden_width, hidden_stride};
   const Tensor pair_out{at(l.pair_out), DType::f32, pairs, width, width};
   const double missed =
-      std::pow(1.0 - 1.0 / static_cast<double>(experts), static_cast<double>(tokens * used));
+      std::pow(1.0 - 1.0 / static_cast<double>(w.routed()), static_cast<double>(tokens * used));
   ExpertList list;
   list.tiles = sorted.tiles;
   list.tile_count = sorted.tile_count;
@@ -500,7 +540,8 @@ void CudaOps::run_experts(Tensor y, Tensor x, Tensor ids, Tensor weights, const 
       width % 4 == 0 && y.stride % 4 == 0 && reinterpret_cast<uintptr_t>(y.data) % 16 == 0;
   const dim3 grid(static_cast<unsigned>(tokens),
                   static_cast<unsigned>(div_up<int64_t>(width, 4 * kCombineThreads)));
-  launch_early(context_, combine_kernel, grid, kCombineThreads, 0, args_of_sum, whole);
+  launch_early(context_, w.whole() ? combine_kernel<false> : combine_kernel<true>, grid,
+               kCombineThreads, 0, args_of_sum, whole);
 }
 
 }  // namespace braid

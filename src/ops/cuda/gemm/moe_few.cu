@@ -1,9 +1,9 @@
 // moe_few.cu -- the experts of 3 to 8 tokens in two launches, of up to kMostFewPairs (token,
-// expert) pairs.
+// expert) pairs. If the stacks have a part of the experts, also of 1 and 2 tokens.
 //
 // Every block makes the choice and the list itself, a warp per token (moe_few.cuh). An expert that
 // several tokens chose is one entry; its weights, decoded once, meet all tokens as the 8 columns of
-// an mma.
+// an mma. Experts of other ranks are no entries.
 //
 // - moe_few_in: an item is 32 rows of gate and up of an entry, the shared expert's first, which
 //   load before the choice. 8 warps share k, by units of 256. A warp per token stores hidden values
@@ -103,8 +103,7 @@ int64_t least_out_shared(const MoeOut& out) {
 bool launch_moe_few(Context& context, const MoeIn& in, const MoeOut& out, Pack in_pack,
                     Pack out_pack) {
   const MoeRoute& route = in.route;
-  if (route.tokens > kFewTokens || route.entries() > kMostFewPairs ||
-      route.experts > kMostFewExperts)
+  if (route.tokens > kFewTokens || route.entries() > kMostFewPairs || route.stack > kMostFewExperts)
     return false;
   FewLaunch launch;
   const int64_t out_shared =

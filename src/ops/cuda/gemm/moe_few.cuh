@@ -5,7 +5,7 @@
 
 namespace braid::cuda {
 
-inline constexpr int kMostFewExperts = 512;  // of a model
+inline constexpr int kMostFewExperts = 512;  // of the stacks
 // floats of a token's 32 sums, padded against bank conflicts
 inline constexpr int kFewSumStride = 36;
 
@@ -13,12 +13,13 @@ inline constexpr int kFewSumStride = 36;
 inline constexpr int kFewInRegisters = 96;
 inline constexpr int kFewOutRegisters = 80;
 
-// An entry is an expert with at least one token. Rows by entry and token; the shared expert's last.
+// An entry is an expert of the stacks with at least one token. Rows by entry and token; the shared
+// expert's last.
 struct alignas(16) FewList {
   uint32_t of_expert[kMostFewExperts];  // its tokens, a bit each; then its entry
   int2 total[kMostFewExperts / 32];     // of 32 experts: entries and rows
   int entries;
-  int16_t expert[kMostFewPairs];
+  int16_t expert[kMostFewPairs];  // of the stacks
   uint8_t tokens[kMostFewPairs];
   uint8_t first_row[kMostFewPairs];
 };
@@ -55,10 +56,11 @@ __device__ inline Choice make_few_list(FewList& list, const MoeRoute& route, uin
       own.id = __ldcg(route.ids + warp * route.ids_stride + lane);
       own.weight = __ldcg(route.weights + warp * route.weights_stride + lane);
     }
-    if (lane < route.used) atomicOr(&list.of_expert[own.id], 1u << warp);
+    if (lane < route.used && route.has(own.id))
+      atomicOr(&list.of_expert[route.entry_of(own.id)], 1u << warp);
   }
   __syncthreads();
-  const int groups = div_up(route.experts, 32);
+  const int groups = div_up(route.stack, 32);
 #pragma unroll 1
   for (int group = warp; group < groups; group += kWarps) {
     const uint32_t tokens = list.of_expert[group * 32 + lane];

@@ -300,8 +300,11 @@ __global__ void __maxnreg__(kFewOutRegisters)
   const float old = stores ? __ldcg(a.y + thread / 16 * a.y_stride + row) : 0.0f;
   if (warp < tokens) {
     if (lane < a.route.used) {
-      pieces.weights[1 + list.of_expert[own.id]][warp] =
-          own.weight * a.matrix.scales[int64_t{own.id} * a.blocks + block];
+      if (a.route.has(own.id)) {
+        const unsigned expert = a.route.entry_of(own.id);
+        pieces.weights[1 + list.of_expert[expert]][warp] =
+            own.weight * a.matrix.scales[int64_t{expert} * a.blocks + block];
+      }
       pieces.chosen[warp * a.route.used + lane] = own;
     }
     if (a.route.shared) {

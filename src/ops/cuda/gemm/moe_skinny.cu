@@ -150,10 +150,11 @@ bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, T
   if (!context.has_bulk_copies || x.rows > kFewTokens || ids.cols > kMostUsed || !readable ||
       y.type != DType::f32 || x.type != kActType)
     return false;
-  const bool few = x.rows > kSkinnyTokens;
+  const bool few = x.rows > kSkinnyTokens || !w.whole();
   if (!few && logits != nullptr &&
-      !MoeList::takes(static_cast<int>(w.gate->experts), static_cast<int>(ids.cols)))
+      !MoeList::takes(static_cast<int>(w.routed()), static_cast<int>(ids.cols)))
     return false;
+  BRAID_CHECK(w.first_expert >= 0 && w.first_expert + w.gate->experts <= w.routed());
   BRAID_CHECK(y.cols == w.down->n && x.cols == w.gate->k && w.down->k == w.gate->n &&
               y.rows >= x.rows);
   BRAID_CHECK(ids.type == DType::i32 && ids.rows >= x.rows && weights.rows >= x.rows &&
@@ -173,7 +174,9 @@ bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, T
   route.weights_stride = weights.stride;
   route.tokens = static_cast<int>(x.rows);
   route.used = static_cast<int>(ids.cols);
-  route.experts = static_cast<int>(w.gate->experts);
+  route.experts = static_cast<int>(w.routed());
+  route.first_expert = w.first_expert;
+  route.stack = static_cast<int>(w.gate->experts);
   route.shared = w.shared_gate != nullptr;
   route.stored = memory.stored;
   out.route = route;

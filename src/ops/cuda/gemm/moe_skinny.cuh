@@ -30,12 +30,19 @@ struct MoeRoute {
   int64_t weights_stride = 0;
   int tokens = 0;
   int used = 0;
-  int experts = 0;
+  int experts = 0;  // that logits and ids name
+  // The stacks' part of them; moe_skinny.cu takes all.
+  int first_expert = 0;
+  int stack = 0;
   ChoiceRule rule;
   bool shared = false;         // the shared expert is one more entry, with all tokens
   unsigned* stored = nullptr;  // [kFewCounts] of moe_few.cuh
 
-  __host__ __device__ int entries() const { return tokens * used; }  // without the shared one
+  // At most, without the shared one.
+  __host__ __device__ int entries() const { return tokens * used; }
+  // Below `stack`, but for other ranks' experts.
+  __device__ unsigned entry_of(int id) const { return static_cast<unsigned>(id - first_expert); }
+  __device__ bool has(int id) const { return entry_of(id) < static_cast<unsigned>(stack); }
 };
 
 struct MoeMatrix {
