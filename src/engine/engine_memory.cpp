@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 
 #include "engine/draft/dflash_drafter.h"
 #include "engine/draft/model_drafter.h"
@@ -62,11 +63,19 @@ ModelConfig trunk_of(ModelConfig config) {
   return config;
 }
 
+constexpr int32_t kMostSlots = 8;
+
+// BRAID_STEPS limits the steps that run at a time, to measure what they gain.
+int32_t slots_of(const Devices& devices) {
+  if (devices.ranks() > 1) return 1;  // ranks wait for each other, so a step has all of them
+  const char* const most = std::getenv("BRAID_STEPS");
+  return std::min(devices.stages(), most == nullptr ? kMostSlots : std::max(1, std::atoi(most)));
+}
+
 }  // namespace
 
 // Automatic choices, the widest first. Narrower formats are chosen by the user
 // (docs/design/kv-cache.md).
-constexpr int32_t kMostSlots = 8;
 constexpr const char* kChosenFormats[] = {"f16", "q8_0"};
 
 Status EngineMemory::make_plan(EngineOptions& options, Model& model, Devices& devices) {
@@ -93,8 +102,7 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   plan = {};
   host_images = {};
   interleaved_tokens = 0;
-  // Ranks wait for each other, so a step has all of them.
-  slots = devices.ranks() == 1 ? std::min(devices.stages(), kMostSlots) : 1;
+  slots = slots_of(devices);
   const int32_t per_sequence = 1 + options.max_drafts;
   max_rows = most_rows(options);
   if (options.max_sequences > 1 && options.gap_limit > 0)

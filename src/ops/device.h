@@ -68,7 +68,7 @@ struct DeviceOptions {
   // Devices of this process that exchange letters (letter.h). Above 1, all kernels of a GPU are
   // loaded at start, as a kernel that waits for another rank would block the loading.
   int ranks = 1;
-  int ranks_on_gpu = 1;  // of these; each chooses kernels for its share of the multiprocessors
+  int ranks_on_gpu = 1;  // of this process: each chooses kernels for its share of multiprocessors
 };
 
 struct OpTime {
