@@ -134,30 +134,34 @@ bool Engine::turn() {
   for (auto& s : scheduler_->remove_cancelled())
     finish(std::move(s), {FinishReason::cancelled, {}, {}, {}, {}});
 
-  const bool ahead = !in_flight_.empty();
   const int32_t groups = drafts() ? 1 : memory_.slots;
-  Step step;
-  step.begin = Clock::now();
-  if (!ahead) step.plan = scheduler_->plan(step.begin, groups);
-  if (ahead && goes_ahead()) step.plan = scheduler_->plan_ahead(groups);
-  if (filled_from_ > 0) fill_prompts(step.plan);
+  const Clock::time_point begin = Clock::now();
+  StepPlan plan;
+  if (in_flight_.empty()) plan = scheduler_->plan(begin, groups);
+  if (filled_from_ > 0) fill_prompts(plan);
   if (interleaved_ && interleaved_->plan.items[0].sequence->in_flight_tokens == 0)
     interleaved_.reset();  // preempted
   for (const auto& s : scheduler_->running()) announce(*s);
-  const bool whole = !step.plan.items.empty();
-  const int32_t answering = step.plan.answering;
-  const bool awaits_masks = step.plan.awaits_masks;
-  if (!late_events_ || (!whole && !ahead && !interleaved_)) events_.deliver();
-  if (whole) queue(std::move(step));
-  if (whole && health_.ok() && goes_ahead()) return true;
+  const bool whole = !plan.items.empty() || !in_flight_.empty();
+  const int32_t answering = plan.answering;
+  const bool awaits_masks = plan.awaits_masks;
+  if (!late_events_ || (!whole && !interleaved_)) events_.deliver();
+  if (!plan.items.empty()) queue(std::move(plan), begin);
+  while (goes_ahead()) {
+    const Clock::time_point begin_ahead = Clock::now();
+    StepPlan next = scheduler_->plan_ahead(groups);
+    if (filled_from_ > 0) fill_prompts(next);
+    if (next.items.empty()) break;
+    queue(std::move(next), begin_ahead);
+  }
   // Without a step, a failed copy must still be noticed: sequences wait for it.
   if (in_flight_.empty() ? !device_works() : !end_oldest()) return false;
   if (!in_flight_.empty()) return true;
   const bool prompt_before = interleaved_.has_value();
   if ((answering > 0 || prompt_before) && !run_interleaved(answering)) return false;
-  if (!whole && !ahead && awaits_masks && !prompt_before && !interleaved_)
+  if (!whole && awaits_masks && !prompt_before && !interleaved_)
     std::this_thread::sleep_for(kMaskPatience);
-  return whole || ahead || !scheduler_->idle();
+  return whole || !scheduler_->idle();
 }
 
 // With few sequences drafts gain more than groups that alternate, and a drafter waits for the last
@@ -169,14 +173,16 @@ bool Engine::drafts() const {
 
 // Whether a step may be planned and queued now, beside those that run.
 bool Engine::goes_ahead() const {
-  if (std::ssize(in_flight_) == memory_.slots || interleaved_ || scheduler_->wants_rest())
-    return false;
+  if (in_flight_.empty() || std::ssize(in_flight_) == memory_.slots) return false;
+  if (interleaved_ || scheduler_->wants_rest()) return false;
   return !drafts() || std::all_of(in_flight_.begin(), in_flight_.end(),
                                   [](const Step& step) { return step.plan.decoding == 0; });
 }
 
-void Engine::queue(Step&& next) {
-  Step& step = in_flight_.emplace_back(std::move(next));
+void Engine::queue(StepPlan&& plan, Clock::time_point begin) {
+  Step& step = in_flight_.emplace_back();
+  step.plan = std::move(plan);
+  step.begin = begin;
   const auto is_taken = [&](int32_t slot) {
     return std::any_of(in_flight_.begin(), in_flight_.end() - 1,
                        [&](const Step& other) { return other.slot == slot; });

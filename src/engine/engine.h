@@ -7,11 +7,10 @@
 //   commit   accepted paths become state, cells move, sequences advance
 //   settle   events are recorded; finished sequences release everything
 //
-// A turn is one whole step and, while sequences decode, a slice of a prompt's interleaved step
-// (pacer.h). On several stages a turn may end once its step is queued, so that each stage has one to
-// work at: of other sequences, or of a prompt's next chunk. Steps end in the order of queueing.
-// Events are delivered at a step's end or, if the device has its own memory, after the next step is
-// queued.
+// A turn ends one whole step and, while sequences decode, runs a slice of a prompt's interleaved
+// step (pacer.h). On several stages it first queues further steps, so that each stage has one to work
+// at: of other sequences, or of a prompt's next chunk. Steps end in the order of queueing. Events are
+// delivered at a step's end or, if the device has its own memory, after the next step is queued.
 //
 // Every step outputs the last certain row of each sequence, even if unused: NaN in any row of a
 // chunk reaches it through states and attention. The sequence then ends with an error, and nothing
@@ -139,7 +138,7 @@ class Engine {
   bool turn();
   bool goes_ahead() const;
   bool drafts() const;
-  void queue(Step&& step);
+  void queue(StepPlan&& plan, Clock::time_point begin);
   bool end_oldest();
   void withdraw(Sequence& s, int32_t from);
   bool run_interleaved(int32_t answering);

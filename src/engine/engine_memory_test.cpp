@@ -97,8 +97,7 @@ TEST(EngineMemory, WhatTheHostKeepsIsPlanned) {
   // Eight rows of logits or hidden values; for every row the best 64, their ids and a sum.
   EXPECT_EQ(StepOutputs::host_bytes(4, 1000, 512, 2),
             (8u * 1000 + 2 * (4 * 129 + 8 * 512)) * sizeof(float));
-  EXPECT_EQ(StepOutputs::host_bytes(4, 10, 512, 1),
-            (8u * 512 + 4 * 21 + 8 * 512) * sizeof(float));
+  EXPECT_EQ(StepOutputs::host_bytes(4, 10, 512, 1), (8u * 512 + 4 * 21 + 8 * 512) * sizeof(float));
 }
 
 }  // namespace

@@ -154,7 +154,13 @@ bool Scheduler::wants_rest() const {
 bool Scheduler::may_go_on(const Sequence& s) const {
   const int32_t end = s.computed_tokens + s.queued_tokens;
   return s.queued_tokens > 0 && end < s.prompt_tokens() && !s.request.score && !s.cancelled &&
-         limits_.window == 0 && next_checkpoint(s, end) != end;
+         limits_.window == 0 && next_checkpoint(s, end) != end && !offers(s, end);
+}
+
+// Whether blocks of a model without state are offered to the disk at `position`.
+bool Scheduler::offers(const Sequence& s, int32_t position) const {
+  return !limits_.recurrent && shares(s) && limits_.checkpoint_interval > 0 &&
+         position - s.prefix.offered_tokens >= limits_.checkpoint_interval;
 }
 
 bool Scheduler::is_being_copied(Sequence& s) {
@@ -279,9 +285,7 @@ void Scheduler::committed(Sequence& s, int32_t judged) {
   if (s.steps == 0 && s.computed_tokens > 0 &&
       next_checkpoint(s, s.computed_tokens, &kind) == s.computed_tokens)
     if (const int32_t id = take_checkpoint(s, kind); id >= 0) store_on_disk(s, id);
-  if (s.steps == 0 && !limits_.recurrent && shares(s) && limits_.checkpoint_interval > 0 &&
-      s.computed_tokens - s.prefix.offered_tokens >= limits_.checkpoint_interval)
-    store_on_disk(s);
+  if (s.steps == 0 && offers(s, s.computed_tokens)) store_on_disk(s);
   leave_behind(s, judged);
   const int32_t passed = limits_.window > 0 ? s.left_behind * kBlockTokens : s.computed_tokens;
   std::erase_if(s.prefix.checkpoints, [&](const ResumePoint& p) { return p.position <= passed; });

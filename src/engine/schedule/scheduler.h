@@ -240,6 +240,7 @@ class Scheduler {
   StepPlan lay_out(int32_t groups);
   bool mixes() const;
   bool may_go_on(const Sequence& s) const;
+  bool offers(const Sequence& s, int32_t position) const;
   bool grow_or_preempt(Sequence& s, int32_t tokens, const StepPlan& plan);
   bool make_private_or_preempt(Sequence& s, int32_t group, const StepPlan& plan);
   bool preempt_one(const Sequence& for_whom, const StepPlan& plan);

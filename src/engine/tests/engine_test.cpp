@@ -100,7 +100,7 @@ TEST_P(EngineOn, WindowsGiveBackWhatLiesBehindThem) {
   Answer& answer = m.sink.answers[1];
   while (m.engine->step()) {
     m.engine->check();
-    EXPECT_LE(in_use(1), 64 / 32 + 1);
+    EXPECT_LE(in_use(1), 64 / 32 + (m.engine->devices().stages() > 1 ? 2 : 1));
     if (answer.tokens.size() == 1) {
       EXPECT_EQ(in_use(0), 32);
     }
@@ -386,7 +386,8 @@ TEST_P(EngineOn, CancelReturnsEverythingWithinTwoSteps) {
   m.engine->cancel(ids[0]);  // in its prompt
   m.engine->cancel(ids[3]);  // still waiting
   m.engine->cancel(999);     // unknown
-  m.engine->step();
+  // Those with a queued step end with it.
+  for (int32_t i = 0; i < m.engine->devices().stages(); ++i) m.engine->step();
   EXPECT_TRUE(m.sink.answers[ids[0]].done);
   EXPECT_TRUE(m.sink.answers[ids[3]].done);
   m.run();
