@@ -233,7 +233,7 @@ bool Engine::end_oldest() {
   return true;
 }
 
-// The tokens of `s` from a position on are not to be judged: cells and state are unknown from there.
+// Tokens of `s` from a position on are not judged: cells and state are unknown from there.
 void Engine::withdraw(Sequence& s, int32_t from) {
   for (Step& step : in_flight_)
     std::erase_if(step.plan.items, [&](const StepItem& item) { return item.sequence == &s; });

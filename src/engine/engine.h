@@ -8,9 +8,10 @@
 //   settle   events are recorded; finished sequences release everything
 //
 // A turn ends one whole step and, while sequences decode, runs a slice of a prompt's interleaved
-// step (pacer.h). On several stages it first queues further steps, so that each stage has one to work
-// at: of other sequences, or of a prompt's next chunk. Steps end in the order of queueing. Events are
-// delivered at a step's end or, if the device has its own memory, after the next step is queued.
+// step (pacer.h). On several stages it first queues further steps, so that each stage has one to
+// work at: of other sequences, or of a prompt's next chunk. Steps end in the order of queueing.
+// Events are delivered at a step's end or, if the device has its own memory, after the next step is
+// queued.
 //
 // Every step outputs the last certain row of each sequence, even if unused: NaN in any row of a
 // chunk reaches it through states and attention. The sequence then ends with an error, and nothing

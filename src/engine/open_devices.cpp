@@ -85,7 +85,7 @@ Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptio
   device.ranks = ranks;
   std::vector<std::unique_ptr<Device>> list;
   for (const Name& name : names) {
-    device.ranks_on_gpu = static_cast<int>(std::count_if(
+    device.devices_on_gpu = static_cast<int>(std::count_if(
         names.begin(), names.end(), [&](const Name& n) { return n.gpu == name.gpu; }));
     BRAID_ASSIGN(std::unique_ptr<Device> opened, open(name, device));
     list.push_back(std::move(opened));

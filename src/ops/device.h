@@ -68,7 +68,7 @@ struct DeviceOptions {
   // Devices of this process that exchange letters (letter.h). Above 1, all kernels of a GPU are
   // loaded at start, as a kernel that waits for another rank would block the loading.
   int ranks = 1;
-  int ranks_on_gpu = 1;  // of this process: each chooses kernels for its share of multiprocessors
+  int devices_on_gpu = 1;  // of this process: each chooses kernels for its share of multiprocessors
 };
 
 struct OpTime {
@@ -236,8 +236,8 @@ class Device {
     return Error{ErrorKind::unsupported, description() + " does not share a model's tensors"};
   }
 
-  // Ok if all work so far succeeded; call it after synchronize() or wait_for(). An error is permanent: the device
-  // is unusable, and work since the last ok is invalid. Errors: io.
+  // Ok if all work so far succeeded; call it after synchronize() or wait_for(). An error is
+  // permanent: the device is unusable, and work since the last ok is invalid. Errors: io.
   virtual Status health() const { return {}; }
   // For tests: fails like a faulty kernel. lasting: the GPU then refuses all work of this process.
   virtual void fail_on_purpose(bool lasting) {}

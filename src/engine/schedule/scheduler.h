@@ -130,7 +130,7 @@ class Scheduler {
   static void ended(const StepPlan& plan);
   // The item's tokens, up to its last accepted draft, are computed.
   static void advance(const StepItem& item, int32_t accepted);
-  // Cells and state of `s` are unknown from a position on, which no running step has rows of any more.
+  // Cells and state of `s` are unknown from a position on. No running step has rows of it any more.
   static void withdraw(Sequence& s, int32_t from);
   // At most one item, between decoding steps. It runs until committed(), or until its
   // `in_flight_tokens` is 0 (cancelled, preempted).

@@ -5,8 +5,8 @@
 // drafts are computed a few at a time: those after the first rejected one are not read.
 //
 // Several steps may run; each has a slot (StepSizes). begin() and select() choose the one that the
-// other functions mean. The slots share the memory of logits, so rows of one may have to be computed
-// again after another has begun. Engine thread only; only allocate() allocates.
+// other functions mean. The slots share the memory of logits, so rows of one may have to be
+// computed again after another has begun. Engine thread only; only allocate() allocates.
 #pragma once
 
 #include <algorithm>
@@ -42,8 +42,8 @@ class StepOutputs {
   bool finds_best() const { return now().best_rows > 0; }
   // Number of outputs of the (padded) batch.
   void lay_out(int32_t outputs) { now().laid_out = outputs; }
-  // The last part of a step's work, on devices with their own memory: logits and best of all outputs,
-  // in groups of a few hundred rows, and their copy to the host; or a copy of the hidden rows.
+  // The last part of a step's work, on devices with their own memory: logits and best of all
+  // outputs, in groups of a few hundred rows, and their copy to the host; or one of hidden rows.
   void queue();
 
   void select(int32_t slot) { slot_ = slot; }

@@ -21,7 +21,7 @@ struct Context : Card {
   int gpu = 0;  // the driver's number
   cudaStream_t stream = nullptr;
   bool deterministic = false;   // device.h: forms are chosen independently of the number of rows
-  int ranks_on_gpu = 1;         // device.h
+  int devices_on_gpu = 1;       // device.h
   uint64_t launches = 0;        // kernels queued so far
   std::string name;             // "NVIDIA GeForce RTX 3090, 8.6"
   const char* op = "a kernel";  // the op that is being queued (profile.h)

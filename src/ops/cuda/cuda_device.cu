@@ -212,8 +212,8 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   }
   gpu = cuda::as_used_by(gpu, code->capability, code->wgmma);
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
-  context.ranks_on_gpu = std::max(1, options.ranks_on_gpu);
-  context.processors = std::max(1, context.processors / context.ranks_on_gpu);
+  context.devices_on_gpu = std::max(1, options.devices_on_gpu);
+  context.processors = std::max(1, context.processors / context.devices_on_gpu);
   device->description_ = "cuda (" + number + properties.name + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
                          how_used(gpu, of_gpu, context) + ")";

@@ -56,7 +56,7 @@ class GpuRanks {
       DeviceOptions options;
       options.gpu = gpu;
       options.ranks = ranks;
-      options.ranks_on_gpu =
+      options.devices_on_gpu =
           static_cast<int>(std::count(setup.gpus.begin(), setup.gpus.end(), gpu));
       auto made = make_cuda_device(options);
       EXPECT_TRUE(made.ok()) << setup.name();

@@ -210,7 +210,7 @@ Result<std::unique_ptr<Exchange>> connect(std::span<const Rank> ranks,
 // Looking for rows in host memory slows the peers' writes there. On a shared GPU, what starts early
 // may take the place of the rank that is waited for.
 bool CudaOps::collects_late(const Letter& letter) const {
-  return context_.ranks_on_gpu > 1 || (letter.in_host_memory && letter.senders > 2);
+  return context_.devices_on_gpu > 1 || (letter.in_host_memory && letter.senders > 2);
 }
 
 void CudaOps::send(const Letter& letter, Tensor x, const Batch& batch) {
