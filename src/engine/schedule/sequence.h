@@ -21,9 +21,9 @@ using Clock = std::chrono::steady_clock;
 // - Positions [0, computed_tokens) are in the KV cells and in the state slot.
 // - blocks[g].size() == blocks_for(computed_tokens); with a window the first left_behind are kGone.
 // - in_flight_tokens == 0, or some layers of the slot are ahead and it must not be copied.
-// While steps run, the device reaches this state when it has done all that is queued; tokens are
-// judged, and blocks published, when their step has ended.
 // - prefix.hashes has an entry per full block; the first prefix.published_blocks are published.
+// While its steps run, the device reaches this state when it has done all that is queued. Tokens
+// are judged, and blocks published, when their step has ended.
 // A waiting one holds no blocks and no slot; a preempted one maybe host copies.
 struct Sequence {
   RequestId id = 0;

@@ -166,6 +166,12 @@ INSTANTIATE_TEST_SUITE_P(Ways, DemoDraftsIn, ::testing::ValuesIn(ways()), [](con
   return name;
 });
 
+// On several stages many sequences run in groups, without drafts.
+uint64_t least_accepted(const Way& way, const Machine& m, int32_t sequences) {
+  if (sequences > 1 && m.engine->devices().stages() > 1) return 0;
+  return way.types == SpecType::ngram ? 10 : 40;
+}
+
 TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
   const bool all_greedy = std::getenv("BRAID_TEST_PROMPTS") != nullptr;
   std::vector<Request> asked;
@@ -182,7 +188,7 @@ TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
     Machine m(demo_bytes(), options_of(kNone));
     for (const Request& r : asked) plain.push_back(m.ask(r).tokens);
   }
-  for (const int32_t sequences : {1, 8}) {
+  for (const int32_t sequences : {1, 16}) {
     Machine m(demo_bytes(), options_of(GetParam(), sequences));
     std::vector<RequestId> ids;
     for (const Request& r : asked) ids.push_back(m.submit(r));
@@ -191,7 +197,7 @@ TEST_P(DemoDraftsIn, EveryTextIsWhatItIsWithout) {
       EXPECT_EQ(m.sink.answers[ids[i]].tokens, plain[i])
           << "request " << i << ", " << sequences << " at once";
     const EngineStats& stats = m.engine->stats();
-    EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
+    EXPECT_GT(stats.accepted, least_accepted(GetParam(), m, sequences));
     EXPECT_GT(stats.drafts.rounds, 0u);
     const std::string report =
         fmt::format("{}, {} at once: {} prompts, {:.2f} tokens of a round, {} drafts",
@@ -221,7 +227,7 @@ TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
       plain.push_back(m.ask(std::move(r)));
     }
   }
-  for (const int32_t sequences : {1, 8}) {
+  for (const int32_t sequences : {1, 16}) {
     Machine m(demo_bytes(), on_gpu(GetParam(), sequences), KvFormat::f16);
     std::vector<RequestId> ids;
     for (const Request& r : asked) ids.push_back(m.submit(r));
@@ -246,7 +252,7 @@ TEST_P(DemoDraftsIn, OnAGpuTextsPartAtNearTiesOnly) {
       ++ties;
     }
     const EngineStats& stats = m.engine->stats();
-    EXPECT_GT(stats.accepted, GetParam().types == SpecType::ngram ? 10u : 40u);
+    EXPECT_GT(stats.accepted, least_accepted(GetParam(), m, sequences));
     const std::string report = fmt::format(
         "on a GPU, {}, {} at once: {} prompts, {} near ties, {:.2f} tokens of a round, {} drafts",
         GetParam().name, sequences, asked.size(), ties, per_round({}, stats), stats.drafted);

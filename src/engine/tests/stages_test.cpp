@@ -218,7 +218,6 @@ TEST(Stages, TheDemosDrafterIsEqual) {
 TEST_P(StagesOf, AStepIsQueuedWhileOthersRun) {
   for (const bool one_prompt : {false, true}) {
     EngineOptions options;
-    options.device = GetParam();
     options.context_tokens = 700;
     options.ubatch_tokens = 32;
     options.max_sequences = 12;
