@@ -15,7 +15,7 @@
 #include "gguf/safetensors.h"
 #include "model/dflash/dflash.h"
 #include "model/dflash/dflash_target_test.h"
-#include "ops/device.h"
+#include "ops/devices.h"
 
 namespace {
 
@@ -231,7 +231,7 @@ struct Rows {
 
 void run(Dflash& drafter) {
   const DflashConfig& c = drafter.config();
-  const auto device = make_ref_device({});
+  Devices devices(make_ref_device({}));
   const std::vector<std::byte> nothing = GgufWriter().to_bytes();
   const auto no_file = GgufFile::parse(nothing, "nothing");
   static const std::vector<float> zeros(static_cast<size_t>(kVocabulary * kWidth));
@@ -241,16 +241,16 @@ void run(Dflash& drafter) {
   weights.embedding.file = std::as_bytes(std::span(zeros));
   weights.embedding.is_table = true;
   Weight* const lent[] = {&weights.embedding};
-  BRAID_CHECK(device->load_weights(lent, nullptr).ok());
+  BRAID_CHECK(devices.first().load_weights(lent, nullptr).ok());
   const Dflash::Sizes sizes = {{kMostRows, kMostRows, 0}, c.block};
-  if (!drafter.load(*device, weights, sizes).ok()) return;
   ModelConfig config = target();
+  if (!drafter.load(devices.all(), config, weights, sizes).ok()) return;
   config.drafter = drafter.kv_layers();
   SequenceCache cache;
   CacheSizes cells;
   cells.blocks[0] = 3;
   cells.k_format = cells.v_format = KvFormat::f32;
-  BRAID_CHECK(cache.allocate(*device, config, cells).ok());
+  BRAID_CHECK(cache.allocate(devices, config, cells).ok());
   std::vector<float> residual(static_cast<size_t>(kContext * kWidth), 0.5f);
   for (const int32_t tap : c.taps)
     drafter.layer_output(tap, {residual.data(), DType::f32, kContext, kWidth, kWidth}, false);
