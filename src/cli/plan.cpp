@@ -114,10 +114,11 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
     options.memory_limit_bytes.push_back(*size);
     begin = end + 1;
   }
-  options.plan_own_memory = !flags.memory.empty() && flags.model.device != "cpu";
-  if (options.plan_own_memory) {  // CPU sizes stand in for those of a GPU
-    options.device = "cpu";
-    for (size_t i = 1; i < options.memory_limit_bytes.size(); ++i) options.device += ",cpu";
+  options.planned_gpus = !flags.memory.empty() && flags.model.device != "cpu";
+  if (options.planned_gpus && flags.model.device == "auto") {
+    options.device = "cuda:0";
+    for (size_t i = 1; i < options.memory_limit_bytes.size(); ++i)
+      options.device += fmt::format(",cuda:{}", i);
   }
   BRAID_ASSIGN(const MemoryPlan plan, Engine::plan_memory(file, options));
   const Status fits = plan.check_fits();
@@ -125,7 +126,7 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
                options.max_sequences, options.max_sequences == 1 ? "" : "s", plan.context_tokens,
                fits.ok() ? "" : ": does not fit", plan.table());
   print_result("What fits at most:\n{}", context_table(file, options));
-  if (options.plan_own_memory)
+  if (options.planned_gpus)
     print_result(
         "\nAn estimate: activations and workspaces are those of the CPU's kernels. A desktop takes "
         "some of\nthe card's memory. `braid inspect FILE` on the machine itself is exact.\n");

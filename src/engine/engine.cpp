@@ -225,7 +225,8 @@ bool Engine::end_oldest() {
                                        ms_between(std::max(step.begin, last_end_), end));
   }
   last_end_ = end;
-  const Clock::time_point started = devices_->traits().asynchronous ? step.queued : step.proposed;
+  const bool runs_later = devices_->traits().asynchronous && !devices_->mixed();
+  const Clock::time_point started = runs_later ? step.queued : step.proposed;
   stats_.drafts.draft_ms += ms_between(step.planned, step.proposed);
   (verified ? stats_.drafts.verify_ms : stats_.drafts.plain_ms) += ms_between(started, computed);
   stats_.drafts.host_ms += ms_between(step.begin, step.planned) +
@@ -437,19 +438,20 @@ void Engine::commit_drafts(const Step& step, std::span<const Verdict> verdicts) 
         moves.push_back({item.index, context + draft, context + n});
   }
   if (moves.empty()) return;
+  const auto batch_on = [&](int32_t device) {
+    return step.batch_for(devices_->at(device)).on_device(device);
+  };
   for (const SequenceMemory& memory : memory_.cache.memories()) {
     for (size_t first = 0, end = 0; first < memory.delta.size(); first = end) {
       const int32_t device = memory.delta[first].device;
       while (end < memory.delta.size() && memory.delta[end].device == device) ++end;
       devices_->at(device).ops().delta_move(memory.delta.subspan(first, end - first), moves,
-                                            step.batch.on_device(device));
+                                            batch_on(device));
     }
     if (memory.hidden)
-      devices_->last().ops().hidden_move(memory.hidden, moves,
-                                         step.batch.on_device(devices_->last_index()));
+      devices_->last().ops().hidden_move(memory.hidden, moves, batch_on(devices_->last_index()));
     for (const KvLayer& kv : memory.kv)
-      devices_->at(kv.device).ops().kv_move(kv, moves,
-                                            step.batch.on_device(kv.device).of_group(kv.group));
+      devices_->at(kv.device).ops().kv_move(kv, moves, batch_on(kv.device).of_group(kv.group));
   }
 }
 

@@ -131,6 +131,7 @@ class Engine {
  private:
   Engine() = default;
   Status open(const GgufFile& file, const EngineOptions& options, std::shared_ptr<Devices> devices);
+  Status choose_devices();
   Status plan(std::shared_ptr<Devices> devices);
   Status load();
   Status make_drafter(int32_t block_table);

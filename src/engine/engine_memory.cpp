@@ -16,7 +16,11 @@ namespace braid {
 namespace {
 
 constexpr int32_t kSmallestContext = 512;
+constexpr int32_t kUsefulContext = 32768;
 constexpr int32_t kInterleavedTokens = 512;  // larger interleaved steps gain nothing
+
+// The number of rows of a step that gains most of what more rows gain on a CPU.
+constexpr int32_t kSmallUbatch = 512;
 
 uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds& needs) {
   if (const size_t known = device.workspace_bytes(needs); known > 0) return known;
@@ -27,9 +31,11 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
   return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
 }
 
-ModelWeights::WeightBytes weight_bytes(const EngineOptions& options, const Devices& devices) {
-  if (options.plan_own_memory) return gpu_weight_bytes;
-  return [&devices](const Weight& weight) { return devices.last().weight_bytes(weight); };
+// Before a layer has a device: the most that it takes on any.
+ModelWeights::WeightBytes most_weight_bytes(const Devices& devices) {
+  return [&devices](const Weight& weight) {
+    return std::max(devices.first().weight_bytes(weight), devices.last().weight_bytes(weight));
+  };
 }
 
 int64_t usual_images(const EngineOptions& options) {
@@ -37,7 +43,7 @@ int64_t usual_images(const EngineOptions& options) {
 }
 
 uint64_t spare_host_bytes(const MemoryPlan& plan) {
-  return plan.own_memory ? available_memory_bytes() / 2 : plan.spare_bytes();
+  return plan.pools[0].own_memory ? available_memory_bytes() / 2 : plan.spare_bytes();
 }
 
 Status codec_fits(const KvCodec& codec, const ModelConfig& config) {
@@ -68,6 +74,8 @@ constexpr int32_t kMostSlots = 8;
 // BRAID_STEPS limits the steps that run at a time, to measure what they gain.
 int32_t slots_of(const Devices& devices) {
   if (devices.ranks() > 1) return 1;  // ranks wait for each other, so a step has all of them
+  // Groups of sequences would each read the CPU's layers, which take most of a step.
+  if (devices.mixed()) return 1;
   const char* const most = std::getenv("BRAID_STEPS");
   return std::min(devices.stages(), most == nullptr ? kMostSlots : std::max(1, std::atoi(most)));
 }
@@ -97,7 +105,6 @@ Status EngineMemory::make_plan(EngineOptions& options, Model& model, Devices& de
 
 Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devices& devices) {
   const ModelConfig& config = model.config();
-  Device& device = devices.first();
   sizes = {};
   plan = {};
   host_images = {};
@@ -114,9 +121,13 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
     logit_rows = std::max(logit_rows, std::min(decoding_rows, dflash_sizes(options).block_rows));
 
   sizes.slots = options.max_sequences;
-  sizes.ring = device.delta_ring(options.max_drafts);
-  // Paths of a tree are shorter than its number of rows.
-  sizes.ring.lag = std::min(sizes.ring.lag, options.draft_depth);
+  sizes.stages.clear();
+  for (int32_t stage = 0; stage < devices.stages(); ++stage) {
+    DeltaRing& ring = sizes.stages.emplace_back().ring;
+    ring = devices.at(devices.index(stage, 0)).delta_ring(options.max_drafts);
+    // Paths of a tree are shorter than its number of rows.
+    ring.lag = std::min(ring.lag, options.draft_depth);
+  }
   sizes.k_format = options.k_format;
   sizes.v_format = options.v_format;
   BRAID_TRY(plan_sealing(options, config));
@@ -126,11 +137,12 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
     sizes.window = config.largest_window();
   for (const Device* each : devices.all())
     BRAID_TRY(each->accepts(workspace_needs(options, model)));
-  rows_alone = device.traits().rows_alone;
-  plan.own_memory = device.traits().own_memory || options.plan_own_memory;
+  rows_alone = devices.traits().rows_alone;
   plan.max_sequences = options.max_sequences;
-  sizes.snapshots = plan.own_memory && options.prefix_cache && options.state_memory_bytes != 0 &&
-                    sizes.state_bytes(config) > 0;
+  if (options.prefix_cache && options.state_memory_bytes != 0 && sizes.state_bytes(config) > 0)
+    for (int32_t stage = 0; stage < devices.stages(); ++stage)
+      sizes.stages[static_cast<size_t>(stage)].snapshots =
+          devices.at(devices.index(stage, 0)).traits().own_memory;
   BRAID_TRY(make_pools(options, devices));
   BRAID_TRY(cut(options, model, devices));
   plan_rows(options, model, devices);
@@ -151,23 +163,32 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
 Status EngineMemory::make_pools(const EngineOptions& options, const Devices& devices) {
   const auto count = static_cast<size_t>(devices.count());
   const std::vector<uint64_t>& limits = options.memory_limit_bytes;
-  if (limits.size() > 1 && limits.size() != count)
+  const auto on_host = static_cast<size_t>(
+      std::count_if(devices.all().begin(), devices.all().end(),
+                    [](const Device* device) { return !device->traits().own_memory; }));
+  const size_t limited = devices.mixed() ? count - on_host : count;
+  if (limits.size() > 1 && limits.size() != limited)
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("{} limits of memory for {} devices", limits.size(), count)};
+                 fmt::format("{} limits of memory for {} devices", limits.size(), limited)};
   plan.pools.clear();
   pool_of.clear();
   std::vector<int> numbers;
   for (size_t stage = 0; stage < count; ++stage) {
     const Device& device = devices.at(static_cast<int32_t>(stage));
-    const int number = options.plan_own_memory ? static_cast<int>(stage) : device.memory_number();
+    const int number = device.memory_number();
     const auto known = std::find(numbers.begin(), numbers.end(), number);
     pool_of.push_back(static_cast<int32_t>(known - numbers.begin()));
     if (known != numbers.end()) continue;
     numbers.push_back(number);
     MemoryPool& pool = plan.pools.emplace_back();
     pool.name = number < 0 ? "memory" : fmt::format("cuda:{}", number);
-    pool.available_bytes = plan.own_memory ? device.free_bytes() : available_memory_bytes();
-    const uint64_t limit = limits.empty() ? 0 : limits[limits.size() > 1 ? stage : 0];
+    pool.own_memory = device.traits().own_memory;
+    pool.available_bytes = pool.own_memory        ? device.free_bytes()
+                           : options.planned_gpus ? UINT64_MAX
+                                                  : available_memory_bytes();
+    if (limits.empty() || (devices.mixed() && !pool.own_memory)) continue;
+    const size_t first_limited = count - limited;
+    const uint64_t limit = limits[limits.size() > 1 ? stage - first_limited : 0];
     if (limit != 0) pool.available_bytes = limit;
   }
   return {};
@@ -188,8 +209,10 @@ void EngineMemory::add_row(MemoryUse use, int32_t pool, uint64_t bytes) {
 // Those that do not depend on the number of blocks.
 void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const Devices& devices) {
   const ModelConfig& config = model.config();
-  const ModelWeights::WeightBytes bytes_of = weight_bytes(options, devices);
   for (int32_t index = 0; index < devices.count(); ++index) {
+    const ModelWeights::WeightBytes bytes_of = [&devices, index](const Weight& weight) {
+      return devices.at(index).weight_bytes(weight);
+    };
     const int32_t stage = stage_of(static_cast<size_t>(index));
     const int32_t rank = rank_of(static_cast<size_t>(index));
     const bool last = index == devices.last_index();
@@ -213,7 +236,7 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
   plan.rows.push_back({MemoryUse::block_books, 0, 0, true});
   if (options.spec_type.has(SpecType::ngram))
     plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
-  if (plan.own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
+  if (devices.traits().own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
   for (size_t index = 0; index < pool_of.size(); ++index) {
     std::string& layers = plan.pools[static_cast<size_t>(pool_of[index])].layers;
     const int32_t stage = stage_of(index);
@@ -270,10 +293,16 @@ int64_t EngineMemory::wanted_blocks(const EngineOptions& options, int32_t contex
 TrunkNeeds EngineMemory::trunk_needs(const EngineOptions& options, Model& model,
                                      const Devices& devices) const {
   const ModelConfig& config = model.config();
-  const ModelWeights::WeightBytes bytes_of = weight_bytes(options, devices);
+  const ModelWeights::WeightBytes bytes_of = most_weight_bytes(devices);
   TrunkNeeds needs;
-  CacheSizes one = sizes;
-  one.slots = 1;
+  // Before a layer has a device: the most that its slots take on any.
+  CacheSizes most = sizes;
+  const auto slot_elements = [](const CacheSizes::OfStage& stage) {
+    return std::pair(stage.ring.entries(), stage.snapshots);
+  };
+  most.stages = {*std::max_element(
+      sizes.stages.begin(), sizes.stages.end(),
+      [&](const auto& a, const auto& b) { return slot_elements(a) < slot_elements(b); })};
   for (size_t i = 0; i < config.layers.size(); ++i) {
     // A stage of this layer alone, as sizes count it.
     ModelConfig alone = config;
@@ -284,7 +313,7 @@ TrunkNeeds EngineMemory::trunk_needs(const EngineOptions& options, Model& model,
     alone.stages = 2;
     LayerNeeds& layer = needs.layers.emplace_back();
     const auto bytes = model.weights().layer_bytes(i, config, bytes_of);
-    layer.fixed_bytes = bytes.all + sizes.slot_bytes(alone, 0) + sizes.snapshot_bytes(alone, 0);
+    layer.fixed_bytes = bytes.all + most.slot_bytes(alone, 0) + most.snapshot_bytes(alone, 0);
     layer.block_bytes = sizes.block_bytes(alone, 0, 0);
     layer.read_bytes = bytes.read;
   }
@@ -309,15 +338,17 @@ std::vector<StageRoom> EngineMemory::stage_rooms(const EngineOptions& options, c
   for (int32_t stage = 0; stage < devices.count(); ++stage) {
     const Device& device = devices.at(stage);
     const int32_t pool = pool_of[static_cast<size_t>(stage)];
+    const MemoryPool& own = plan.pools[static_cast<size_t>(pool)];
     const auto sharing = std::count(pool_of.begin(), pool_of.end(), pool);
     const uint64_t taken = activation_bytes(stage, options, model, devices) +
                            planned_workspaces(options, model, device);
-    const uint64_t share =
-        plan.pools[static_cast<size_t>(pool)].available_bytes / static_cast<uint64_t>(sharing);
+    const uint64_t share = own.available_bytes / static_cast<uint64_t>(sharing);
     const uint64_t left = share - std::min(share, taken);
     StageRoom& room = rooms.emplace_back();
-    room.bytes = plan.own_memory ? MemoryPlan::without_reserve(left) : left;
+    room.bytes = own.own_memory ? MemoryPlan::without_reserve(left) : left;
     if (device.read_bytes_s() > 0) room.rate = device.read_bytes_s();
+    if (stage == 0 && devices.mixed() && options.gpu_layers > 0)
+      room.layers = static_cast<int32_t>(model.config().layers.size()) - options.gpu_layers;
   }
   return rooms;
 }
@@ -353,11 +384,20 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
   };
   BRAID_TRY(split_model(cut_by_shares(layers, asked ? options.split_ratio : even)));
   if (devices.stages() == 1 || asked) return {};
+  if (devices.mixed() && devices.stages() > 2 && options.gpu_layers > 0 &&
+      options.gpu_layers < devices.stages() - 1)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{} layers cannot be on {} GPUs", options.gpu_layers, count - 1)};
   const TrunkNeeds needs = trunk_needs(options, model, devices);
   const std::vector<StageRoom> rooms = stage_rooms(options, model, devices);
-  const CutFor purpose = options.max_sequences >= 2 * devices.count() ? CutFor::many : CutFor::one;
-  const int64_t wanted = wanted_blocks(
-      options, options.context_tokens > 0 ? options.context_tokens : config.context_length);
+  const CutFor purpose =
+      options.max_sequences >= 2 * devices.count() && slots > 1 ? CutFor::many : CutFor::one;
+  // Layers go to the CPU for one useful context, not for all of the longest that the model knows.
+  const int32_t longest =
+      devices.mixed() ? std::min(config.context_length, kUsefulContext) : config.context_length;
+  const int32_t context = options.context_tokens > 0 ? options.context_tokens : longest;
+  const int64_t wanted = devices.mixed() ? blocks_for(int64_t{context} + options.max_drafts)
+                                         : wanted_blocks(options, context);
   auto found = cut_trunk(needs, rooms, wanted, purpose);
   if (!found) {
     found = cut_trunk(needs, rooms, 0, purpose);
@@ -425,9 +465,9 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
 // gain up to about 1,000 rows, mixtures up to several thousand (docs/benchmarks.md). A step's rows
 // take at most 1/32 of the device's memory.
 int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model,
-                                    const Device& device) {
-  constexpr int32_t kSmall = 512;
-  if (!device.traits().own_memory && !options.plan_own_memory) return kSmall;
+                                    const Devices& devices) {
+  if (!devices.first().traits().own_memory) return kSmallUbatch;
+  const Device& device = devices.last();
   const auto& layers = model.config().layers;
   const bool mixture = std::any_of(layers.begin(), layers.end(),
                                    [](const LayerConfig& l) { return l.feed_forward.is_moe(); });
@@ -436,7 +476,7 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
   const uint64_t limit = options.memory_limit_bytes.empty() ? 0 : options.memory_limit_bytes[0];
   const uint64_t memory = limit > 0 ? limit : device.free_bytes();
   int32_t tokens = mixture ? 8192 : 2048;
-  for (; tokens > kSmall; tokens /= 2) {
+  for (; tokens > kSmallUbatch; tokens /= 2) {
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
     needs.max_sequences = options.max_sequences;
     const uint64_t bytes =
@@ -495,14 +535,9 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   return needs;
 }
 
-// For a GPU that is not here, with the f16 image of one layer's quantized cells.
 uint64_t EngineMemory::planned_workspaces(const EngineOptions& options, const Model& model,
                                           const Device& device) const {
-  const Device::WorkspaceNeeds needs = workspace_needs(options, model);
-  const uint64_t bytes = expected_workspaces(device, needs);
-  if (!options.plan_own_memory || needs.k_codec == nullptr) return bytes;
-  const int64_t blocks = needs.max_sequences * blocks_for(needs.max_context);
-  return bytes + static_cast<uint64_t>(blocks * kBlockTokens * needs.kv_heads * needs.head_dim) * 4;
+  return expected_workspaces(device, workspace_needs(options, model));
 }
 
 // Layers with windows need each sequence's window, the rows of steps, and windows of prefixes to
@@ -679,7 +714,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   const ModelConfig trunk = trunk_of(config);
   CacheSizes plain = sizes;
   plain.slots = 1;
-  plain.ring = {sizes.ring.every, 0, 0};
+  for (CacheSizes::OfStage& stage : plain.stages) stage.ring = {stage.ring.every, 0, 0};
   plain.hidden_cells = 0;
   const auto token_bytes = [&](int32_t group) {
     return static_cast<int64_t>(plain.block_bytes(trunk, group)) / kBlockTokens;
@@ -728,7 +763,7 @@ Status EngineMemory::take(const EngineOptions& options, Model& model, Devices& d
     add(MemoryUse::workspaces, workspace_bytes);
     add(MemoryUse::exchange, model.taken_exchange_bytes(stage, rank));
   }
-  return take_host_images(options, config, devices.first());
+  return take_host_images(options, config, devices.last());
 }
 
 Status EngineMemory::take_host_images(const EngineOptions& options, const ModelConfig& config,

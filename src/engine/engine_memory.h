@@ -28,7 +28,7 @@ struct EngineMemory {
   Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
 
   static int32_t choose_ubatch(const EngineOptions& options, const Model& model,
-                               const Device& device);
+                               const Devices& devices);
   static int32_t most_rows(const EngineOptions& options);
   StepSizes step_sizes() const { return {max_rows, max_rows, interleaved_tokens, slots}; }
   // Valid after make_plan().

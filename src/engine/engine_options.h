@@ -73,17 +73,20 @@ struct EngineOptions {
   KvTail kv_tail;  // what stays exact nevertheless
   // Use the widest formats in which all contexts fit (engine_memory.cpp).
   bool kv_auto = false;
-  // "cpu", "cuda", "cuda:1", "ref" or "auto"; several, with commas, share the model (Split).
+  // "cpu", "cuda", "cuda:1", "ref" or "auto"; several, with commas, share the model (Split). A CPU
+  // before GPUs has the first layers.
   std::string device = "cpu";
   Split split = Split::automatic;
   std::vector<double> split_ratio;  // shares of the devices; empty: chosen
-  int threads = 0;                  // 0: the device chooses
+  // Last layers on GPUs; the CPU has the others. -1: all, or those that fit.
+  int32_t gpu_layers = -1;
+  int threads = 0;  // 0: the device chooses
   Activations activations = Activations::i8;
   bool deterministic = false;  // a request's bytes depend only on the request (DeviceOptions)
   // Of each device, or one for all; empty or 0: the available memory.
   std::vector<uint64_t> memory_limit_bytes;
-  // For plan_memory() on a machine without the GPUs: the limits are those of GPUs' own memory.
-  bool plan_own_memory = false;
+  // For plan_memory(): GPUs are not there; the limits are their memory.
+  bool planned_gpus = false;
   uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts, less if memory is short
   int64_t state_memory_bytes = -1;  // checkpoints in host memory; -1: automatic, 0: none
   // Limit of the automatic number; 0: a few per sequence.

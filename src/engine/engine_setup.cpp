@@ -63,6 +63,8 @@ Status check_window(int32_t tokens) {
 
 // A first GPU that holds less, without an asked context, is too small for the model.
 constexpr int32_t kWorthwhileContext = 32768;
+// GPUs that hold less, without an asked context, leave layers to the CPU.
+constexpr int32_t kLeastContext = 4096;
 constexpr int32_t kNgramDepth = 7;
 constexpr int32_t kHeadDepth = 3;
 constexpr int32_t kFewSequences = 8;
@@ -71,16 +73,18 @@ constexpr int32_t kMostDrafts = 64;
 // Everything that cached prefixes depend on: model, formats, arithmetic and state layout; not the
 // drafter. Without a cache directory the model is left out.
 PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options,
-                          const Devices& devices, int32_t tile_columns, int32_t folds_every,
-                          const PrefixSecret& secret) {
+                          const Devices& devices, const ModelConfig& config,
+                          const CacheSizes& sizes, const PrefixSecret& secret) {
   std::string text;
   if (!options.cache_dir.empty()) {
     const ByteHash h = model_hash(file, options.cache_dir, options.progress);
     text.append(reinterpret_cast<const char*>(&h), sizeof h);
   }
-  text += fmt::format("|{} {} {} {} {} {} {}", devices.numerics(), tile_columns, folds_every,
-                      kv_format_name(options.k_format), kv_format_name(options.v_format),
-                      static_cast<int>(options.activations), kBlockTokens);
+  const int32_t columns = devices.last().state_tile_columns(config.largest_delta());
+  text += fmt::format("|{} {} {} {} {} {} {}", devices.numerics(), columns,
+                      sizes.stages.back().ring.every, kv_format_name(options.k_format),
+                      kv_format_name(options.v_format), static_cast<int>(options.activations),
+                      kBlockTokens);
   if (options.k_codec != nullptr)
     text += fmt::format("|sealed {} {} {} {}", options.k_codec->name, options.v_codec->name,
                         options.kv_tail.tail_blocks, options.kv_tail.sink_blocks);
@@ -88,6 +92,8 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options,
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
   // Other kernels would compute other bytes.
   if (options.deterministic && !devices.traits().rows_alone) text += " deterministic";
+  // Other layers on the CPU compute other bytes, and their states have another form.
+  if (devices.mixed()) text += fmt::format("|on the CPU {}", config.first_layer(1));
   // Sums over ranks round otherwise, and images have each rank's heads together.
   if (devices.ranks() > 1)
     text += fmt::format("|ranks {} {}", devices.ranks(), fmt::join(options.split_ratio, " "));
@@ -148,18 +154,38 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options,
     memory_.dflash = dflash_.get();
   }
   choose_drafts();
-  if (devices != nullptr) return plan(std::move(devices));
+  return devices != nullptr ? plan(std::move(devices)) : choose_devices();
+}
+
+// The named devices; if the model does not fit, more GPUs, then the CPU for its first layers.
+Status Engine::choose_devices() {
   const int32_t most_rows = EngineMemory::most_rows(options_);
+  const int32_t trained = model_->config().context_length;
+  const auto layers = static_cast<int32_t>(model_->config().layers.size());
+  const int32_t on_gpus = options_.gpu_layers;
+  if (on_gpus >= 0 && on_gpus < layers) {
+    BRAID_ASSIGN(const std::string both, with_cpu(options_));
+    options_.device = on_gpus == 0 ? "cpu" : both;
+  }
   BRAID_ASSIGN(std::shared_ptr<Devices> named, open_devices(options_, most_rows));
   BRAID_TRY(plan(std::move(named)));
-  if (!may_use_more_devices(options_, *devices_)) return {};
-  const int32_t wanted = std::min(model_->config().context_length, kWorthwhileContext);
-  const bool holds = options_.context_tokens > 0 ? memory_.all_contexts_fit
-                                                 : memory_.plan.context_tokens >= wanted;
-  if (holds && memory_.plan.check_fits().ok()) return {};
+  const auto holds = [&](bool all_contexts, int32_t least) {
+    const bool context = options_.context_tokens > 0
+                             ? memory_.all_contexts_fit || !all_contexts
+                             : memory_.plan.context_tokens >= std::min(trained, least);
+    return context && memory_.plan.check_fits().ok();
+  };
+  if (may_use_more_devices(options_, *devices_) && !holds(true, kWorthwhileContext)) {
+    devices_ = nullptr;
+    BRAID_ASSIGN(std::shared_ptr<Devices> all, open_all_devices(options_, most_rows));
+    BRAID_TRY(plan(std::move(all)));
+  }
+  const bool only_gpus = devices_->first().traits().own_memory && devices_->ranks() == 1;
+  if (on_gpus >= 0 || !only_gpus || holds(false, kLeastContext)) return {};
   devices_ = nullptr;
-  BRAID_ASSIGN(std::shared_ptr<Devices> all, open_all_devices(options_, most_rows));
-  return plan(std::move(all));
+  BRAID_ASSIGN(options_.device, with_cpu(options_));
+  BRAID_ASSIGN(std::shared_ptr<Devices> with, open_devices(options_, most_rows));
+  return plan(std::move(with));
 }
 
 Status Engine::plan(std::shared_ptr<Devices> devices) {
@@ -167,7 +193,7 @@ Status Engine::plan(std::shared_ptr<Devices> devices) {
   late_events_ = options_.hooks.late_events || devices_->traits().asynchronous;
   EngineOptions chosen = options_;
   if (chosen.ubatch_tokens == 0)
-    chosen.ubatch_tokens = EngineMemory::choose_ubatch(chosen, *model_, devices_->first());
+    chosen.ubatch_tokens = EngineMemory::choose_ubatch(chosen, *model_, *devices_);
   BRAID_TRY(memory_.make_plan(chosen, *model_, *devices_));
   options_ = std::move(chosen);
   return {};
@@ -211,7 +237,7 @@ Status Engine::load() {
                               config.vocabulary, config.width, memory_.slots));
   if (disk_)
     BRAID_TRY(memory_.take_disk_staging(*disk_, memory_.disk_kind(config, fingerprint_, 0),
-                                        devices_->first()));
+                                        devices_->last()));
   scheduler_ =
       std::make_unique<Scheduler>(memory_.scheduler_limits(options_, config), memory_.sizes.blocks,
                                   memory_.sizes.slots, memory_.cache, memory_.host_images);
@@ -335,10 +361,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const GgufFile& file, const Engin
     BRAID_ASSIGN(const DiskDirectory directory, DiskDirectory::open(options.cache_dir));
     BRAID_ASSIGN(engine->secret_, directory.secret());
   }
-  const int32_t columns =
-      engine->devices_->first().state_tile_columns(engine->model_->config().largest_delta());
-  engine->fingerprint_ = fingerprint_of(file, engine->options_, *engine->devices_, columns,
-                                        engine->memory_.sizes.ring.every, engine->secret_);
+  engine->fingerprint_ =
+      fingerprint_of(file, engine->options_, *engine->devices_, engine->model_->config(),
+                     engine->memory_.sizes, engine->secret_);
   if (!options.cache_dir.empty()) {
     DiskOptions disk;
     disk.directory = options.cache_dir;
@@ -367,7 +392,7 @@ std::string Engine::slow_kv_formats() const {
   std::string names;
   for (const std::string_view name : {memory().k_type, memory().v_type}) {
     const auto codec = find_kv_codec(name);
-    if (name == names || !codec.ok() || !devices_->first().expands(**codec, head_dim)) continue;
+    if (name == names || !codec.ok() || !devices_->last().expands(**codec, head_dim)) continue;
     names += (names.empty() ? "" : " and ") + std::string(name);
   }
   return names;

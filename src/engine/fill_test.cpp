@@ -197,7 +197,7 @@ TEST(SequenceCache, MovesAStateToAnotherPosition) {
   CacheSizes sizes;
   sizes.blocks[0] = 1;
   sizes.slots = 2;
-  sizes.ring.uncertain = 3;
+  sizes.stages[0].ring.uncertain = 3;
   sizes.hidden_cells = 4;
   SequenceCache cache;
   ASSERT_TRUE(cache.allocate(devices, (*model)->config(), sizes).ok());

@@ -141,9 +141,9 @@ uint64_t MemoryPlan::without_reserve(uint64_t left) {
 
 uint64_t MemoryPlan::spare_bytes(int32_t pool) const {
   const uint64_t taken = predicted_bytes(pool);
-  const uint64_t available = pools[static_cast<size_t>(pool)].available_bytes;
-  const uint64_t left = available > taken ? available - taken : 0;
-  return own_memory ? without_reserve(left) : left / 2;
+  const MemoryPool& own = pools[static_cast<size_t>(pool)];
+  const uint64_t left = own.available_bytes > taken ? own.available_bytes - taken : 0;
+  return own.own_memory ? without_reserve(left) : left / 2;
 }
 
 uint64_t MemoryPlan::actual_bytes(int32_t pool) const {
@@ -182,7 +182,7 @@ std::string MemoryPlan::one_pool_table() const {
   if (pools[0].available_bytes != UINT64_MAX)
     out += fmt::format("{:<16} {:>12}\n", "available", format_bytes(pools[0].available_bytes));
   for (const MemoryRow& row : rows)
-    if (!empty(row) && own_memory && row.on_host)
+    if (!empty(row) && is_beside(row))
       out += line(std::string(memory_use_name(row.use)) + " (host)", row.predicted_bytes,
                   row.actual_bytes);
   return out;
@@ -215,7 +215,7 @@ std::string MemoryPlan::pools_table() const {
     uint64_t sum = 0;
     for (size_t p = 0; p < pools.size(); ++p) sum += bytes_in(row.use, row.on_host, p);
     if (sum == 0) continue;
-    if (own_memory && row.on_host) {
+    if (is_beside(row)) {
       host += fmt::format("{:<16} {:>12}\n", std::string(memory_use_name(row.use)) + " (host)",
                           format_bytes(sum));
     } else {
@@ -227,7 +227,12 @@ std::string MemoryPlan::pools_table() const {
     const auto pool = static_cast<int32_t>(p);
     return format_bytes(taken ? actual_bytes(pool) : predicted_bytes(pool));
   });
-  return out + line("available", [&](size_t p) { return format_bytes(pools[p].available_bytes); }) +
+  return out +
+         line("available",
+              [&](size_t p) {
+                const uint64_t bytes = pools[p].available_bytes;
+                return bytes == UINT64_MAX ? "unknown" : format_bytes(bytes);
+              }) +
          host;
 }
 
@@ -276,7 +281,8 @@ Status MemoryPlan::check_fits(int32_t number) const {
                                       : "a smaller model is needed";
   if (rest < pool.available_bytes && kv > 0 && max_sequences > 0) {
     const uint64_t free_bytes = pool.available_bytes - rest;
-    const auto left = static_cast<double>(own_memory ? without_reserve(free_bytes) : free_bytes);
+    const auto left =
+        static_cast<double>(pool.own_memory ? without_reserve(free_bytes) : free_bytes);
     // A shorter context keeps the windows, or lets all layers keep the whole context.
     const double long_context = (left - static_cast<double>(pool.kv_window_bytes)) /
                                 std::max(1.0, static_cast<double>(kv - pool.kv_window_bytes)) *

@@ -32,15 +32,17 @@ struct MemoryRow {
   MemoryUse use = MemoryUse::weights;
   uint64_t predicted_bytes = 0;
   uint64_t actual_bytes = 0;  // 0 until taken
-  bool on_host = false;       // of a device with its own memory
-  int32_t pool = 0;           // index into MemoryPlan::pools
+  // Host memory whatever the devices; in pool 0, of which it is a part if that is the host's.
+  bool on_host = false;
+  int32_t pool = 0;  // index into MemoryPlan::pools
 };
 
 // The memory of a device, or of several that share it.
 struct MemoryPool {
   std::string name;              // "cuda:0"
   std::string layers;            // "0-31", for display
-  uint64_t available_bytes = 0;  // free when the plan was made
+  uint64_t available_bytes = 0;  // free when the plan was made; UINT64_MAX: unknown
+  bool own_memory = false;       // of the devices; else it is the host's
   uint64_t kv_token_bytes = 0;   // MemoryPlan's, of the pool's layers
   uint64_t kv_window_bytes = 0;
 };
@@ -48,7 +50,6 @@ struct MemoryPool {
 struct MemoryPlan {
   std::vector<MemoryRow> rows;
   std::vector<MemoryPool> pools = std::vector<MemoryPool>(1);
-  bool own_memory = false;     // of the devices; host rows do not count
   int32_t context_tokens = 0;  // per sequence
   int32_t max_sequences = 0;
   uint64_t kv_token_bytes = 0;      // of one token's keys and values
@@ -80,8 +81,12 @@ struct MemoryPlan {
   Status check_fits() const;
 
  private:
+  // In host memory beside devices that have their own.
+  bool is_beside(const MemoryRow& row) const {
+    return row.on_host && pools[static_cast<size_t>(row.pool)].own_memory;
+  }
   bool counts(const MemoryRow& row, int32_t pool) const {
-    return (pool == kAllPools || row.pool == pool) && !(own_memory && row.on_host);
+    return (pool == kAllPools || row.pool == pool) && !is_beside(row);
   }
   std::string one_pool_table() const;
   std::string pools_table() const;

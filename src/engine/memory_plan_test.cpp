@@ -75,7 +75,7 @@ TEST(MemoryPlan, ADeviceKeepsWhatItsDriverTakes) {
   constexpr uint64_t kMiB = 1 << 20;
   MemoryPlan plan;
   plan.rows = {{MemoryUse::weights, 16384 * kMiB}, {MemoryUse::swap, 50000 * kMiB, 0, true}};
-  plan.own_memory = true;
+  plan.pools[0].own_memory = true;
   const auto spare = [&](uint64_t left_mib) {
     plan.pools[0].available_bytes = (16384 + left_mib) * kMiB;
     return plan.spare_bytes() / kMiB;
@@ -86,7 +86,7 @@ TEST(MemoryPlan, ADeviceKeepsWhatItsDriverTakes) {
   EXPECT_EQ(spare(0), 0);
   plan.pools[0].available_bytes = 1000 * kMiB;
   EXPECT_EQ(plan.spare_bytes(), 0) << "less than the weights take";
-  plan.own_memory = false;
+  plan.pools[0].own_memory = false;
   plan.rows = {{MemoryUse::weights, 16384 * kMiB}};
   EXPECT_EQ(spare(7000), 3500);
 }
@@ -100,7 +100,7 @@ TEST(MemoryPlan, BooksCountWhereTheyLie) {
                {MemoryUse::fetched_logits, 4, 0, true}};
   EXPECT_EQ(plan.predicted_bytes(), 1234u);
   EXPECT_NE(plan.table().find("block index "), std::string::npos) << plan.table();
-  plan.own_memory = true;
+  plan.pools[0].own_memory = true;
   EXPECT_EQ(plan.predicted_bytes(), 1000u);
   for (const char* label :
        {"block index (host) ", "n-gram tables (host) ", "fetched logits (host) "})

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "ops/planned_gpu.h"
 
 namespace braid {
 namespace {
@@ -22,6 +23,10 @@ struct Name {
   int gpu = 0;
 };
 
+bool starts_on_cpu(const std::vector<Name>& names) {
+  return names.size() > 1 && names[0].kind == "cpu" && names[1].kind == "cuda";
+}
+
 // "cuda:1" is GPU 1; only GPUs have numbers.
 Result<Name> parse(std::string_view text) {
   const size_t colon = text.find(':');
@@ -31,7 +36,7 @@ Result<Name> parse(std::string_view text) {
   if (!known || (colon != std::string_view::npos && name.kind != "cuda"))
     return bad(
         fmt::format("unknown device {}; choose auto, cuda, cuda:N, cpu or ref, or several "
-                    "GPUs as cuda:0,cuda:1",
+                    "as cuda:0,cuda:1 or cpu,cuda:0",
                     text));
   if (colon == std::string_view::npos) return name;
   const std::string_view digits = text.substr(colon + 1);
@@ -49,16 +54,35 @@ Result<std::vector<Name>> parse_list(std::string_view text) {
     names.push_back(name);
     begin = end + 1;
   }
-  for (const Name& name : names)
-    if (names.size() > 1 && (name.kind != names[0].kind || name.kind == "auto"))
-      return bad(fmt::format("{}: several devices must be of one kind", text));
+  const auto of_one_kind = [](auto begin, auto end) {
+    return std::all_of(begin, end, [&](const Name& name) { return name.kind == begin->kind; });
+  };
+  const bool cpu_and_gpus = starts_on_cpu(names) && of_one_kind(names.begin() + 1, names.end());
+  const bool fine = names.size() == 1 || cpu_and_gpus ||
+                    (names[0].kind != "auto" && of_one_kind(names.begin(), names.end()));
+  if (!fine)
+    return bad(
+        fmt::format("{}: several devices must be of one kind, or the CPU before GPUs", text));
   return names;
 }
 
-Result<std::unique_ptr<Device>> open(const Name& name, DeviceOptions options) {
+int gpu_count(const EngineOptions& options) {
+  return options.planned_gpus ? static_cast<int>(options.memory_limit_bytes.size())
+                              : cuda_device_count();
+}
+
+Result<std::unique_ptr<Device>> open(const Name& name, DeviceOptions options,
+                                     std::span<const uint64_t> planned_bytes) {
   options.gpu = name.gpu;
   if (name.kind == "ref") return make_ref_device(options);
   if (name.kind == "cpu") return make_cpu_device(options);
+  if (!planned_bytes.empty()) {
+    const auto number = static_cast<size_t>(name.gpu);
+    if (number >= planned_bytes.size())
+      return bad(fmt::format("cuda:{}: {} GPU{} planned", number, planned_bytes.size(),
+                             planned_bytes.size() == 1 ? " is" : "s are"));
+    return make_planned_gpu(name.gpu, planned_bytes[number]);
+  }
   auto gpu = make_cuda_device(options);
   if (gpu.ok() || name.kind == "cuda") return gpu;
   return make_cpu_device(options);
@@ -73,21 +97,30 @@ Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptio
     names.resize(static_cast<size_t>(std::clamp(std::atoi(ranks), 1, kMostRanks)), names[0]);
     shares = true;
   }
+  if (shares && names.size() > 1 && names[0].kind != names[1].kind)
+    return bad("a CPU and GPUs cannot share the tensors of a layer: --split layer");
   const auto ranks = static_cast<int>(shares ? names.size() : 1);
   DeviceOptions device;
   device.threads = options.threads;
   device.activations = options.activations;
   device.max_tokens = max_rows;
   device.deterministic = options.deterministic;
-  if (names.size() > 1 && names[0].kind == "cpu")
+  const auto count_of = [&](const Name& name) {
+    return static_cast<int>(std::count_if(names.begin(), names.end(), [&](const Name& n) {
+      return n.kind == name.kind && n.gpu == name.gpu;
+    }));
+  };
+  if (names[0].kind == "cpu" && count_of(names[0]) > 1)
     device.pool =
         std::make_shared<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
   device.ranks = ranks;
+  const std::span<const uint64_t> planned =
+      options.planned_gpus ? std::span<const uint64_t>(options.memory_limit_bytes)
+                           : std::span<const uint64_t>();
   std::vector<std::unique_ptr<Device>> list;
   for (const Name& name : names) {
-    device.devices_on_gpu = static_cast<int>(std::count_if(
-        names.begin(), names.end(), [&](const Name& n) { return n.gpu == name.gpu; }));
-    BRAID_ASSIGN(std::unique_ptr<Device> opened, open(name, device));
+    device.devices_on_gpu = count_of(name);
+    BRAID_ASSIGN(std::unique_ptr<Device> opened, open(name, device, planned));
     list.push_back(std::move(opened));
   }
   auto devices = std::make_shared<Devices>(std::move(list), ranks);
@@ -104,7 +137,8 @@ Status check_device_names(std::string_view text) {
 
 Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int32_t max_rows) {
   BRAID_ASSIGN(std::vector<Name> names, parse_list(options.device));
-  if (options.split == Split::none && names.size() > 1) names.resize(1);
+  if (options.split == Split::none)
+    names.resize(std::min<size_t>(names.size(), starts_on_cpu(names) ? 2 : 1));
   const bool spreads = options.split == Split::layer || options.split == Split::tensor;
   if (names.size() == 1 && spreads && names[0].kind != "cpu" && names[0].kind != "ref" &&
       options.device.find(':') == std::string::npos)
@@ -115,14 +149,30 @@ Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int3
 bool may_use_more_devices(const EngineOptions& options, const Devices& opened) {
   const bool any = options.device == "auto" || options.device == "cuda";
   return any && options.split == Split::automatic && options.split_ratio.empty() &&
-         opened.count() == 1 && opened.traits().own_memory && cuda_device_count() > 1;
+         opened.count() == 1 && opened.traits().own_memory && gpu_count(options) > 1;
 }
 
 Result<std::shared_ptr<Devices>> open_all_devices(const EngineOptions& options, int32_t max_rows) {
   std::vector<Name> names;
-  for (int gpu = 0; gpu < cuda_device_count(); ++gpu) names.push_back({"cuda", gpu});
+  for (int gpu = 0; gpu < gpu_count(options); ++gpu) names.push_back({"cuda", gpu});
   if (names.empty()) names.push_back({"auto", 0});
   return open(names, options, max_rows);
+}
+
+Result<std::string> with_cpu(const EngineOptions& options) {
+  BRAID_ASSIGN(const std::vector<Name> names, parse_list(options.device));
+  const std::string_view kind = names[0].kind;
+  const int gpus = gpu_count(options);
+  if (kind == "cpu" || kind == "ref" || gpus == 0) return options.device;
+  std::string list = "cpu";
+  const bool all = names.size() == 1 && options.device.find(':') == std::string::npos &&
+                   options.split != Split::none && options.memory_limit_bytes.size() != 1;
+  if (all) {
+    for (int gpu = 0; gpu < gpus; ++gpu) list += fmt::format(",cuda:{}", gpu);
+  } else {
+    for (const Name& name : names) list += fmt::format(",cuda:{}", name.gpu);
+  }
+  return list;
 }
 
 }  // namespace braid

@@ -1,7 +1,8 @@
 // open_devices.h -- from the names of devices to Devices.
 //
 // "cpu", "ref", "cuda" (the first GPU), "cuda:1", "auto" (the first GPU, else the CPU), or several
-// of one kind with commas: "cuda:0,cuda:1". CPU devices of one list share their threads.
+// of one kind with commas: "cuda:0,cuda:1". CPU devices of one list share their threads. "cpu" may
+// come before GPUs: it has the first layers. With EngineOptions::planned_gpus, GPUs are not opened.
 //
 // For tests, BRAID_STAGES=3 makes three devices of each single name: the same GPU or CPU three
 // times, so that a machine with one GPU runs a model in stages. BRAID_RANKS=2 does so for ranks.
@@ -28,5 +29,9 @@ Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int3
 // Whether the layers may be spread over more GPUs than the one opened for "auto" or "cuda".
 bool may_use_more_devices(const EngineOptions& options, const Devices& opened);
 Result<std::shared_ptr<Devices>> open_all_devices(const EngineOptions& options, int32_t max_rows);
+
+// options.device with the CPU before its GPUs, all of them for "auto" and "cuda"; unchanged without
+// GPUs, or if it begins with the CPU. Error: invalid_argument.
+Result<std::string> with_cpu(const EngineOptions& options);
 
 }  // namespace braid

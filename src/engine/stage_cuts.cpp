@@ -45,6 +45,8 @@ std::optional<std::vector<int32_t>> cut_trunk(const TrunkNeeds& needs,
     double time = kNever, share = 0;
   };
   const auto taken_by = [&](size_t stage, size_t begin, size_t end) -> Taken {
+    const int32_t asked = stages[stage].layers;
+    if (asked > 0 && end - begin != static_cast<size_t>(asked)) return {};
     LayerNeeds n = sums.range(begin, end);
     const auto add = [&](const LayerNeeds& more) {
       n.fixed_bytes += more.fixed_bytes;

@@ -19,6 +19,7 @@ struct LayerNeeds {
 struct StageRoom {
   uint64_t bytes = 0;  // for layers, KV blocks and the ends below
   double rate = 1;     // bytes read in a second
+  int32_t layers = 0;  // exactly; 0: any number
 };
 struct TrunkNeeds {
   std::vector<LayerNeeds> layers;

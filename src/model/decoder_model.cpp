@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "model/weight_reader.h"
+#include "ops/devices.h"
 
 namespace braid {
 
@@ -192,8 +193,8 @@ void DecoderModel::hand_off(int32_t stage, int32_t rows, bool interleaved) {
   for (size_t rank = 0; rank < static_cast<size_t>(ranks()); ++rank) {
     const Part& from = stages_[static_cast<size_t>(stage)].parts[rank];
     const Part& to = stages_[static_cast<size_t>(stage) + 1].parts[rank];
-    to.device->receive(to.lane(interleaved).residual.top(rows), *from.device,
-                       from.lane(interleaved).residual.top(rows));
+    move_rows(*to.device, to.lane(interleaved).residual.top(rows), *from.device,
+              from.lane(interleaved).residual.top(rows));
   }
   if (tap_ != nullptr) tap_->hand_off(stage, rows, interleaved);
 }

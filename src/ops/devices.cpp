@@ -23,7 +23,16 @@ Devices::Devices(std::unique_ptr<Device> only) : Devices(list_of(std::move(only)
 Devices::Devices(std::vector<std::unique_ptr<Device>> list, int32_t ranks)
     : owned_(std::move(list)), ranks_(ranks) {
   BRAID_CHECK(!owned_.empty() && ranks > 0 && owned_.size() % static_cast<size_t>(ranks) == 0);
-  for (const auto& device : owned_) pointers_.push_back(device.get());
+  traits_ = owned_[0]->traits();
+  for (const auto& device : owned_) {
+    pointers_.push_back(device.get());
+    const DeviceTraits own = device->traits();
+    traits_.host_visible &= own.host_visible;
+    traits_.rows_alone &= own.rows_alone;
+    traits_.asynchronous |= own.asynchronous;
+    traits_.own_memory |= own.own_memory;
+    traits_.records |= own.records;
+  }
   last_of_device_.resize(owned_.size());
   fences_.resize(owned_.size());
 }
@@ -74,6 +83,7 @@ uint64_t Devices::copy_beside(std::span<std::vector<Device::Copy>> lists) {
   bool waits = false;
   for (size_t i = 0; i < lists.size(); ++i) {
     if (lists[i].empty()) continue;
+    if (traits_.asynchronous && !pointers_[i]->traits().asynchronous) wait_for_copies(last_copies_);
     const uint64_t number = pointers_[i]->copy_beside(lists[i]);
     lists[i].clear();
     if (number == 0) continue;
@@ -115,6 +125,16 @@ void Devices::wait_for_copies(uint64_t number) {
   if (const Copies* copies = find(number))
     for (size_t i = 0; i < pointers_.size(); ++i)
       pointers_[i]->wait_for_copies(copies->last_of_device[i]);
+}
+
+void move_rows(Device& to_device, Tensor to, Device& from_device, Tensor from) {
+  const bool to_host = to_device.traits().host_visible;
+  if (to_host == from_device.traits().host_visible) return to_device.receive(to, from_device, from);
+  BRAID_CHECK(to.rows == from.rows && to.stride == from.stride && to.stride == to.cols);
+  const size_t bytes = static_cast<size_t>(to.rows * to.cols) * sizeof(float);
+  if (!to_host) return to_device.to_device(to.data, from.data, bytes);
+  from_device.to_host(to.data, from.data, bytes);
+  from_device.synchronize();
 }
 
 }  // namespace braid

@@ -3,7 +3,8 @@
 // A grid of stages and ranks. A model's layers are cut into stages: a range of layers each. A step
 // runs through the stages in order; between two of them its residual rows move (Device::receive).
 // The ranks of a stage have a shard of each of its layers, and add up what these give (letter.h).
-// All devices compute alike: they have equal traits. One thread (the engine's) calls them.
+// Devices of one list are of one kind, but for CPUs before GPUs: the first layers of a model that is
+// too large for its GPUs. One thread (the engine's) calls them.
 #pragma once
 
 #include <array>
@@ -38,6 +39,7 @@ class Devices {
   Device& at(int32_t index) { return *pointers_[static_cast<size_t>(index)]; }
   const Device& at(int32_t index) const { return *pointers_[static_cast<size_t>(index)]; }
   Device& first() { return at(0); }
+  const Device& first() const { return at(0); }
   // Rank 0 of the last stage, which has the output matrix and what drafts.
   int32_t last_index() const { return index(stages() - 1, 0); }
   Device& last() { return at(last_index()); }
@@ -46,7 +48,10 @@ class Devices {
   std::span<Device* const> of_stage(int32_t stage) const {
     return all().subspan(static_cast<size_t>(index(stage, 0)), static_cast<size_t>(ranks_));
   }
-  DeviceTraits traits() const { return at(0).traits(); }
+  // What holds for all of them; of asynchronous, own_memory and records: for any.
+  DeviceTraits traits() const { return traits_; }
+  // CPUs before GPUs: memory of both, and rows move through the host.
+  bool mixed() const { return first().traits().own_memory != last().traits().own_memory; }
 
   // "cuda:0 (...), cuda:1 (...)"; of one device its own.
   std::string description() const;
@@ -61,6 +66,7 @@ class Devices {
   Status health() const;
 
   // Copies beside the steps (Device::copy_beside), one list for each device; the lists are emptied.
+  // In order also between devices that copy at once and those that do not.
   // One number stands for all of them.
   uint64_t copy_beside(std::span<std::vector<Device::Copy>> lists);
   uint64_t copies_done();
@@ -79,11 +85,16 @@ class Devices {
   std::vector<std::unique_ptr<Device>> owned_;
   std::vector<Device*> pointers_;
   int32_t ranks_ = 1;
+  DeviceTraits traits_;
   uint64_t last_fence_ = 0;
   std::vector<std::array<uint64_t, Device::kFences>> fences_;  // [devices]
   std::deque<Copies> copies_;  // not known to be done; with several devices
   std::vector<uint64_t> last_of_device_;
   uint64_t last_copies_ = 0;
 };
+
+// `to` = `from` on another device of any kind, after the ops queued there. From a GPU to the host it
+// waits for them. Dense f32 rows of equal shape.
+void move_rows(Device& to_device, Tensor to, Device& from_device, Tensor from);
 
 }  // namespace braid

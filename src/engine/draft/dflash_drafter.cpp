@@ -67,7 +67,7 @@ void DflashDrafter::choose(StepPlan& plan, int32_t budget) {
 
 void DflashDrafter::fill(std::span<const Block> round) {
   const auto count = static_cast<int32_t>(round.size());
-  const bool pads = arrays_.is_sent();
+  const bool pads = device_.traits().records;
   padded_ = pads ? std::min({row_bucket(count), options_.sequences, kMostTogether}) : count;
   wanted_ = pads ? guesses_ : 0;  // a CUDA graph has one shape
   for (const Block& block : round) wanted_ = std::max(wanted_, block.depth);

@@ -88,7 +88,8 @@ void ModelDrafter::follow_texts() {
 
 void ModelDrafter::fill() {
   const auto count = static_cast<int32_t>(chains_.size());
-  padded_ = arrays_.is_sent() ? std::min(row_bucket(count), options_.sequences) : count;
+  const bool pads = device_.traits().records;
+  padded_ = pads ? std::min(row_bucket(count), options_.sequences) : count;
   arrays_.begin({padded_, padded_, 0}, depth_);
   for (int32_t i = 0; i < count; ++i) {
     const Chain& chain = chains_[static_cast<size_t>(i)];
@@ -103,7 +104,7 @@ void ModelDrafter::fill() {
   // Without padding only the chains that are deep enough have a row.
   batches_.clear();
   for (int32_t row = 0; row < depth_; ++row) {
-    Batch& b = batches_.emplace_back(arrays_.finish(row, arrays_.is_sent()));
+    Batch& b = batches_.emplace_back(arrays_.finish(row, pads));
     b.most_rows = b.most_certain = 1;
     if (row > 0 && mode_ != Mode::drawn)
       b.token = reinterpret_cast<const int32_t*>(numbers(row - 1));

@@ -82,8 +82,11 @@ uint64_t CacheSizes::slot_bytes(const ModelConfig& config, int32_t stage) const 
   const bool has_hidden = stage == kAllStages || stage == config.last_stage();
   const uint64_t hidden = product({static_cast<uint64_t>(config.width), sizeof(float),
                                    static_cast<uint64_t>(has_hidden ? hidden_cells : 0)});
-  return product({static_cast<uint64_t>(config.state_bytes(ring, stage)) + hidden,
-                  static_cast<uint64_t>(slots)});
+  uint64_t states = 0;
+  for (int32_t one = 0; one < config.stages; ++one)
+    if (stage == kAllStages || stage == one)
+      states += static_cast<uint64_t>(config.state_bytes(of_stage(one).ring, one));
+  return product({states + hidden, static_cast<uint64_t>(slots)});
 }
 
 uint64_t CacheSizes::exact_bytes(const ModelConfig& config, int32_t stage) const {
@@ -106,7 +109,6 @@ Status SequenceCache::allocate(Devices& devices, std::span<const ModelConfig* co
   copies_.resize(places_.size());
   ranks_.resize(ranks.size());
   width_ = config.width;
-  snapshots_ = sizes.snapshots;
   trunk_layers_ = attention_layers(config);
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     BRAID_TRY(allocate_kv(static_cast<int32_t>(rank), *ranks[rank], sizes));
@@ -165,7 +167,8 @@ Status SequenceCache::allocate_slots(int32_t rank, const ModelConfig& config,
     const CacheSizes part = sizes.of_rank(rank);
     BRAID_ASSIGN(own.slots, device.allocate(part.slot_bytes(config, stage), "state slots"));
     next.push_back(static_cast<float*>(own.slots.data()));
-    if (!snapshots_) continue;
+    if (!sizes.of_stage(stage).snapshots) continue;
+    has_snapshots_ = true;
     BRAID_ASSIGN(own.snapshot,
                  device.allocate(part.snapshot_bytes(config, stage), "a checkpoint's snapshot"));
   }
@@ -173,10 +176,11 @@ Status SequenceCache::allocate_slots(int32_t rank, const ModelConfig& config,
     if (l.kind != LayerKind::delta) continue;
     const DeltaShape& d = l.delta;
     const int32_t device = devices_->index(l.stage, rank);
+    const DeltaRing& ring = sizes.of_stage(l.stage).ring;
     float*& at = next[static_cast<size_t>(l.stage)];
     ranks_[static_cast<size_t>(rank)].delta.push_back(
-        {d, sizes.ring, sizes.slots, devices_->at(device).state_tile_columns(d), at, device});
-    at += sizes.slots * d.slot_elements(sizes.ring);
+        {d, ring, sizes.slots, devices_->at(device).state_tile_columns(d), at, device});
+    at += sizes.slots * d.slot_elements(ring);
   }
   if (has_hidden && sizes.hidden_cells > 0)
     hidden_ = {config.width, sizes.hidden_cells, sizes.slots, next.back()};
@@ -259,7 +263,8 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
     run.bytes = 0;
   };
   const auto save = [&](const void* from, size_t bytes, int32_t device) {
-    if (!snapshots_) {
+    if (place(device).snapshot.data() == nullptr) {
+      send();
       add_copy(device, {image + end, from, bytes});
       end += bytes;
       return;
@@ -274,7 +279,7 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
     to += bytes;
     end += bytes;
   };
-  if (snapshots_) {
+  if (has_snapshots_) {
     order_after(snapshot_copies_);
     order_after(last_load_);  // may be of this slot
   }
@@ -286,7 +291,7 @@ void SequenceCache::save_resume(int32_t slot, int32_t position, std::span<const 
     for_each_part(b.group, b.block, save);
   }
   send();
-  for (size_t i = 0; i < places_.size() && snapshots_; ++i) {
+  for (size_t i = 0; i < places_.size(); ++i) {
     const Buffer& snapshot = places_[i].snapshot;
     BRAID_CHECK(next[i] <= static_cast<std::byte*>(snapshot.data()) + snapshot.size_bytes());
   }

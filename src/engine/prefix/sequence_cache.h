@@ -20,9 +20,13 @@ struct CacheSizes {
   int32_t blocks[kKvGroups] = {};  // per group, of kBlockTokens cells
   int32_t window = 0;              // largest window of group 1; 0: no group 1
   int32_t slots = 0;               // recurrent states
-  DeltaRing ring;                  // of each slot
   int32_t hidden_cells = 0;        // hidden rows of a draft head; 0: no head
-  bool snapshots = false;          // checkpoints are copied on the device first
+  // What the devices of a stage choose.
+  struct OfStage {
+    DeltaRing ring;          // of each slot
+    bool snapshots = false;  // checkpoints are copied on the device first
+  };
+  std::vector<OfStage> stages = std::vector<OfStage>(1);  // one: the same in all
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   // Of sealed blocks (ops/state.h) in the model's own attention layers; null: no sealing. With them
@@ -32,6 +36,9 @@ struct CacheSizes {
   KvTail tail;
 
   bool seals() const { return k_codec != nullptr; }
+  const OfStage& of_stage(int32_t stage) const {
+    return stages.size() == 1 ? stages[0] : stages[static_cast<size_t>(stage)];
+  }
   // Rank 0 alone has hidden rows.
   CacheSizes of_rank(int32_t rank) const {
     CacheSizes own = *this;
@@ -49,7 +56,8 @@ struct CacheSizes {
   uint64_t exact_bytes(const ModelConfig& config, int32_t stage = kAllStages) const;
   // Of the memory for a checkpoint's copy on the device; 0: none.
   uint64_t snapshot_bytes(const ModelConfig& config, int32_t stage) const {
-    return snapshots ? state_bytes(config, stage) + block_bytes(config, 0, stage) : 0;
+    return of_stage(stage).snapshots ? state_bytes(config, stage) + block_bytes(config, 0, stage)
+                                     : 0;
   }
 };
 
@@ -154,7 +162,7 @@ class SequenceCache final : public CacheBytes {
   struct Place {
     Buffer kv;
     Buffer slots;
-    Buffer snapshot;  // holds a checkpoint until it is copied to the host
+    Buffer snapshot;  // holds a checkpoint until it is copied to the host; may be empty
   };
   struct Rank {
     std::vector<KvLayer> kv;
@@ -188,7 +196,7 @@ class SequenceCache final : public CacheBytes {
   int64_t width_ = 0;                     // of a hidden row
   HiddenRing hidden_;
   std::vector<Place> places_;  // [devices]
-  bool snapshots_ = false;
+  bool has_snapshots_ = false;
   uint64_t snapshot_copies_ = 0;
 
   std::vector<std::vector<Device::Copy>> copies_;  // [devices], to be queued

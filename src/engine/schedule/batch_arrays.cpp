@@ -31,15 +31,20 @@ Status BatchArrays::allocate(std::span<Device* const> devices, const char* what,
   tables_elements_ = tables_elements(most, blocks_per_sequence, groups);
   tables_.assign(static_cast<size_t>(groups) * static_cast<size_t>(most.sequences), {});
   const size_t size = bytes(most, most_batches, blocks_per_sequence, groups);
-  BRAID_ASSIGN(host_, devices[0]->allocate_host(size, what));
+  BRAID_ASSIGN(host_, devices.back()->allocate_host(size, what));
   const auto address = [](const Buffer& b) { return reinterpret_cast<std::intptr_t>(b.data()); };
   for (Device* device : devices) {
-    if (device->traits().host_visible) break;
-    BRAID_ASSIGN(Buffer memory, device->allocate(size, what));
-    memory_.push_back(std::move(memory));
-    device_offset_bytes_.push_back(address(memory_.back()) - address(memory_[0]));
+    Buffer& memory = memory_.emplace_back();
+    if (device->traits().host_visible) continue;
+    BRAID_ASSIGN(memory, device->allocate(size, what));
+    is_sent_ = true;
   }
-  base_ = static_cast<const int32_t*>(is_sent() ? memory_[0].data() : host_.data());
+  const auto read_by = [&](size_t device) -> const Buffer& {
+    return memory_[device].data() == nullptr ? host_ : memory_[device];
+  };
+  base_ = static_cast<const int32_t*>(read_by(0).data());
+  for (size_t device = 0; device < memory_.size() && is_sent_; ++device)
+    device_offset_bytes_.push_back(address(read_by(device)) - address(read_by(0)));
   return {};
 }
 
@@ -175,8 +180,8 @@ Batch BatchArrays::finish(int32_t batch, bool padded) {
 }
 
 void BatchArrays::send(int32_t device, int64_t first, int64_t count) {
-  if (!is_sent()) return;
   const auto at = static_cast<size_t>(device);
+  if (memory_[at].data() == nullptr) return;
   devices_[at]->to_device(static_cast<int32_t*>(memory_[at].data()) + first,
                           static_cast<const int32_t*>(host_.data()) + first,
                           static_cast<size_t>(count) * sizeof(int32_t));
@@ -203,10 +208,11 @@ void BatchArrays::send_tables_of(int32_t group) {
     const size_t pitch = static_cast<size_t>(blocks_per_sequence_) * sizeof(int32_t);
     const int64_t at = table_offset(group, run.first) + run.from;
     for (size_t device = 0; device < devices_.size(); ++device)
-      devices_[device]->rows_to_device({static_cast<int32_t*>(memory_[device].data()) + at,
-                                        static_cast<const int32_t*>(host_.data()) + at,
-                                        static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
-                                        run.last - run.first + 1, pitch, pitch});
+      if (memory_[device].data() != nullptr)
+        devices_[device]->rows_to_device({static_cast<int32_t*>(memory_[device].data()) + at,
+                                          static_cast<const int32_t*>(host_.data()) + at,
+                                          static_cast<size_t>(run.to - run.from) * sizeof(int32_t),
+                                          run.last - run.first + 1, pitch, pitch});
   };
   Run run;
   for (int32_t i = 0; i < room_.sequences; ++i) {

@@ -56,8 +56,8 @@ class BatchArrays {
     return allocate(one, what, most, most_batches, blocks_per_sequence, groups);
   }
 
-  // The devices have their own memory, and padded batches are recorded.
-  bool is_sent() const { return !memory_.empty(); }
+  // Some of the devices do not read host memory.
+  bool is_sent() const { return is_sent_; }
   int32_t blocks_per_sequence() const { return blocks_per_sequence_; }
 
   void begin(const Sizes& room, int32_t batches = 1);
@@ -79,7 +79,7 @@ class BatchArrays {
   // The same in every batch.
   void set_blocks(int32_t index, const Sequence& s);
 
-  int32_t rows_of(int32_t batch) const { return used_[static_cast<size_t>(batch)].rows; }
+  const Sizes& used(int32_t batch) const { return used_[static_cast<size_t>(batch)]; }
   // In the first device's memory (Batch::on_device). `padded`: as large as the room.
   Batch finish(int32_t batch, bool padded);
 
@@ -137,7 +137,8 @@ class BatchArrays {
   int32_t blocks_per_sequence_ = 0;
   int32_t groups_ = 1;
   Buffer host_;
-  std::vector<Buffer> memory_;                      // [devices]; empty where host memory is read
+  std::vector<Buffer> memory_;  // [devices]; empty where host memory is read
+  bool is_sent_ = false;
   std::vector<std::intptr_t> device_offset_bytes_;  // Batch::device_offset_bytes
   const int32_t* base_ = nullptr;
 

@@ -45,7 +45,9 @@ void StepRunner::enqueue(int32_t stage, const Batch& batch, int32_t slot) {
 // None: do not record the step.
 std::optional<StepBatch::Padding> StepRunner::padding_of(const StepPlan& plan) const {
   const int32_t rows = plan.rows();
-  if (!outputs_.finds_best() || rows > kMostRecordedRows || model_.observed()) return std::nullopt;
+  if (!devices_.traits().records || !outputs_.finds_best() || rows > kMostRecordedRows ||
+      model_.observed())
+    return std::nullopt;
   int32_t most_rows = 1;
   for (const StepItem& item : plan.items) most_rows = std::max(most_rows, item.rows());
   StepBatch::Padding padding;
@@ -68,6 +70,7 @@ Status StepRunner::queue(Step& step) {
   const auto padding = decodes ? padding_of(step.plan) : std::nullopt;
   Batch& batch = step.batch;
   batch = arrays.fill(step.plan, padding, model_.next_turn());
+  step.unpadded = arrays.unpadded(batch);
   if (!decodes) outputs_.begin(step.plan, batch.outputs, step.slot);
   outputs_.lay_out(batch.outputs);
   arrays.send_tables();
@@ -80,11 +83,12 @@ Status StepRunner::queue(Step& step) {
             static_cast<uint64_t>(few_cells) << 60;
   }
   for (int32_t stage = 0; stage < devices_.stages(); ++stage) {
+    const Batch& own = step.batch_for(devices_.at(devices_.index(stage, 0)));
     if (padding) {
       BRAID_TRY(records_[static_cast<size_t>(stage)].queue(
-          Records::Work::step, shape, [&] { enqueue(stage, batch, step.slot); }));
+          Records::Work::step, shape, [&] { enqueue(stage, own, step.slot); }));
     } else {
-      enqueue(stage, batch, step.slot);
+      enqueue(stage, own, step.slot);
     }
     model_.hand_off(stage, batch.tokens);
   }
@@ -151,7 +155,7 @@ class StepRunner::SlicePacing final : public StepPacing {
 };
 
 void StepRunner::begin_interleaved(Step& step) {
-  step.batch = interleaved_.fill(step.plan, {}, model_.next_turn());
+  step.batch = step.unpadded = interleaved_.fill(step.plan, {}, model_.next_turn());
   step.at = {};
   interleaved_.send_tables();
   for (int32_t device = 0; device < devices_.count(); ++device) interleaved_.upload(device);

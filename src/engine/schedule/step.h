@@ -1,7 +1,7 @@
 // step.h -- one step: from a plan to outputs that can be judged.
 //
 // queue() runs a step to its end; advance() runs a prompt's chunk in parts, between decoding steps.
-// On devices with their own memory, decoding steps are padded to a bucket of sequences, rows and
+// On devices that record, decoding steps are padded to a bucket of sequences, rows and
 // rows per sequence, and recorded (records.h): one record for each stage of the model
 // and device.
 #pragma once
@@ -25,12 +25,18 @@ namespace braid {
 struct Step {
   StepPlan plan;
   int32_t slot = 0;  // of a whole step (StepOutputs)
-  Batch batch;       // its arrays belong to the runner: one for each slot, one interleaved
+  // Their arrays belong to the runner: one for each slot, one interleaved. Devices that record may
+  // have a padded one.
+  Batch batch, unpadded;
   StepCursor at;     // progress of an interleaved step
   uint64_t end = 0;  // of a whole step: Devices::fence()
   // Whether drafts were allowed, and times of a whole step.
   bool may_draft = false;
   Clock::time_point begin, planned, proposed, queued;
+
+  const Batch& batch_for(const Device& device) const {
+    return device.traits().records ? batch : unpadded;
+  }
 };
 
 // Engine thread only.

@@ -42,13 +42,13 @@ void StepBatch::add(StepItem& item, int32_t index, int32_t first_output) {
   arrays_.set_blocks(index, s);
   arrays_.add_sequence(0, s.slot, item.certain, computed_after);
   item.index = index;
-  item.first_row = arrays_.rows_of(0);
+  item.first_row = arrays_.used(0).rows;
   item.first_output = first_output;
   for (int32_t p = s.computed_tokens; p < computed_after; ++p) {
     arrays_.add_row(0, {s.tokens[static_cast<size_t>(p)], p, p});
     if (p + 1 == computed_after || is_scored(s, p)) arrays_.add_output(0);
   }
-  const int32_t first_draft_row = arrays_.rows_of(0);
+  const int32_t first_draft_row = arrays_.used(0).rows;
   const int32_t* positions = arrays_.host(0, BatchArrays::position);
   for (size_t d = 0; d < item.drafts.size(); ++d) {
     const Draft& draft = item.drafts[d];
@@ -93,6 +93,15 @@ Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding, int
     b.most_rows = padding->most_rows;
     b.most_uncertain = padding->most_rows - 1;
   }
+  return b;
+}
+
+Batch StepBatch::unpadded(const Batch& batch) const {
+  Batch b = batch;
+  const BatchArrays::Sizes& used = arrays_.used(0);
+  b.tokens = used.rows;
+  b.sequences = used.sequences;
+  b.outputs = used.outputs;
   return b;
 }
 

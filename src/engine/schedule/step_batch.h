@@ -28,6 +28,8 @@ class StepBatch {
   // Also sets the items' output fields. The device's arrays are valid until the next fill().
   // `turn`: Model::next_turn().
   Batch fill(StepPlan& plan, const std::optional<Padding>& padding, int32_t turn);
+  // A filled batch without its padding.
+  Batch unpadded(const Batch& batch) const;
   // The `count` certain rows from `first` on of a batch of one sequence. Valid until the next
   // part(). Only the devices of a part of the model read it.
   Batch part(const Batch& batch, int32_t first, int32_t count, std::span<const int32_t> devices);

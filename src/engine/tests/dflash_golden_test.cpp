@@ -106,7 +106,7 @@ class World {
     CacheSizes sizes;
     sizes.blocks[0] = kCells / kBlockTokens;
     sizes.slots = 1;
-    sizes.ring = devices_->last().delta_ring(0);
+    sizes.stages[0].ring = devices_->last().delta_ring(0);
     sizes.k_format = sizes.v_format = path.kv;
     BRAID_TRY(cache_.allocate(*devices_, model_->config(), sizes));
     Device::WorkspaceNeeds needs = model_->workspace_needs(kPiece);

@@ -75,12 +75,12 @@ inline std::string repeated(const std::string& device, int count) {
 
 struct Machine {
   explicit Machine(std::vector<std::byte> bytes_in, EngineOptions options = on("ref"),
-                   KvFormat kv = KvFormat::f32)
+                   KvFormat kv = KvFormat::f32, std::shared_ptr<Devices> devices = nullptr)
       : bytes(std::move(bytes_in)) {
     file = std::make_unique<GgufFile>(parsed(bytes));
     if (options.context_tokens == 0) options.context_tokens = 256;
     options.k_format = options.v_format = kv;
-    auto made = Engine::create(*file, options);
+    auto made = Engine::create(*file, options, std::move(devices));
     EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
     engine = std::move(made).value();
   }

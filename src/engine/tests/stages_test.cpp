@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "base/temp_folder_test.h"
+#include "engine/tests/conversation_test.h"
 #include "engine/tests/demo_test.h"
-#include "engine/tests/machine_test.h"
 #include "ops/kv/kv_codec.h"
 
 namespace braid {
@@ -14,62 +14,7 @@ namespace {
 using namespace testing_demo;
 using namespace testing_machines;
 
-// Answers in the order of requests.
-struct Told {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-  int32_t cached = 0;
-  int64_t drafted = 0, accepted = 0;
-  bool operator==(const Told&) const = default;
-};
-using All = std::vector<Told>;
-
-Told told_of(const Answer& answer) {
-  Told told{answer.tokens, {}, answer.end.usage.cached_tokens, answer.drafted, answer.accepted};
-  for (const TokenEvent& event : answer.events) told.logprobs.push_back(event.logprob);
-  return told;
-}
-
-// Long and short prompts, some that share a start or come twice, in two waves; greedy and sampled.
-All conversation(Machine& m, int32_t length) {
-  std::vector<RequestId> ids;
-  const auto ask = [&](Request request) {
-    request.top_logprobs = 0;
-    ids.push_back(m.submit(std::move(request)));
-  };
-  for (int wave = 0; wave < 2; ++wave) {
-    for (int i = 0; i < 6; ++i) {
-      std::vector<int32_t> text = prompt(length, 0);
-      const std::vector<int32_t> own = prompt(5 + 37 * (i % 4), i % 3 + 1);
-      text.insert(text.end(), own.begin(), own.end());
-      Request request = greedy(i % 2 == 0 ? text : own, 12 + i);
-      if (i % 3 == 2) {
-        request.sampling.temperature = 0.8f;
-        request.sampling.seed = static_cast<uint64_t>(i);
-      }
-      ask(std::move(request));
-    }
-    m.run();
-  }
-  All all;
-  for (const RequestId id : ids) {
-    EXPECT_TRUE(m.sink.answers[id].done);
-    EXPECT_NE(m.sink.answers[id].end.reason, FinishReason::error) << m.sink.answers[id].end.error;
-    all.push_back(told_of(m.sink.answers[id]));
-  }
-  return all;
-}
-
 int32_t layers_of(const RandomShape& shape) { return shape.layers; }
-
-// But for what is found in the cache and drafted: steps that run at a time are others.
-void expect_equal_answers(const All& got, const All& expected, const std::string& what) {
-  ASSERT_EQ(got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].tokens, expected[i].tokens) << i << " " << what;
-    EXPECT_EQ(got[i].logprobs, expected[i].logprobs) << i << " " << what;
-  }
-}
 
 class StagesOf : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Devices, StagesOf, ::testing::Values("ref", "cpu"),
@@ -269,8 +214,8 @@ TEST_P(StagesOf, ARequestIsCancelledBetweenItsChunks) {
 TEST(Stages, APlanHasAColumnForEachCard) {
   const auto bytes = bytes_of(tiny_dense());
   const GgufFile file = parsed(bytes);
-  EngineOptions options = crowded_on("cpu,cpu");
-  options.plan_own_memory = true;
+  EngineOptions options = crowded_on("cuda:0,cuda:1");
+  options.planned_gpus = true;
   options.memory_limit_bytes = {uint64_t{4} << 30, uint64_t{2} << 30};
   const auto plan = Engine::plan_memory(file, options);
   ASSERT_TRUE(plan.ok()) << plan.error().message;
@@ -297,8 +242,8 @@ TEST(Stages, APlanHasAColumnForEachCard) {
 TEST(Stages, NamesOfDevicesAreChecked) {
   const auto bytes = bytes_of(tiny_dense());
   const GgufFile file = parsed(bytes);
-  for (const char* wrong : {"gpu", "cuda:", "cuda:x", "cpu:1", "cpu,cuda", "auto,auto", "cpu,",
-                            "cuda:-1", "cuda:99999999999"}) {
+  for (const char* wrong : {"gpu", "cuda:", "cuda:x", "cpu:1", "cuda:0,cpu", "cpu,auto",
+                            "cpu,cuda,cpu", "auto,auto", "cpu,", "cuda:-1", "cuda:99999999999"}) {
     EngineOptions options = on("cpu");
     options.device = wrong;
     const auto made = Engine::create(file, options);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "model/placer.h"
+#include "ops/devices.h"
 
 namespace braid {
 
@@ -181,7 +182,7 @@ void Dflash::hand_off(int32_t stage, int32_t rows, bool interleaved) {
   for (EarlyTap& tap : early_taps_) {
     if (tap.stage != stage) continue;
     const Tensor arrived = lane.arrived.top(rows);
-    device_->receive(arrived, *tap.device, tap.rows(interleaved).top(rows));
+    move_rows(*device_, arrived, *tap.device, tap.rows(interleaved).top(rows));
     take(lane, tap.tap, arrived);
   }
 }
