@@ -27,7 +27,8 @@ struct PlanFlags {
   ModelFlags model;
   std::string shape;
   std::string mix = "Q4_K_M";
-  std::string memory;
+  std::string memory;  // of cards, with commas
+  std::string ram;
 };
 
 // A model file of a published shape. Metadata and sizes are real; tensor pages are never touched.
@@ -103,22 +104,22 @@ std::string context_table(const GgufFile& file, const EngineOptions& options) {
 
 Status print_plan(const GgufFile& file, const std::string& title, const PlanFlags& flags) {
   BRAID_ASSIGN(EngineOptions options, engine_options(flags.model));
-  for (size_t begin = 0; begin < flags.memory.size();) {  // "24G,12G": two cards
-    const size_t end = std::min(flags.memory.find(',', begin), flags.memory.size());
-    const std::string text = flags.memory.substr(begin, end - begin);
-    const auto size = parse_size(text);
-    if (!size.ok()) return Error{size.error().kind, "--memory: " + size.error().message};
-    if (*size < kLeastMemory)
-      return Error{ErrorKind::invalid_argument, fmt::format("--memory {} are {}; {}G is meant?",
-                                                            text, format_bytes(*size), text)};
-    options.memory_limit_bytes.push_back(*size);
-    begin = end + 1;
-  }
-  options.planned_gpus = !flags.memory.empty() && flags.model.device != "cpu";
-  if (options.planned_gpus && flags.model.device == "auto") {
-    options.device = "cuda:0";
-    for (size_t i = 1; i < options.memory_limit_bytes.size(); ++i)
-      options.device += fmt::format(",cuda:{}", i);
+  BRAID_TRY(read_size("--ram", flags.ram, &options.host_memory_bytes));
+  std::vector<uint64_t> sizes;
+  BRAID_TRY(read_sizes("--memory", flags.memory, &sizes));
+  for (const uint64_t size : sizes)
+    if (size < kLeastMemory)
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("--memory {0}: {1} are too few; {0}G is meant?", flags.memory,
+                               format_bytes(size))};
+  const bool on_cpu = flags.model.device == "cpu";
+  if (on_cpu && !sizes.empty()) options.host_memory_bytes = sizes[0];
+  options.planned_gpus = !sizes.empty() && !on_cpu;
+  if (options.planned_gpus) {
+    options.gpu_memory_bytes = sizes;
+    if (flags.model.device == "auto") options.device = "cuda:0";
+    for (size_t i = 1; i < sizes.size() && flags.model.device == "auto"; ++i)
+      options.device += fmt::format(",cuda:{}", i);  // "24G,12G": two cards
   }
   BRAID_ASSIGN(const MemoryPlan plan, Engine::plan_memory(file, options));
   const Status fits = plan.check_fits();
@@ -128,8 +129,8 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
   print_result("What fits at most:\n{}", context_table(file, options));
   if (options.planned_gpus)
     print_result(
-        "\nAn estimate: activations and workspaces are those of the CPU's kernels. A desktop takes "
-        "some of\nthe card's memory. `braid inspect FILE` on the machine itself is exact.\n");
+        "\nAn estimate: the workspaces of kernels are not known here. A desktop takes some of the "
+        "card's\nmemory. `braid inspect FILE` on the machine itself is exact.\n");
   return fits;
 }
 
@@ -182,8 +183,12 @@ void add_plan(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   group
       .add("--memory", flags->memory,
-           "memory of the card, e.g. 24G (default: what this machine has free); with --device cpu "
-           "of a host")
+           "memory of the card, e.g. 24G, or of several as 24G,12G (default: what this machine has "
+           "free); with --device cpu of a host")
+      ->type_name("SIZES");
+  group
+      .add("--ram", flags->ram,
+           "host memory, for layers that a card does not hold (default: with --memory no limit)")
       ->type_name("SIZE");
   command->callback([flags, exit_code] { *exit_code = run_plan(*flags); });
 }

@@ -162,14 +162,14 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
 // Devices that share memory have one pool.
 Status EngineMemory::make_pools(const EngineOptions& options, const Devices& devices) {
   const auto count = static_cast<size_t>(devices.count());
-  const std::vector<uint64_t>& limits = options.memory_limit_bytes;
-  const auto on_host = static_cast<size_t>(
+  const std::vector<uint64_t>& limits = options.gpu_memory_bytes;
+  const auto gpus = static_cast<size_t>(
       std::count_if(devices.all().begin(), devices.all().end(),
-                    [](const Device* device) { return !device->traits().own_memory; }));
-  const size_t limited = devices.mixed() ? count - on_host : count;
-  if (limits.size() > 1 && limits.size() != limited)
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("{} limits of memory for {} devices", limits.size(), limited)};
+                    [](const Device* device) { return device->traits().own_memory; }));
+  if (gpus > 0 && limits.size() > 1 && limits.size() != gpus)
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("{} limits of memory for {} GPU{}", limits.size(), gpus, gpus == 1 ? "" : "s")};
   plan.pools.clear();
   pool_of.clear();
   std::vector<int> numbers;
@@ -183,13 +183,17 @@ Status EngineMemory::make_pools(const EngineOptions& options, const Devices& dev
     MemoryPool& pool = plan.pools.emplace_back();
     pool.name = number < 0 ? "memory" : fmt::format("cuda:{}", number);
     pool.own_memory = device.traits().own_memory;
-    pool.available_bytes = pool.own_memory        ? device.free_bytes()
-                           : options.planned_gpus ? UINT64_MAX
-                                                  : available_memory_bytes();
-    if (limits.empty() || (devices.mixed() && !pool.own_memory)) continue;
-    const size_t first_limited = count - limited;
-    const uint64_t limit = limits[limits.size() > 1 ? stage - first_limited : 0];
-    if (limit != 0) pool.available_bytes = limit;
+    if (!pool.own_memory) {
+      pool.available_bytes = options.host_memory_bytes > 0 ? options.host_memory_bytes
+                             : options.planned_gpus        ? UINT64_MAX
+                                                           : available_memory_bytes();
+      continue;
+    }
+    pool.available_bytes = device.free_bytes();
+    const uint64_t limit = limits.empty()       ? 0
+                           : limits.size() == 1 ? limits[0]
+                                                : limits[stage - (count - gpus)];
+    if (limit > 0) pool.available_bytes = std::min(pool.available_bytes, limit);
   }
   return {};
 }
@@ -473,8 +477,9 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
                                    [](const LayerConfig& l) { return l.feed_forward.is_moe(); });
   const int32_t context =
       options.context_tokens > 0 ? options.context_tokens : model.config().context_length;
-  const uint64_t limit = options.memory_limit_bytes.empty() ? 0 : options.memory_limit_bytes[0];
-  const uint64_t memory = limit > 0 ? limit : device.free_bytes();
+  uint64_t memory = device.free_bytes();
+  for (const uint64_t limit : options.gpu_memory_bytes)
+    if (limit > 0) memory = std::min(memory, limit);
   int32_t tokens = mixture ? 8192 : 2048;
   for (; tokens > kSmallUbatch; tokens /= 2) {
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);

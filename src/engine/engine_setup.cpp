@@ -398,6 +398,12 @@ std::string Engine::slow_kv_formats() const {
   return names;
 }
 
+std::string Engine::layers_on_cpu() const {
+  if (!devices_->mixed()) return "";
+  const int32_t count = config().first_layer(1);
+  return fmt::format("layers 0-{} of {} are on the CPU", count - 1, config().layers.size());
+}
+
 Engine::~Engine() {
   if (!disk_) return;
   // Queued stores must still be written, unless the device has failed.

@@ -67,7 +67,7 @@ Result<std::vector<Name>> parse_list(std::string_view text) {
 }
 
 int gpu_count(const EngineOptions& options) {
-  return options.planned_gpus ? static_cast<int>(options.memory_limit_bytes.size())
+  return options.planned_gpus ? static_cast<int>(options.gpu_memory_bytes.size())
                               : cuda_device_count();
 }
 
@@ -115,7 +115,7 @@ Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptio
         std::make_shared<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
   device.ranks = ranks;
   const std::span<const uint64_t> planned =
-      options.planned_gpus ? std::span<const uint64_t>(options.memory_limit_bytes)
+      options.planned_gpus ? std::span<const uint64_t>(options.gpu_memory_bytes)
                            : std::span<const uint64_t>();
   std::vector<std::unique_ptr<Device>> list;
   for (const Name& name : names) {
@@ -166,7 +166,7 @@ Result<std::string> with_cpu(const EngineOptions& options) {
   if (kind == "cpu" || kind == "ref" || gpus == 0) return options.device;
   std::string list = "cpu";
   const bool all = names.size() == 1 && options.device.find(':') == std::string::npos &&
-                   options.split != Split::none && options.memory_limit_bytes.size() != 1;
+                   options.split != Split::none;
   if (all) {
     for (int gpu = 0; gpu < gpus; ++gpu) list += fmt::format(",cuda:{}", gpu);
   } else {

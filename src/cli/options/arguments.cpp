@@ -13,8 +13,6 @@
 namespace braid::cli {
 namespace {
 
-constexpr std::string_view kLayers =
-    "is not needed: all layers go to the GPU, if the build and the machine have one (--device)";
 constexpr std::string_view kAttention = "is not needed: attention is always the fast one";
 constexpr std::string_view kMapping = "is not needed: weights are read once and stay in memory";
 constexpr std::string_view kTemplates = "is not needed: the model's template is always used";
@@ -24,15 +22,13 @@ constexpr std::string_view kDownload =
     "offers what "
     "Hugging Face, Ollama and LM Studio have downloaded";
 constexpr std::string_view kWhole =
-    "is not known: weights are on GPUs or on the CPU; several GPUs share a model (--device)";
+    "is not known: a layer is on a GPU or on the CPU, with all its tensors (--gpu-layers)";
 constexpr std::string_view kWhichGpu =
     "is not known: name the GPUs, as in --device cuda:1 or --device cuda:0,cuda:1";
 constexpr std::string_view kMedia = "is not known: braid reads text alone";
 
 constexpr Habit kHabits[] = {
-    {"-ngl", Habit::ignored, kLayers, 1},
-    {"--gpu-layers", Habit::ignored, kLayers, 1},
-    {"--n-gpu-layers", Habit::ignored, kLayers, 1},
+    {"--n-gpu-layers", Habit::renamed, "--gpu-layers", 1},
     {"-fa", Habit::ignored, kAttention, Habit::kMaybe},
     {"--flash-attn", Habit::ignored, kAttention, Habit::kMaybe},
     {"--no-mmap", Habit::ignored, kMapping},

@@ -37,15 +37,17 @@ TEST_F(ArgumentsTest, ShortNamesAreReplacedAndValuesAreNot) {
   EXPECT_EQ(words({"run", "-p", "--temprature"}), (Words{"run", "-p", "--temprature"}));
   EXPECT_EQ(words({"run", "--temp=0", "-n", "-1", "-t4", "m.gguf"}),
             (Words{"run", "--temp=0", "-n", "-1", "-t4", "m.gguf"}));
+  EXPECT_EQ(words({"run", "-ngl", "99"}), (Words{"run", "--gpu-layers", "99"}));
   EXPECT_EQ(words({"run", "--", "-ngl"}), (Words{"run", "--", "-ngl"}));
   EXPECT_EQ(words({"run", "-p"}), (Words{"run", "-p"}));
 }
 
 TEST_F(ArgumentsTest, HabitsAreUnderstoodNotedOrRefusedInOneSentence) {
-  const auto ignored = read({"run", "-ngl", "99", "-fa", "on", "-fa", "--no-mmap", "-p", "hi"});
+  const auto ignored = read({"run", "--mlock", "-fa", "on", "-fa", "--no-mmap", "-p", "hi"});
   ASSERT_TRUE(ignored.ok());
   EXPECT_EQ(ignored->words, (Words{"run", "-p", "hi"}));
   EXPECT_EQ(ignored->notes.size(), 4u);
+  EXPECT_EQ(words({"run", "--n-gpu-layers", "20"}), (Words{"run", "--gpu-layers", "20"}));
   EXPECT_EQ(words({"run", "--temperature", "0.5"}), (Words{"run", "--temp", "0.5"}));
   EXPECT_EQ(words({"serve", "--max-model-len=4096"}), (Words{"serve", "--ctx-size=4096"}));
   EXPECT_NE(error({"run", "-hf", "a/b"}).find("downloads nothing"), std::string::npos);

@@ -33,9 +33,9 @@ struct ShortName {
   std::string_view name, option;
 };
 inline constexpr ShortName kShortNames[] = {
-    {"-ub", "--ubatch-size"}, {"-ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
-    {"-sys", "--system"},     {"-np", "--parallel"},      {"-md", "--model-draft"},
-    {"-sm", "--split"},       {"-ts", "--split-ratio"},
+    {"-ub", "--ubatch-size"},   {"-ngl", "--gpu-layers"}, {"-ctk", "--cache-type-k"},
+    {"-ctv", "--cache-type-v"}, {"-sys", "--system"},     {"-np", "--parallel"},
+    {"-md", "--model-draft"},   {"-sm", "--split"},       {"-ts", "--split-ratio"},
 };
 
 ListedCommand list_command(const CLI::App& command);

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <iterator>
+#include <optional>
 #include <sstream>
 
 #include "cli/options/option_group.h"
@@ -86,6 +87,20 @@ Status read_split(const ModelFlags& flags, EngineOptions& options) {
   return {};
 }
 
+// -1: auto; nothing: not understood.
+std::optional<int32_t> gpu_layers_of(const std::string& text) {
+  if (text == "auto") return -1;
+  if (text == "all") return INT32_MAX;
+  int32_t layers = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), layers);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && layers >= -1 ? std::optional(layers) : std::nullopt;
+}
+
+std::string gpu_layers_text(const std::string& text) {
+  return gpu_layers_of(text) ? "" : fmt::format("{} is not a number of layers, all or auto", text);
+}
+
 void add_model_part(CLI::App& command, ModelFlags& flags) {
   OptionGroup group(command, "Model");
   group.add("-m,--model,MODEL", flags.model, "GGUF file; without it the toy model inside braid")
@@ -99,8 +114,8 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(0, 1 << 30));
   group
       .add("--device", flags.device,
-           "auto (GPUs if there are any), cuda, cuda:1, cpu, or several GPUs as cuda:0,cuda:1; ref "
-           "is the slow scalar reference")
+           "auto (GPUs if there are any), cuda, cuda:1, cpu, several GPUs as cuda:0,cuda:1, or a "
+           "CPU and GPUs as cpu,cuda:0; ref is the slow scalar reference")
       ->type_name("NAMES")
       ->check(device_names)
       ->capture_default_str();
@@ -114,6 +129,16 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
       .add("--split-ratio", flags.split_ratio,
            "shares of the GPUs, e.g. 3,1 (default: by memory and speed; with tensor: even)")
       ->type_name("LIST");
+  group
+      .add("--gpu-layers", flags.gpu_layers,
+           "last layers on GPUs, the others on the CPU: a number, all, or auto (all that fit)")
+      ->type_name("N")
+      ->check(gpu_layers_text)
+      ->capture_default_str();
+  group
+      .add("--gpu-memory", flags.gpu_memory,
+           "most memory to take on each GPU, e.g. 20G or 20G,8G (default: what is free)")
+      ->type_name("SIZES");
   group.add("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
       ->check(CLI::Range(0, 1024));
   group.add("-b,--batch-size", flags.batch, "an upper limit of -ub, known from llama.cpp")
@@ -249,16 +274,6 @@ void add_speculation_part(CLI::App& command, ModelFlags& flags) {
              "speculate even where it was measured to cost time");
 }
 
-template <typename Bytes>
-Status read_size(const char* option, const std::string& text, Bytes* bytes) {
-  if (text.empty()) return {};
-  const auto size = parse_size(text);
-  if (!size.ok())
-    return Error{size.error().kind, fmt::format("{}: {}", option, size.error().message)};
-  *bytes = static_cast<Bytes>(std::min<uint64_t>(*size, INT64_MAX));
-  return {};
-}
-
 }  // namespace
 
 void add_model_options(CLI::App& command, ModelFlags& flags, uint32_t parts) {
@@ -317,6 +332,8 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
     options.ubatch_tokens = flags.ubatch > 0 ? std::min(flags.batch, flags.ubatch) : flags.batch;
   options.device = flags.device;
   BRAID_TRY(read_split(flags, options));
+  options.gpu_layers = *gpu_layers_of(flags.gpu_layers);
+  BRAID_TRY(read_sizes("--gpu-memory", flags.gpu_memory, &options.gpu_memory_bytes));
   options.deterministic = flags.deterministic;
   options.max_sequences = flags.parallel;
   options.max_batch_tokens = flags.max_batch_tokens;

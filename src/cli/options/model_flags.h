@@ -30,6 +30,8 @@ struct ModelFlags {
   std::string device = "auto";
   std::string split = "auto";
   std::string split_ratio;
+  std::string gpu_layers = "auto";
+  std::string gpu_memory;  // sizes with commas (sizes.h); empty: what is free
   bool deterministic = false;
   int parallel = 1;
   int max_batch_tokens = 0;
@@ -50,9 +52,9 @@ struct ModelFlags {
 };
 
 enum ModelParts : uint32_t {
-  kModelPart = 1,         // -m, -c, -t, -b, -ub, --act, --device, --split, --deterministic
-  kCachePart = 2,         // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
-  kMemoryPart = 4,        // --kv-memory, --state-memory, --checkpoint-interval
+  kModelPart = 1,   // -m, -c, -t, -b, -ub, --act, --device, --split, --gpu-layers, --deterministic
+  kCachePart = 2,   // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
+  kMemoryPart = 4,  // --kv-memory, --state-memory, --checkpoint-interval
   kSchedulePart = 8,      // --max-batch-tokens, --gap-limit
   kDiskPart = 16,         // --cache-dir, --cache-dir-size
   kDrafterPart = 32,      // --spec-type, -md and other options that need memory

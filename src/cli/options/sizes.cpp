@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 
@@ -54,6 +55,21 @@ Result<uint64_t> parse_size(const std::string& text) {
             : bytes;
   if (!sum) return bad;
   return *sum;
+}
+
+Status read_sizes(const char* option, const std::string& text, std::vector<uint64_t>* sizes) {
+  for (size_t begin = 0; begin <= text.size() && !text.empty();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    uint64_t bytes = 0;
+    const std::string one = text.substr(begin, end - begin);
+    if (one.empty())
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("{}: a size is missing in '{}'", option, text)};
+    BRAID_TRY(read_size(option, one, &bytes));
+    sizes->push_back(bytes);
+    begin = end + 1;
+  }
+  return {};
 }
 
 }  // namespace braid::cli

@@ -57,5 +57,19 @@ TEST(ParseSize, EverythingElseIsRefusedWithItsText) {
   }
 }
 
+TEST(ReadSizes, AListHasOneSizeForEachComma) {
+  std::vector<uint64_t> sizes;
+  ASSERT_TRUE(read_sizes("--memory", "24G,512M", &sizes).ok());
+  EXPECT_EQ(sizes, (std::vector<uint64_t>{uint64_t{24} << 30, uint64_t{512} << 20}));
+  sizes.clear();
+  ASSERT_TRUE(read_sizes("--memory", "", &sizes).ok());
+  EXPECT_TRUE(sizes.empty());
+  for (const char* wrong : {",", "8G,", ",8G", "8G,,8G", "8X"}) {
+    const Status status = read_sizes("--memory", wrong, &sizes);
+    ASSERT_FALSE(status.ok()) << wrong;
+    EXPECT_EQ(status.error().message.rfind("--memory: ", 0), 0u) << status.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace braid::cli

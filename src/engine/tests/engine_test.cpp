@@ -579,12 +579,12 @@ TEST(Engine, OnACpuThePlanIsWhatIsTaken) {
 TEST(Engine, WhatDoesNotFitIsRefusedBeforeLoadingWithWhatWould) {
   EngineOptions options;
   options.context_tokens = 4096;
-  options.memory_limit_bytes = {3 << 20};
+  options.host_memory_bytes = 3 << 20;
   const std::string message = creation_error(options);
   EXPECT_NE(message.find("4096 tokens"), std::string::npos) << message;
   EXPECT_NE(message.find("3.0 MiB are available"), std::string::npos) << message;
 
-  options.memory_limit_bytes = {};
+  options.host_memory_bytes = 0;
   options.context_tokens = 4097;
   EXPECT_NE(creation_error(options).find("4096"), std::string::npos);
   options.context_tokens = 100;
@@ -605,7 +605,7 @@ TEST(Engine, AnOpenContextTakesWhatTheModelAllows) {
   const GgufFile file = parsed(bytes);
   EngineOptions options;
   options.device = "ref";
-  options.memory_limit_bytes = {uint64_t{1} << 30};
+  options.host_memory_bytes = uint64_t{1} << 30;
   auto plan = Engine::plan_memory(file, options);
   ASSERT_TRUE(plan.ok());
   EXPECT_EQ(plan->context_tokens, 4096);

@@ -183,13 +183,13 @@ TEST(LayersOnCpu, ASmallCardTakesWhatFits) {
   const GgufFile file = parsed(bytes);
   EngineOptions options = crowded_on("auto");
   options.planned_gpus = true;
-  options.memory_limit_bytes = {uint64_t{1} << 30};
+  options.gpu_memory_bytes = {uint64_t{1} << 30};
   const auto whole = Engine::plan_memory(file, options);
   ASSERT_TRUE(whole.ok()) << whole.error().message;
   ASSERT_EQ(whole->pools.size(), 1u);
   int32_t least = tiny_dense().layers;
   for (const uint64_t percent : {90u, 75u, 60u}) {
-    options.memory_limit_bytes = {whole->predicted_bytes() * percent / 100};
+    options.gpu_memory_bytes = {whole->predicted_bytes() * percent / 100};
     const auto plan = Engine::plan_memory(file, options);
     ASSERT_TRUE(plan.ok()) << plan.error().message;
     ASSERT_EQ(plan->pools.size(), 2u) << plan->table();

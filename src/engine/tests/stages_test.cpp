@@ -216,7 +216,7 @@ TEST(Stages, APlanHasAColumnForEachCard) {
   const GgufFile file = parsed(bytes);
   EngineOptions options = crowded_on("cuda:0,cuda:1");
   options.planned_gpus = true;
-  options.memory_limit_bytes = {uint64_t{4} << 30, uint64_t{2} << 30};
+  options.gpu_memory_bytes = {uint64_t{4} << 30, uint64_t{2} << 30};
   const auto plan = Engine::plan_memory(file, options);
   ASSERT_TRUE(plan.ok()) << plan.error().message;
   ASSERT_EQ(plan->pools.size(), 2u);
@@ -232,7 +232,7 @@ TEST(Stages, APlanHasAColumnForEachCard) {
   options.split_ratio = {1, 1, 1};
   EXPECT_FALSE(Engine::plan_memory(file, options).ok());
   options.split_ratio = {};
-  options.memory_limit_bytes = {uint64_t{4} << 30, 1 << 10};
+  options.gpu_memory_bytes = {uint64_t{4} << 30, 1 << 10};
   const auto small = Engine::plan_memory(file, options);
   ASSERT_TRUE(small.ok());
   EXPECT_NE(small->check_fits().error().message.find("cuda:1"), std::string::npos)
