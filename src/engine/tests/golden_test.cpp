@@ -59,6 +59,11 @@ const Path kPaths[] = {
      true},
     {"MoeCuda", kMoe, kMoeGoldens, "cuda", Activations::f32, KvFormat::f16, 5.0, 0.05, 1e-1, 0,
      true},
+    // The first half of the layers on the CPU, where activations are f32.
+    {"DemoCpuAndCuda", kDemo, kDemoGoldens, "cpu,cuda:0", Activations::f32, KvFormat::f16, 0.1,
+     0.05, 2e-3, 0, true},
+    {"MoeCpuAndCuda", kMoe, kMoeGoldens, "cpu,cuda:0", Activations::f32, KvFormat::f16, 5.0, 0.05,
+     1e-1, 0, true},
     {"MoeCpuFast", kMoe, kMoeGoldens, "cpu", Activations::i8, KvFormat::f16, 15.0, 0.05, 1e-1, 0.5,
      true},
 };
@@ -326,8 +331,9 @@ TEST_P(Golden, Agrees) {
   options.activations = path.activations;
   options.k_format = options.v_format = path.kv;
   options.context_tokens = 2048;
+  const bool gpu = std::string(path.device).find("cuda") != std::string::npos;
+  if (gpu && options.device != "cuda") options.split_ratio = {1, 1};
   auto engine = Engine::create(*file, options);
-  const bool gpu = std::string(path.device) == "cuda";
   if (gpu && !engine.ok()) GTEST_SKIP() << engine.error().message;
   ASSERT_TRUE(engine.ok()) << engine.error().message;
 

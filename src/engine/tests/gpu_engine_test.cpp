@@ -115,13 +115,16 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
     return out;
   }
 
+  void expect_rows_alone(const std::string& device) const;
+
   std::vector<std::vector<int32_t>> prompts;
   std::unique_ptr<GgufFile> file;
 };
 
 // 64 sequences decode while other prompts come and go.
-TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
+void GpuEngine::expect_rows_alone(const std::string& device) const {
   EngineOptions options;
+  options.device = device;
   options.deterministic = true;
   options.prefix_cache = false;
   const std::vector<Answer> right = alone(options, true);
@@ -160,6 +163,12 @@ TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
   }
   std::printf("[report] %s: %zu rows of logits equal to the last bit\n", GetParam().name, compared);
 }
+
+TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
+  expect_rows_alone("cuda");
+}
+
+TEST_P(GpuEngine, DeterministicRowsAreSoWithLayersOnTheCpu) { expect_rows_alone("cpu,cuda:0"); }
 
 // Other row counts use other kernels, so greedy answers agree up to near ties. The mixture's
 // experts may change, so its answers are only counted.
