@@ -467,7 +467,7 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
 
 // Host memory gains nothing from more rows. A GPU reads its weights once per step: dense models
 // gain up to about 1,000 rows, mixtures up to several thousand (docs/benchmarks.md). A step's rows
-// take at most 1/32 of the device's memory.
+// take at most 1/48 of the device's memory.
 int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model,
                                     const Devices& devices) {
   if (!devices.first().traits().own_memory) return kSmallUbatch;
@@ -487,7 +487,7 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
     const uint64_t bytes =
         model.activation_bytes(0, 0, {tokens, tokens, 0}, device.activation_type()) +
         expected_workspaces(device, needs);
-    if (tokens / 2 < context && bytes <= memory / 32) break;
+    if (tokens / 2 < context && bytes <= memory / 48) break;
   }
   return tokens;
 }

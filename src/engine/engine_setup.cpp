@@ -181,7 +181,8 @@ Status Engine::choose_devices() {
     BRAID_TRY(plan(std::move(all)));
   }
   const bool only_gpus = devices_->first().traits().own_memory && devices_->ranks() == 1;
-  if (on_gpus >= 0 || !only_gpus || holds(false, kLeastContext)) return {};
+  if (on_gpus >= 0 || !options_.split_ratio.empty() || !only_gpus || holds(false, kLeastContext))
+    return {};
   devices_ = nullptr;
   BRAID_ASSIGN(options_.device, with_cpu(options_));
   BRAID_ASSIGN(std::shared_ptr<Devices> with, open_devices(options_, most_rows));

@@ -3,8 +3,8 @@
 // A grid of stages and ranks. A model's layers are cut into stages: a range of layers each. A step
 // runs through the stages in order; between two of them its residual rows move (Device::receive).
 // The ranks of a stage have a shard of each of its layers, and add up what these give (letter.h).
-// Devices of one list are of one kind, but for CPUs before GPUs: the first layers of a model that is
-// too large for its GPUs. One thread (the engine's) calls them.
+// Devices of one list are of one kind, but for CPUs before GPUs, which have the first layers of a
+// model that is too large for the GPUs. One thread (the engine's) calls them.
 #pragma once
 
 #include <array>
@@ -93,8 +93,8 @@ class Devices {
   uint64_t last_copies_ = 0;
 };
 
-// `to` = `from` on another device of any kind, after the ops queued there. From a GPU to the host it
-// waits for them. Dense f32 rows of equal shape.
+// `to` = `from` on another device of any kind, after the ops queued there. From a GPU to the host
+// it waits for them. Dense f32 rows of equal shape.
 void move_rows(Device& to_device, Tensor to, Device& from_device, Tensor from);
 
 }  // namespace braid

@@ -1,5 +1,5 @@
-// own_memory_test.h -- a CPU or reference device with the traits of a GPU: its own memory, which the
-// host must not touch, and work that ends later. For engines with a CPU before a GPU.
+// own_memory_test.h -- a CPU or reference device with the traits of a GPU: its own memory, which
+// the host must not touch, and copies that end later. For engines with a CPU before a GPU.
 #pragma once
 
 #include <memory>
