@@ -115,17 +115,15 @@ Status print_plan(const GgufFile& file, const std::string& title, const PlanFlag
   const bool on_cpu = flags.model.device == "cpu";
   if (on_cpu && !sizes.empty()) options.host_memory_bytes = sizes[0];
   options.planned_gpus = !sizes.empty() && !on_cpu;
-  if (options.planned_gpus) {
-    options.gpu_memory_bytes = sizes;
-    if (flags.model.device == "auto") options.device = "cuda:0";
-    for (size_t i = 1; i < sizes.size() && flags.model.device == "auto"; ++i)
-      options.device += fmt::format(",cuda:{}", i);  // "24G,12G": two cards
-  }
+  if (options.planned_gpus) options.gpu_memory_bytes = sizes;
   BRAID_ASSIGN(const MemoryPlan plan, Engine::plan_memory(file, options));
   const Status fits = plan.check_fits();
   print_result("{}, {} request{} at a time, {} tokens of context each{}\n\n{}\n", title,
                options.max_sequences, options.max_sequences == 1 ? "" : "s", plan.context_tokens,
                fits.ok() ? "" : ": does not fit", plan.table());
+  if (options.planned_gpus && !plan.pools.back().own_memory)
+    print_result(
+        "On the CPU: the memory given is too small for the last layer and what follows it\n\n");
   print_result("What fits at most:\n{}", context_table(file, options));
   if (options.planned_gpus)
     print_result(

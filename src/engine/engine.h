@@ -101,7 +101,7 @@ class Engine {
   const MemoryPlan& memory() const { return memory_.plan; }
   // Formats of the cache without kernels on this device, "q5_0 and tq3_0"; empty: there are none.
   std::string slow_kv_formats() const;
-  // "layers 0-19 of 64 are on the CPU" if others are on GPUs; else empty.
+  // "the first 20 of 64 layers are on the CPU" if the others are on GPUs; else empty.
   std::string layers_on_cpu() const;
   const EngineStats& stats() const { return stats_; }
   const Scheduler& scheduler() const { return *scheduler_; }

@@ -163,13 +163,6 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
 Status EngineMemory::make_pools(const EngineOptions& options, const Devices& devices) {
   const auto count = static_cast<size_t>(devices.count());
   const std::vector<uint64_t>& limits = options.gpu_memory_bytes;
-  const auto gpus = static_cast<size_t>(
-      std::count_if(devices.all().begin(), devices.all().end(),
-                    [](const Device* device) { return device->traits().own_memory; }));
-  if (gpus > 0 && limits.size() > 1 && limits.size() != gpus)
-    return Error{
-        ErrorKind::invalid_argument,
-        fmt::format("{} limits of memory for {} GPU{}", limits.size(), gpus, gpus == 1 ? "" : "s")};
   plan.pools.clear();
   pool_of.clear();
   std::vector<int> numbers;
@@ -190,9 +183,11 @@ Status EngineMemory::make_pools(const EngineOptions& options, const Devices& dev
       continue;
     }
     pool.available_bytes = device.free_bytes();
-    const uint64_t limit = limits.empty()       ? 0
-                           : limits.size() == 1 ? limits[0]
-                                                : limits[stage - (count - gpus)];
+    const size_t place = limits.size() == 1 ? 0 : static_cast<size_t>(number);
+    if (!limits.empty() && place >= limits.size())
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("{} limits of memory, but none for cuda:{}", limits.size(), number)};
+    const uint64_t limit = limits.empty() ? 0 : limits[place];
     if (limit > 0) pool.available_bytes = std::min(pool.available_bytes, limit);
   }
   return {};
@@ -244,8 +239,9 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
   for (size_t index = 0; index < pool_of.size(); ++index) {
     std::string& layers = plan.pools[static_cast<size_t>(pool_of[index])].layers;
     const int32_t stage = stage_of(index);
-    layers += fmt::format("{}{}-{}", layers.empty() ? "" : ",", config.first_layer(stage),
-                          config.first_layer(stage + 1) - 1);
+    const int32_t first = config.first_layer(stage), last = config.first_layer(stage + 1) - 1;
+    layers += fmt::format("{}{}", layers.empty() ? "" : ",", first);
+    if (last > first) layers += fmt::format("-{}", last);
     if (ranks_.size() > 1) layers += fmt::format(" {}/{}", rank_of(index) + 1, ranks_.size());
   }
 }

@@ -83,8 +83,9 @@ struct EngineOptions {
   int threads = 0;  // 0: the device chooses
   Activations activations = Activations::i8;
   bool deterministic = false;  // a request's bytes depend only on the request (DeviceOptions)
-  std::vector<uint64_t> gpu_memory_bytes;  // limit of each GPU, or one for all; 0: what is free
-  uint64_t host_memory_bytes = 0;          // limit of CPUs; 0: what is free
+  // Limits of GPU 0, 1 ..., or one for all; 0: what is free.
+  std::vector<uint64_t> gpu_memory_bytes;
+  uint64_t host_memory_bytes = 0;  // limit of CPUs; 0: what is free
   // For plan_memory(): GPUs of gpu_memory_bytes, which are not there.
   bool planned_gpus = false;
   uint64_t kv_memory_bytes = 0;     // KV blocks; 0: all contexts, less if memory is short

@@ -157,36 +157,43 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options,
   return devices != nullptr ? plan(std::move(devices)) : choose_devices();
 }
 
-// The named devices; if the model does not fit, more GPUs, then the CPU for its first layers.
+// The named devices; if the model does not fit, more GPUs, then the CPU for its first layers, then
+// the CPU alone.
 Status Engine::choose_devices() {
-  const int32_t most_rows = EngineMemory::most_rows(options_);
+  EngineOptions asked = options_;
+  const int32_t most_rows = EngineMemory::most_rows(asked);
   const int32_t trained = model_->config().context_length;
   const auto layers = static_cast<int32_t>(model_->config().layers.size());
-  const int32_t on_gpus = options_.gpu_layers;
+  const int32_t on_gpus = asked.gpu_layers;
   if (on_gpus >= 0 && on_gpus < layers) {
-    BRAID_ASSIGN(const std::string both, with_cpu(options_));
-    options_.device = on_gpus == 0 ? "cpu" : both;
+    BRAID_ASSIGN(const std::string both, with_cpu(asked));
+    asked.device = on_gpus == 0 ? "cpu" : both;
   }
-  BRAID_ASSIGN(std::shared_ptr<Devices> named, open_devices(options_, most_rows));
-  BRAID_TRY(plan(std::move(named)));
+  // GPUs of an earlier try are given back first.
+  const auto plan_on = [&](auto open) -> Status {
+    devices_ = nullptr;
+    options_ = asked;
+    BRAID_ASSIGN(std::shared_ptr<Devices> devices, open(asked, most_rows));
+    return plan(std::move(devices));
+  };
   const auto holds = [&](bool all_contexts, int32_t least) {
-    const bool context = options_.context_tokens > 0
+    const bool context = asked.context_tokens > 0
                              ? memory_.all_contexts_fit || !all_contexts
                              : memory_.plan.context_tokens >= std::min(trained, least);
     return context && memory_.plan.check_fits().ok();
   };
-  if (may_use_more_devices(options_, *devices_) && !holds(true, kWorthwhileContext)) {
-    devices_ = nullptr;
-    BRAID_ASSIGN(std::shared_ptr<Devices> all, open_all_devices(options_, most_rows));
-    BRAID_TRY(plan(std::move(all)));
-  }
-  const bool only_gpus = devices_->first().traits().own_memory && devices_->ranks() == 1;
-  if (on_gpus >= 0 || !options_.split_ratio.empty() || !only_gpus || holds(false, kLeastContext))
+  BRAID_TRY(plan_on(open_devices));
+  if (may_use_more_devices(asked, *devices_) && !holds(true, kWorthwhileContext))
+    BRAID_TRY(plan_on(open_all_devices));
+  const bool only_gpus = devices_->first().traits().own_memory && asked.split != Split::tensor;
+  if (on_gpus >= 0 || !asked.split_ratio.empty() || !only_gpus || holds(false, kLeastContext))
     return {};
-  devices_ = nullptr;
-  BRAID_ASSIGN(options_.device, with_cpu(options_));
-  BRAID_ASSIGN(std::shared_ptr<Devices> with, open_devices(options_, most_rows));
-  return plan(std::move(with));
+  const bool may_leave_gpus = asked.device == "auto";
+  BRAID_ASSIGN(asked.device, with_cpu(asked));
+  BRAID_TRY(plan_on(open_devices));
+  if (!may_leave_gpus || memory_.plan.check_fits().ok()) return {};
+  asked.device = "cpu";
+  return plan_on(open_devices);
 }
 
 Status Engine::plan(std::shared_ptr<Devices> devices) {
@@ -401,8 +408,8 @@ std::string Engine::slow_kv_formats() const {
 
 std::string Engine::layers_on_cpu() const {
   if (!devices_->mixed()) return "";
-  const int32_t count = config().first_layer(1);
-  return fmt::format("layers 0-{} of {} are on the CPU", count - 1, config().layers.size());
+  return fmt::format("the first {} of {} layers are on the CPU", config().first_layer(1),
+                     config().layers.size());
 }
 
 Engine::~Engine() {

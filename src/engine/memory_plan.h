@@ -65,6 +65,11 @@ struct MemoryPlan {
   };
   std::vector<KvFormatBytes> kv_formats;
 
+  // "host", or the name of the pool: "cuda:0".
+  std::string place_of(const MemoryRow& row) const {
+    const MemoryPool& pool = pools[static_cast<size_t>(row.pool)];
+    return row.on_host || !pool.own_memory ? "host" : pool.name;
+  }
   static constexpr int32_t kAllPools = -1;
   uint64_t predicted_bytes(int32_t pool = kAllPools) const;
   // Half of host memory stays free for other uses; of a device's own memory a twentieth or the

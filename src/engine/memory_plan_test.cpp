@@ -107,6 +107,26 @@ TEST(MemoryPlan, BooksCountWhereTheyLie) {
     EXPECT_NE(plan.table().find(label), std::string::npos) << plan.table();
 }
 
+// Of a CPU before a GPU: host rows are part of what the CPU's layers leave.
+TEST(MemoryPlan, HostRowsCountBesideLayersOnTheCpu) {
+  MemoryPlan plan;
+  plan.pools = {MemoryPool{.name = "memory", .available_bytes = 1000},
+                MemoryPool{.name = "cuda:0", .available_bytes = 500, .own_memory = true}};
+  plan.rows = {{MemoryUse::weights, 300, 0, false, 0},
+               {MemoryUse::weights, 200, 0, false, 1},
+               {MemoryUse::swap, 400, 0, true, 0}};
+  EXPECT_EQ(plan.predicted_bytes(0), 700u);
+  EXPECT_EQ(plan.predicted_bytes(1), 200u);
+  EXPECT_TRUE(plan.check_fits().ok());
+  EXPECT_EQ(plan.place_of(plan.rows[0]), "host");
+  EXPECT_EQ(plan.place_of(plan.rows[1]), "cuda:0");
+  EXPECT_EQ(plan.place_of(plan.rows[2]), "host");
+  plan.rows[2].predicted_bytes = 800;
+  EXPECT_NE(plan.check_fits().error().message.find("memory: "), std::string::npos);
+  plan.pools[0].own_memory = true;  // a GPU before a GPU: no longer counted
+  EXPECT_EQ(plan.predicted_bytes(0), 300u);
+}
+
 TEST(MemoryPlan, WindowsDoNotShrinkWithTheContext) {
   MemoryPlan plan;
   plan.rows = {{MemoryUse::kv_blocks, 10000 * 100 + 2000 * 300}};  // 2,000 in windows

@@ -162,12 +162,13 @@ Result<std::shared_ptr<Devices>> open_all_devices(const EngineOptions& options, 
 Result<std::string> with_cpu(const EngineOptions& options) {
   BRAID_ASSIGN(const std::vector<Name> names, parse_list(options.device));
   const std::string_view kind = names[0].kind;
-  const int gpus = gpu_count(options);
+  int gpus = gpu_count(options);
   if (kind == "cpu" || kind == "ref" || gpus == 0) return options.device;
   std::string list = "cpu";
   const bool all = names.size() == 1 && options.device.find(':') == std::string::npos &&
                    options.split != Split::none;
   if (all) {
+    if (options.gpu_layers > 0) gpus = std::min(gpus, options.gpu_layers);
     for (int gpu = 0; gpu < gpus; ++gpu) list += fmt::format(",cuda:{}", gpu);
   } else {
     for (const Name& name : names) list += fmt::format(",cuda:{}", name.gpu);

@@ -13,11 +13,12 @@ class EngineBackend : public Backend {
         slots_(slots),
         context_tokens_(service_->engine().context_tokens()),
         prefix_blocks_(service_->engine().scheduler().blocks(0).total()) {
-    for (const MemoryRow& row : service_->engine().memory().rows) {
+    const MemoryPlan& plan = service_->engine().memory();
+    for (const MemoryRow& row : plan.rows) {
       if (row.actual_bytes == 0) continue;
       std::string use = memory_use_name(row.use);
       std::replace(use.begin(), use.end(), ' ', '_');
-      memory_bytes_.emplace_back(std::move(use), row.actual_bytes);
+      memory_bytes_.push_back({std::move(use), plan.place_of(row), row.actual_bytes});
     }
   }
 
@@ -69,7 +70,7 @@ class EngineBackend : public Backend {
   int32_t slots_;
   int32_t context_tokens_;
   int64_t prefix_blocks_;
-  std::vector<std::pair<std::string, uint64_t>> memory_bytes_;
+  std::vector<BackendStats::MemoryBytes> memory_bytes_;
 };
 
 }  // namespace

@@ -286,8 +286,9 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
     page.family("braid_engine_memory_bytes", "gauge",
                 "What the engine has taken at its start. Host memory becomes resident when it is "
                 "first used.");
-  for (const auto& [use, bytes] : stats.memory_bytes)
-    page.sample("braid_engine_memory_bytes", number(bytes), fmt::format("use=\"{}\"", use));
+  for (const auto& [use, place, bytes] : stats.memory_bytes)
+    page.sample("braid_engine_memory_bytes", number(bytes),
+                fmt::format("use=\"{}\",place=\"{}\"", use, place));
   page.one("braid_num_preemptions_total", "counter",
            "Sequences preempted for others, to go on later.", number(stats.preempted));
   page.family("braid_prefix_cache_evictions_total", "counter",

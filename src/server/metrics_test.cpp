@@ -49,6 +49,18 @@ std::map<std::string, double> samples(const std::string& text) {
   return out;
 }
 
+// One series for each device, also of the same use.
+TEST(Metrics, MemoryByUseAndPlace) {
+  Metrics metrics;
+  BackendStats stats;
+  stats.memory_bytes = {{"weights", "host", 10}, {"weights", "cuda:0", 30}, {"swap", "host", 5}};
+  const auto seen = samples(metrics.render(stats, "m", "1", {}));
+  const std::string name = "braid_engine_memory_bytes";
+  EXPECT_EQ(seen.at(name + "{use=\"weights\",place=\"host\"}"), 10);
+  EXPECT_EQ(seen.at(name + "{use=\"weights\",place=\"cuda:0\"}"), 30);
+  EXPECT_EQ(seen.at(name + "{use=\"swap\",place=\"host\"}"), 5);
+}
+
 TEST(Metrics, DraftsBySourceAndDepth) {
   Metrics metrics;
   BackendStats stats;

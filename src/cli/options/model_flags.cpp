@@ -137,7 +137,9 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str();
   group
       .add("--gpu-memory", flags.gpu_memory,
-           "most memory to take on each GPU, e.g. 20G or 20G,8G (default: what is free)")
+           "most memory to take of each GPU, e.g. 20G, or 20G,8G for the first two (default: what "
+           "is "
+           "free)")
       ->type_name("SIZES");
   group.add("-t,--threads", flags.threads, "CPU threads (default: physical cores)")
       ->check(CLI::Range(0, 1024));

@@ -200,6 +200,12 @@ TEST(LayersOnCpu, ASmallCardTakesWhatFits) {
     EXPECT_LE(on_gpu, least) << plan->table();
     least = on_gpu;
   }
+  options.gpu_memory_bytes = {64 << 10};
+  const auto tiny = Engine::plan_memory(file, options);
+  ASSERT_TRUE(tiny.ok()) << tiny.error().message;
+  EXPECT_EQ(tiny->pools.size(), 1u) << tiny->table();
+  EXPECT_FALSE(tiny->pools[0].own_memory) << "the card holds nothing";
+  options.gpu_memory_bytes = {whole->predicted_bytes() / 2};
   options.gpu_layers = 99;
   const auto refused = Engine::plan_memory(file, options);
   ASSERT_TRUE(refused.ok());
@@ -208,6 +214,13 @@ TEST(LayersOnCpu, ASmallCardTakesWhatFits) {
   const auto one = Engine::plan_memory(file, options);
   ASSERT_TRUE(one.ok());
   EXPECT_EQ(std::stoi(one->pools[1].layers), tiny_dense().layers - 1);
+  options.gpu_memory_bytes.push_back(uint64_t{1} << 30);
+  options.device = "cuda:1";
+  options.gpu_layers = -1;
+  const auto second = Engine::plan_memory(file, options);
+  ASSERT_TRUE(second.ok()) << second.error().message;
+  EXPECT_EQ(second->pools[0].available_bytes, uint64_t{1} << 30);
+  options.device = "auto";
   options.gpu_layers = 0;
   const auto none = Engine::plan_memory(file, options);
   ASSERT_TRUE(none.ok());

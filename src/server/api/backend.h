@@ -36,8 +36,12 @@ struct BackendStats {
   DraftStats drafts;
   bool has_disk = false;  // prefixes are kept in files too
   DiskStats disk;
-  // Allocated at the engine's start, by use. Untouched host pages are not resident.
-  std::vector<std::pair<std::string, uint64_t>> memory_bytes;
+  // Allocated at the engine's start. Untouched host pages are not resident.
+  struct MemoryBytes {
+    std::string use, place;  // "weights", "host" or "cuda:0"
+    uint64_t bytes = 0;
+  };
+  std::vector<MemoryBytes> memory_bytes;
   bool alive = true;      // false: requests will never finish
   double stalled_ms = 0;  // since the last step while there was work; 0 when idle
 };
