@@ -60,7 +60,8 @@ TEST_F(CommandLine, HabitsOfOtherProgramsAreNotedAndDoNoHarm) {
                                  "--think", "off", "--temperature", "0"});
   EXPECT_EQ(habits.exit_code, 0) << habits.err;
   EXPECT_EQ(habits.out, plain.out);
-  EXPECT_NE(habits.err.find("note: -ngl is not needed"), std::string::npos) << habits.err;
+  EXPECT_NE(habits.err.find("note: -fa is not needed"), std::string::npos) << habits.err;
+  EXPECT_NE(habits.err.find("note: --gpu-layers does nothing"), std::string::npos) << habits.err;
 }
 
 TEST_F(CommandLine, AModelMayStandByItself) {
@@ -106,7 +107,10 @@ TEST_F(CommandLine, PlansNeedNeitherFileNorCard) {
   const Outcome outcome = run_braid({"plan", "--shape", "27b", "--memory", "24G"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("available           24.00 GiB"), std::string::npos) << outcome.out;
-  const Outcome small = run_braid({"plan", "--shape", "27b", "--memory", "8G"});
+  const Outcome both = run_braid({"plan", "--shape", "27b", "--memory", "8G"});
+  EXPECT_EQ(both.exit_code, 0) << "the CPU has the first layers";
+  EXPECT_NE(both.out.find("0-44        45-63"), std::string::npos) << both.out;
+  const Outcome small = run_braid({"plan", "--shape", "27b", "--memory", "8G", "-ngl", "all"});
   EXPECT_EQ(small.exit_code, 2);
   EXPECT_NE(small.out.find("does not fit"), std::string::npos) << small.out;
   EXPECT_EQ(run_braid({"plan", "--shape", "28b"}).exit_code, 2);

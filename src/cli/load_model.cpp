@@ -83,8 +83,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags,
     BRAID_ASSIGN(loaded.engine, Engine::create(*loaded.file, options));
     BRAID_ASSIGN(loaded.tokenizer, make_tokenizer(*loaded.file));
   }
-  if (const std::string layers = loaded.engine->layers_on_cpu(); !layers.empty())
-    print_note(layers + "; --gpu-layers and a smaller context change how many");
+  if (const std::string note = loaded.engine->note_on_layers(); !note.empty()) print_note(note);
   if (const std::string slow = loaded.engine->slow_kv_formats(); !slow.empty())
     print_note(fmt::format(
         "a CPU has no kernels for {}: attention is 15 to 110 times slower than with q8_0", slow));

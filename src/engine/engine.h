@@ -101,8 +101,8 @@ class Engine {
   const MemoryPlan& memory() const { return memory_.plan; }
   // Formats of the cache without kernels on this device, "q5_0 and tq3_0"; empty: there are none.
   std::string slow_kv_formats() const;
-  // "the first 20 of 64 layers are on the CPU" if the others are on GPUs; else empty.
-  std::string layers_on_cpu() const;
+  // A sentence if layers are on the CPU and others on GPUs, or were meant to be on GPUs; else empty.
+  std::string note_on_layers() const;
   const EngineStats& stats() const { return stats_; }
   const Scheduler& scheduler() const { return *scheduler_; }
   int32_t most_tokens() const { return scheduler_->most_tokens(); }

@@ -406,10 +406,15 @@ std::string Engine::slow_kv_formats() const {
   return names;
 }
 
-std::string Engine::layers_on_cpu() const {
-  if (!devices_->mixed()) return "";
-  return fmt::format("the first {} of {} layers are on the CPU", config().first_layer(1),
-                     config().layers.size());
+std::string Engine::note_on_layers() const {
+  if (devices_->mixed())
+    return fmt::format(
+        "the first {} of {} layers are on the CPU; --gpu-layers and a smaller context change how "
+        "many",
+        config().first_layer(1), config().layers.size());
+  if (options_.gpu_layers > 0 && !devices_->traits().own_memory)
+    return "--gpu-layers does nothing: braid uses no GPU here";
+  return "";
 }
 
 Engine::~Engine() {

@@ -52,8 +52,7 @@ Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOp
   BRAID_ASSIGN(auto engine, Engine::create(*source, options.engine));
   model->trained_context_tokens = engine->config().context_length;
   spdlog::info("{} on {}", options.name, engine->devices().description());
-  if (const std::string layers = engine->layers_on_cpu(); !layers.empty())
-    spdlog::info("{}; --gpu-layers and a smaller context change how many", layers);
+  if (const std::string note = engine->note_on_layers(); !note.empty()) spdlog::warn("{}", note);
   if (const std::string slow = engine->slow_kv_formats(); !slow.empty())
     spdlog::warn("a CPU has no kernels for {}: attention is 15 to 110 times slower than with q8_0",
                  slow);
