@@ -134,6 +134,7 @@ class Engine {
   Engine() = default;
   Status open(const GgufFile& file, const EngineOptions& options, std::shared_ptr<Devices> devices);
   Status choose_devices();
+  Status place_gpu_layers(EngineOptions& asked) const;
   Status plan(std::shared_ptr<Devices> devices);
   Status load();
   Status make_drafter(int32_t block_table);

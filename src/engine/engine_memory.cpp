@@ -16,6 +16,8 @@ namespace braid {
 namespace {
 
 constexpr int32_t kSmallestContext = 512;
+// Of devices that do not know what they read.
+constexpr double kGpuBytesPerSecond = 5e11, kHostBytesPerSecond = 5e10;
 constexpr int32_t kUsefulContext = 32768;
 constexpr int32_t kInterleavedTokens = 512;  // larger interleaved steps gain nothing
 
@@ -346,7 +348,9 @@ std::vector<StageRoom> EngineMemory::stage_rooms(const EngineOptions& options, c
     const uint64_t left = share - std::min(share, taken);
     StageRoom& room = rooms.emplace_back();
     room.bytes = own.own_memory ? MemoryPlan::without_reserve(left) : left;
-    if (device.read_bytes_s() > 0) room.rate = device.read_bytes_s();
+    room.rate = device.read_bytes_s() > 0 ? device.read_bytes_s()
+                : own.own_memory          ? kGpuBytesPerSecond
+                                          : kHostBytesPerSecond;
     if (stage == 0 && devices.mixed() && options.gpu_layers > 0)
       room.layers = static_cast<int32_t>(model.config().layers.size()) - options.gpu_layers;
   }
@@ -408,7 +412,14 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
         blocks += step;
       }
   }
-  return found ? split_model(*found) : Status();  // else check_fits() says what is short
+  if (found) return split_model(*found);
+  // As asked, or evenly: check_fits() says what is short.
+  if (!devices.mixed() || options.gpu_layers <= 0) return {};
+  std::vector<double> shares(
+      static_cast<size_t>(devices.stages()),
+      static_cast<double>(options.gpu_layers) / static_cast<double>(devices.stages() - 1));
+  shares[0] = layers - options.gpu_layers;
+  return split_model(cut_by_shares(layers, shares));
 }
 
 uint64_t EngineMemory::kv_bytes_of_pool(int32_t pool) const {

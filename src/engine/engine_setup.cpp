@@ -158,42 +158,70 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options,
 }
 
 // The named devices; if the model does not fit, more GPUs, then the CPU for its first layers, then
-// the CPU alone.
+// the CPU alone. GPUs that hold a short context are kept if nothing else fits.
 Status Engine::choose_devices() {
   EngineOptions asked = options_;
   const int32_t most_rows = EngineMemory::most_rows(asked);
   const int32_t trained = model_->config().context_length;
-  const auto layers = static_cast<int32_t>(model_->config().layers.size());
-  const int32_t on_gpus = asked.gpu_layers;
-  if (on_gpus >= 0 && on_gpus < layers) {
-    BRAID_ASSIGN(const std::string both, with_cpu(asked));
-    asked.device = on_gpus == 0 ? "cpu" : both;
-  }
+  BRAID_TRY(place_gpu_layers(asked));
   // GPUs of an earlier try are given back first.
-  const auto plan_on = [&](auto open) -> Status {
+  const auto plan_on = [&](const EngineOptions& tried) -> Status {
     devices_ = nullptr;
-    options_ = asked;
-    BRAID_ASSIGN(std::shared_ptr<Devices> devices, open(asked, most_rows));
+    options_ = tried;
+    BRAID_ASSIGN(std::shared_ptr<Devices> devices, open_devices(tried, most_rows));
     return plan(std::move(devices));
+  };
+  const auto fits = [&](const Status& planned) {
+    return planned.ok() && memory_.plan.check_fits().ok();
   };
   const auto holds = [&](bool all_contexts, int32_t least) {
     const bool context = asked.context_tokens > 0
                              ? memory_.all_contexts_fit || !all_contexts
                              : memory_.plan.context_tokens >= std::min(trained, least);
-    return context && memory_.plan.check_fits().ok();
+    return fits({}) && (context || asked.kv_memory_bytes > 0);
   };
-  BRAID_TRY(plan_on(open_devices));
-  if (may_use_more_devices(asked, *devices_) && !holds(true, kWorthwhileContext))
-    BRAID_TRY(plan_on(open_all_devices));
-  const bool only_gpus = devices_->first().traits().own_memory && asked.split != Split::tensor;
-  if (on_gpus >= 0 || !asked.split_ratio.empty() || !only_gpus || holds(false, kLeastContext))
-    return {};
   const bool may_leave_gpus = asked.device == "auto";
-  BRAID_ASSIGN(asked.device, with_cpu(asked));
-  BRAID_TRY(plan_on(open_devices));
-  if (!may_leave_gpus || memory_.plan.check_fits().ok()) return {};
-  asked.device = "cpu";
-  return plan_on(open_devices);
+  BRAID_TRY(plan_on(asked));
+  const bool only_gpus = devices_->first().traits().own_memory;
+  if (may_use_more_devices(asked, *devices_) && !holds(true, kWorthwhileContext)) {
+    EngineOptions all = asked;
+    all.device = all_gpus(asked);
+    // A GPU that cannot be used is no reason to use none.
+    if (plan_on(all).ok()) {
+      asked = std::move(all);
+    } else {
+      BRAID_TRY(plan_on(asked));
+    }
+  }
+  if (asked.gpu_layers >= 0 || !asked.split_ratio.empty() || !only_gpus ||
+      asked.split == Split::tensor || holds(false, kLeastContext))
+    return {};
+  const bool gpus_fit = fits({});
+  EngineOptions with = asked;
+  BRAID_ASSIGN(with.device, with_cpu(asked));
+  if (fits(plan_on(with))) return {};
+  with.device = "cpu";
+  if (!gpus_fit && may_leave_gpus && fits(plan_on(with))) return {};
+  return plan_on(asked);
+}
+
+// What --gpu-layers means for the devices.
+Status Engine::place_gpu_layers(EngineOptions& asked) const {
+  const auto layers = static_cast<int32_t>(model_->config().layers.size());
+  const int32_t on_gpus = asked.gpu_layers;
+  if (on_gpus < 0) return {};
+  BRAID_ASSIGN(const std::string both, with_cpu(asked));
+  const bool named = both.starts_with("cpu,cuda");
+  if (both == asked.device && !named) return {};  // no GPU
+  if (both == asked.device && (on_gpus == 0 || on_gpus >= layers))
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--gpu-layers {} of {} leaves one side of {} without a layer", on_gpus,
+                             layers, asked.device)};
+  if (on_gpus > 0 && on_gpus < layers && !asked.split_ratio.empty())
+    return Error{ErrorKind::invalid_argument,
+                 "a number of layers on GPUs and a split ratio: give one of the two"};
+  if (on_gpus < layers) asked.device = on_gpus == 0 ? "cpu" : both;
+  return {};
 }
 
 Status Engine::plan(std::shared_ptr<Devices> devices) {
@@ -400,7 +428,7 @@ std::string Engine::slow_kv_formats() const {
   std::string names;
   for (const std::string_view name : {memory().k_type, memory().v_type}) {
     const auto codec = find_kv_codec(name);
-    if (name == names || !codec.ok() || !devices_->last().expands(**codec, head_dim)) continue;
+    if (name == names || !codec.ok() || !devices_->first().expands(**codec, head_dim)) continue;
     names += (names.empty() ? "" : " and ") + std::string(name);
   }
   return names;

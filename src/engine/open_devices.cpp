@@ -27,6 +27,8 @@ bool starts_on_cpu(const std::vector<Name>& names) {
   return names.size() > 1 && names[0].kind == "cpu" && names[1].kind == "cuda";
 }
 
+bool is_any_gpu(std::string_view device) { return device == "auto" || device == "cuda"; }
+
 // "cuda:1" is GPU 1; only GPUs have numbers.
 Result<Name> parse(std::string_view text) {
   const size_t colon = text.find(':');
@@ -136,43 +138,36 @@ Status check_device_names(std::string_view text) {
 }
 
 Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int32_t max_rows) {
-  BRAID_ASSIGN(std::vector<Name> names, parse_list(options.device));
+  const bool spreads = options.split == Split::layer || options.split == Split::tensor;
+  const std::string list =
+      spreads && is_any_gpu(options.device) ? all_gpus(options) : options.device;
+  BRAID_ASSIGN(std::vector<Name> names, parse_list(list));
   if (options.split == Split::none)
     names.resize(std::min<size_t>(names.size(), starts_on_cpu(names) ? 2 : 1));
-  const bool spreads = options.split == Split::layer || options.split == Split::tensor;
-  if (names.size() == 1 && spreads && names[0].kind != "cpu" && names[0].kind != "ref" &&
-      options.device.find(':') == std::string::npos)
-    return open_all_devices(options, max_rows);
   return open(names, options, max_rows);
 }
 
 bool may_use_more_devices(const EngineOptions& options, const Devices& opened) {
-  const bool any = options.device == "auto" || options.device == "cuda";
-  return any && options.split == Split::automatic && options.split_ratio.empty() &&
-         opened.count() == 1 && opened.traits().own_memory && gpu_count(options) > 1;
+  return is_any_gpu(options.device) && options.split == Split::automatic &&
+         options.split_ratio.empty() && opened.count() == 1 && opened.traits().own_memory &&
+         gpu_count(options) > 1;
 }
 
-Result<std::shared_ptr<Devices>> open_all_devices(const EngineOptions& options, int32_t max_rows) {
-  std::vector<Name> names;
-  for (int gpu = 0; gpu < gpu_count(options); ++gpu) names.push_back({"cuda", gpu});
-  if (names.empty()) names.push_back({"auto", 0});
-  return open(names, options, max_rows);
+std::string all_gpus(const EngineOptions& options) {
+  std::string list;
+  for (int gpu = 0; gpu < gpu_count(options); ++gpu)
+    list += fmt::format("{}cuda:{}", gpu == 0 ? "" : ",", gpu);
+  return list.empty() ? options.device : list;
 }
 
 Result<std::string> with_cpu(const EngineOptions& options) {
   BRAID_ASSIGN(const std::vector<Name> names, parse_list(options.device));
   const std::string_view kind = names[0].kind;
-  int gpus = gpu_count(options);
-  if (kind == "cpu" || kind == "ref" || gpus == 0) return options.device;
+  if (kind == "cpu" || kind == "ref" || gpu_count(options) == 0) return options.device;
+  if (is_any_gpu(options.device) && options.split == Split::layer)
+    return "cpu," + all_gpus(options);
   std::string list = "cpu";
-  const bool all = names.size() == 1 && options.device.find(':') == std::string::npos &&
-                   options.split != Split::none;
-  if (all) {
-    if (options.gpu_layers > 0) gpus = std::min(gpus, options.gpu_layers);
-    for (int gpu = 0; gpu < gpus; ++gpu) list += fmt::format(",cuda:{}", gpu);
-  } else {
-    for (const Name& name : names) list += fmt::format(",cuda:{}", name.gpu);
-  }
+  for (const Name& name : names) list += fmt::format(",cuda:{}", name.gpu);
   return list;
 }
 

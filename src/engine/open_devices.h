@@ -28,10 +28,11 @@ Result<std::shared_ptr<Devices>> open_devices(const EngineOptions& options, int3
 
 // Whether the layers may be spread over more GPUs than the one opened for "auto" or "cuda".
 bool may_use_more_devices(const EngineOptions& options, const Devices& opened);
-Result<std::shared_ptr<Devices>> open_all_devices(const EngineOptions& options, int32_t max_rows);
+// "cuda:0,cuda:1"; options.device without GPUs.
+std::string all_gpus(const EngineOptions& options);
 
-// options.device with the CPU before its GPUs, all of them for "auto" and "cuda"; unchanged without
-// GPUs, or if it begins with the CPU. Error: invalid_argument.
+// options.device with the CPU before its GPUs; unchanged without GPUs, or if it begins with the
+// CPU. Error: invalid_argument.
 Result<std::string> with_cpu(const EngineOptions& options);
 
 }  // namespace braid

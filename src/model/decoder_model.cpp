@@ -172,7 +172,7 @@ bool DecoderModel::forward_interleaved(StepCursor& at, const Batch& batch,
     if (!run_layers(stages_[static_cast<size_t>(at.stage)], at, {batch, memory, pacing, true}))
       return false;
     if (at.stage == config_.last_stage()) return true;
-    hand_off(at.stage, batch.tokens, true);
+    hand_off(at.stage, batch.tokens, batch.tokens, true);
     ++at.stage;
     at.has_ropes = false;
   }
@@ -188,11 +188,14 @@ void DecoderModel::catching_up(const Work& work) {
   catch_up_ms_ += took.count();
 }
 
-void DecoderModel::hand_off(int32_t stage, int32_t rows, bool interleaved) {
+void DecoderModel::hand_off(int32_t stage, int32_t rows, int32_t computed, bool interleaved) {
   if (stage == config_.last_stage() || rows == 0) return;
   for (size_t rank = 0; rank < static_cast<size_t>(ranks()); ++rank) {
     const Part& from = stages_[static_cast<size_t>(stage)].parts[rank];
     const Part& to = stages_[static_cast<size_t>(stage) + 1].parts[rank];
+    const Tensor padding = from.lane(interleaved).residual.middle(computed, rows - computed);
+    if (from.device->traits().host_visible)
+      std::fill_n(static_cast<float*>(padding.data), padding.rows * padding.cols, 0.0f);
     move_rows(*to.device, to.lane(interleaved).residual.top(rows), *from.device,
               from.lane(interleaved).residual.top(rows));
   }

@@ -41,7 +41,9 @@ class DecoderModel final : public Model {
   void stop() override;
   void forward_stage(int32_t stage, const Batch& batch, std::span<const SequenceMemory> memory,
                      int32_t slot) override;
-  void hand_off(int32_t stage, int32_t rows) override { hand_off(stage, rows, false); }
+  void hand_off(int32_t stage, int32_t rows, int32_t computed) override {
+    hand_off(stage, rows, computed, false);
+  }
   bool forward_interleaved(StepCursor& at, const Batch& batch,
                            std::span<const SequenceMemory> memory, StepPacing& pacing) override;
   void attach(StepTap& tap, std::vector<AttentionConfig> layers) override;
@@ -137,7 +139,7 @@ class DecoderModel final : public Model {
   static BlockSum sum_of(const Stage& stage, const Part& part, const Run& run);
   enum class Sum : uint8_t { mixer, feed_forward };  // of a layer, in the order of letters
   void exchange_sums(const Stage& stage, int32_t layer, Sum sum, const Run& run);
-  void hand_off(int32_t stage, int32_t rows, bool interleaved);
+  void hand_off(int32_t stage, int32_t rows, int32_t computed, bool interleaved);
   template <typename Work>
   void catching_up(const Work& work);
   void keep_entries(const Lane& lane, const Batch& batch, const SequenceMemory& memory);

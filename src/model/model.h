@@ -177,7 +177,7 @@ class Model {
   void forward(const Batch& batch, std::span<const SequenceMemory> memory) {
     for (int32_t stage = 0; stage < config().stages; ++stage) {
       forward_stage(stage, batch, memory);
-      hand_off(stage, batch.tokens);
+      hand_off(stage, batch.tokens, batch.tokens);
     }
   }
   // For one rank.
@@ -188,7 +188,8 @@ class Model {
   // recorded.
   virtual void forward_stage(int32_t stage, const Batch& batch,
                              std::span<const SequenceMemory> memory, int32_t slot = 0) = 0;
-  virtual void hand_off(int32_t stage, int32_t rows) = 0;
+  // `computed`: of the rows, those before the padding (Batch); the stage may have run without it.
+  virtual void hand_off(int32_t stage, int32_t rows, int32_t computed) = 0;
 
   // Runs one sequence's certain rows from `at` on, with pauses for other sequences' steps. True: it
   // has ended, with the results of forward().

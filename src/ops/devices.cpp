@@ -90,7 +90,7 @@ uint64_t Devices::copy_beside(std::span<std::vector<Device::Copy>> lists) {
     last_of_device_[i] = number;
     waits = true;
   }
-  if (!waits) return 0;
+  if (!waits) return last_copies_;
   copies_.push_back({++last_copies_, last_of_device_});
   return last_copies_;
 }

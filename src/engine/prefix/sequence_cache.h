@@ -2,6 +2,7 @@
 // start, and their host copies. block_pool.h and state_slots.h track holders, checkpoints.h copies.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -37,7 +38,7 @@ struct CacheSizes {
 
   bool seals() const { return k_codec != nullptr; }
   const OfStage& of_stage(int32_t stage) const {
-    return stages.size() == 1 ? stages[0] : stages[static_cast<size_t>(stage)];
+    return stages[std::min(stages.size() - 1, static_cast<size_t>(stage))];
   }
   // Rank 0 alone has hidden rows.
   CacheSizes of_rank(int32_t rank) const {

@@ -52,6 +52,8 @@ SlotForm::SlotForm(std::vector<DeltaLayer> layers, const HiddenRing& hidden)
     : layers_(std::move(layers)), hidden_(hidden) {
   for (const DeltaLayer& layer : layers_)
     image_bytes_ += static_cast<size_t>(layer.slot_elements()) * sizeof(float);
+  some_wait_ = std::any_of(layers_.begin(), layers_.end(),
+                           [](const DeltaLayer& layer) { return layer.ring.every > 0; });
   if (hidden_) image_bytes_ += static_cast<size_t>(hidden_.slot_elements()) * sizeof(float);
 }
 
@@ -82,10 +84,12 @@ std::optional<StateForm::Shape> SlotForm::shape_of(std::span<const std::byte> im
   for_each_layer(image, [&](const DeltaLayer& layer) {
     const int32_t* folded = layer.folded(0);
     const int64_t pending = int64_t{position} - folded[0];
+    const bool always_folded = folds_at_once(layer);
     sound = sound && pending >= 0 && pending <= std::min(position, layer.ring.entries()) &&
-            (first || pending == shape.pending) &&
+            (always_folded ? pending == 0 : first || pending == shape.pending) &&
             std::all_of(folded, folded + layer.shape.value_heads,
                         [&](int32_t f) { return f == folded[0]; });
+    if (always_folded) return;
     if (sound) shape.pending = static_cast<int32_t>(pending);
     first = false;
   });
@@ -101,14 +105,18 @@ std::optional<uint64_t> SlotForm::file_bytes(const Shape& shape) const {
   for (const DeltaLayer& layer : layers_)
     elements += layer.shape.state_elements() + layer.shape.value_heads +
                 conv_rows_of(layer.shape, shape.position) * layer.shape.channels() +
-                shape.pending * layer.shape.entry_elements();
+                pending_of(layer, shape) * layer.shape.entry_elements();
   if (shape.has_row) elements += hidden_.width;
   return static_cast<uint64_t>(elements) * sizeof(float);
 }
 
+int32_t SlotForm::pending_of(const DeltaLayer& layer, const Shape& shape) const {
+  return folds_at_once(layer) ? 0 : shape.pending;
+}
+
 // Pending entries without room in the image: the oldest.
 int32_t SlotForm::folded_more(const DeltaLayer& layer, const Shape& shape) const {
-  return std::max(0, shape.pending - room_of(layer.ring));
+  return std::max(0, pending_of(layer, shape) - room_of(layer.ring));
 }
 
 std::vector<std::span<std::byte>> SlotForm::parts(std::span<std::byte> image, const Shape& shape,
@@ -126,12 +134,12 @@ std::vector<std::span<std::byte>> SlotForm::parts(std::span<std::byte> image, co
     out.push_back(bytes_of(layer.decay(0), s.value_heads));
     add_rows(out, layer.conv(0), s.conv_rows(layer.ring), s.channels(),
              end - conv_rows_of(s, shape.position), end);
-    const int64_t left_out = folded_more(layer, shape);
+    const int64_t left_out = folded_more(layer, shape), pending = pending_of(layer, shape);
     const auto entries = [&](float* ring, int64_t width) {
       if (left_out > 0)
         out.push_back(bytes_of(std::exchange(next, next + left_out * width), left_out * width));
-      if (shape.pending > left_out)
-        add_rows(out, ring, layer.ring.entries(), width, end - shape.pending + left_out, end);
+      if (pending > left_out)
+        add_rows(out, ring, layer.ring.entries(), width, end - pending + left_out, end);
     };
     entries(layer.keys(0), s.key_width());
     entries(layer.deltas(0), s.value_width());
@@ -157,7 +165,7 @@ void SlotForm::complete(std::span<std::byte> image, const Shape& shape,
         fold_entry(layer, head, keys + i * s.key_width() + int64_t{s.key_head(head)} * s.key_dim,
                    deltas + i * s.value_width() + int64_t{head} * s.value_dim,
                    gates[i * s.value_heads + head]);
-      layer.folded(0)[head] = shape.position - shape.pending + count;
+      layer.folded(0)[head] = shape.position - pending_of(layer, shape) + count;
     }
   });
   if (hidden_ && !shape.has_row) std::ranges::fill(hidden_row(image, shape.position), std::byte{0});

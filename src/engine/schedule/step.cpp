@@ -90,7 +90,7 @@ Status StepRunner::queue(Step& step) {
     } else {
       enqueue(stage, own, step.slot);
     }
-    model_.hand_off(stage, batch.tokens);
+    model_.hand_off(stage, batch.tokens, step.unpadded.tokens);
   }
   step.end = devices_.fence();
   return {};

@@ -33,6 +33,14 @@ std::shared_ptr<Devices> mixed(const EngineOptions& options, int gpus = 1) {
   return std::make_shared<Devices>(std::move(list));
 }
 
+// States fold at once on the first, periodically on the second.
+std::shared_ptr<Devices> cpu_and_ref(const EngineOptions& options) {
+  std::vector<std::unique_ptr<Device>> list;
+  list.push_back(cpu_of(options));
+  list.push_back(std::make_unique<OwnMemory>(make_ref_device({})));
+  return std::make_shared<Devices>(std::move(list));
+}
+
 // The same arithmetic, as the best logits of a device with its own memory are found there.
 std::shared_ptr<Devices> alone(const EngineOptions& options) {
   return std::make_shared<Devices>(std::make_unique<OwnMemory>(cpu_of(options)));
@@ -158,22 +166,52 @@ TEST(LayersOnCpu, FilesServeTheSameCut) {
   }
 }
 
+// After an answer, entries of the reference's layers wait for a fold, and none of the CPU's.
+TEST(LayersOnCpu, FilesHoldWhatWaitsForAFold) {
+  const TempFolder folder;
+  EngineOptions options = crowded_on("cpu");
+  options.cache_dir = folder.path;
+  options.split_ratio = {1, 1};
+  const std::vector<int32_t> text = prompt(300, 4);
+  std::vector<int32_t> second;
+  for (const bool restarts : {false, true}) {
+    TempFolder own;
+    if (!restarts) options.cache_dir = own.path;
+    auto m = std::make_unique<Machine>(bytes_of(tiny_dense()), options, KvFormat::f32,
+                                       cpu_and_ref(options));
+    const Answer first = m->ask(greedy(text, 43));
+    std::vector<int32_t> longer = text;
+    longer.insert(longer.end(), first.tokens.begin(), first.tokens.end());
+    longer.push_back(7);
+    if (restarts) {
+      m.reset();
+      m = std::make_unique<Machine>(bytes_of(tiny_dense()), options, KvFormat::f32,
+                                    cpu_and_ref(options));
+    }
+    const Answer answer = m->ask(greedy(longer, 20));
+    EXPECT_GE(answer.end.usage.cached_tokens, 342) << "the whole answer";
+    if (!restarts) second = answer.tokens;
+    EXPECT_EQ(answer.tokens, second);
+    options.cache_dir = folder.path;
+  }
+}
+
 // Stages may fold states at other positions; what else runs must not change answers either.
 TEST(LayersOnCpu, StatesFoldAsTheirDeviceWants) {
-  const auto devices = [](const EngineOptions& options) {
-    std::vector<std::unique_ptr<Device>> list;
-    list.push_back(cpu_of(options));
-    list.push_back(std::make_unique<OwnMemory>(make_ref_device({})));
-    return std::make_shared<Devices>(std::move(list));
-  };
   EngineOptions options = crowded_on("cpu");
-  Machine plain(bytes_of(tiny_dense(), "F32", true), options, KvFormat::f32, devices(options));
-  const All expected = conversation(plain, 100);
+  options.split_ratio = {1, 1};
   options.spec_type = SpecType::mtp;
   options.max_drafts = 3;
   options.spec_always = true;
-  Machine drafting(bytes_of(tiny_dense(), "F32", true), options, KvFormat::f32, devices(options));
-  expect_equal_answers(conversation(drafting, 100), expected, "drafts");
+  options.prefix_cache = false;
+  All expected;
+  for (const int32_t sequences : {1, 4}) {
+    options.max_sequences = sequences;
+    Machine m(bytes_of(tiny_dense(), "F32", true), options, KvFormat::f32, cpu_and_ref(options));
+    const All got = conversation(m, 100);
+    if (sequences == 1) expected = got;
+    expect_equal_answers(got, expected, "others");
+  }
 }
 
 // The model's weights take more than the card has: the CPU has the first layers, and as few as
@@ -210,6 +248,11 @@ TEST(LayersOnCpu, ASmallCardTakesWhatFits) {
   const auto refused = Engine::plan_memory(file, options);
   ASSERT_TRUE(refused.ok());
   EXPECT_FALSE(refused->check_fits().ok()) << "all layers were asked for";
+  options.gpu_layers = tiny_dense().layers - 1;
+  options.gpu_memory_bytes = {whole->predicted_bytes() / 2};
+  const auto too_many = Engine::plan_memory(file, options);
+  ASSERT_TRUE(too_many.ok());
+  EXPECT_FALSE(too_many->check_fits().ok()) << "as many as asked or an error" << too_many->table();
   options.gpu_layers = 1;
   const auto one = Engine::plan_memory(file, options);
   ASSERT_TRUE(one.ok());
@@ -226,6 +269,31 @@ TEST(LayersOnCpu, ASmallCardTakesWhatFits) {
   ASSERT_TRUE(none.ok());
   EXPECT_EQ(none->pools.size(), 1u);
   EXPECT_FALSE(none->pools[0].own_memory);
+}
+
+// A short context is the user's wish, and one side without layers a contradiction.
+TEST(LayersOnCpu, LayersStayOnACardThatHoldsThem) {
+  const auto bytes = bytes_of(tiny_dense());
+  const GgufFile file = parsed(bytes);
+  EngineOptions options = crowded_on("auto");
+  options.planned_gpus = true;
+  options.gpu_memory_bytes = {uint64_t{1} << 30};
+  options.context_tokens = 0;
+  options.kv_memory_bytes = 256 << 10;
+  const auto small_cache = Engine::plan_memory(file, options);
+  ASSERT_TRUE(small_cache.ok());
+  EXPECT_LT(small_cache->context_tokens, 4096);
+  EXPECT_EQ(small_cache->pools.size(), 1u) << small_cache->table();
+  options.device = "cpu,cuda:0";
+  for (const int32_t layers : {0, tiny_dense().layers, INT32_MAX}) {
+    options.gpu_layers = layers;
+    const auto plan = Engine::plan_memory(file, options);
+    ASSERT_FALSE(plan.ok()) << layers;
+    EXPECT_EQ(plan.error().kind, ErrorKind::invalid_argument);
+  }
+  options.gpu_layers = 2;
+  options.split_ratio = {1, 1};
+  EXPECT_FALSE(Engine::plan_memory(file, options).ok());
 }
 
 }  // namespace
