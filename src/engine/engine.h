@@ -101,7 +101,7 @@ class Engine {
   const MemoryPlan& memory() const { return memory_.plan; }
   // Formats of the cache without kernels on this device, "q5_0 and tq3_0"; empty: there are none.
   std::string slow_kv_formats() const;
-  // A sentence if layers are on the CPU and others on GPUs, or were meant to be on GPUs; else empty.
+  // A sentence if some layers are on the CPU, or no GPU takes those meant for one; else empty.
   std::string note_on_layers() const;
   const EngineStats& stats() const { return stats_; }
   const Scheduler& scheduler() const { return *scheduler_; }

@@ -1,7 +1,8 @@
 // slot_form.h -- the file form of a slot (state_form.h); all f32. For each delta layer:
 //   states [state_elements], decay [value_heads]
 //   the last convolution inputs, at most conv_width - 1, oldest first [.., channels]
-//   of layers that wait for a fold, pending keys [.., key_width], deltas [.., value_width], gates [.., value_heads], oldest first
+//   of layers that wait for a fold, pending keys [.., key_width], deltas [.., value_width],
+//   gates [.., value_heads], oldest first
 // Then the hidden row of the last token [width], if any.
 #pragma once
 
