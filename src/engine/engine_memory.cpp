@@ -16,9 +16,6 @@ namespace braid {
 namespace {
 
 constexpr int32_t kSmallestContext = 512;
-// Of devices that do not know what they read.
-constexpr double kGpuBytesPerSecond = 5e11, kHostBytesPerSecond = 5e10;
-constexpr int32_t kUsefulContext = 32768;
 constexpr int32_t kInterleavedTokens = 512;  // larger interleaved steps gain nothing
 
 // The number of rows of a step that gains most of what more rows gain on a CPU.
@@ -31,13 +28,6 @@ uint64_t expected_workspaces(const Device& device, const Device::WorkspaceNeeds&
       static_cast<uint64_t>(2 * needs.max_width + 2 * needs.delta.channels() +
                             needs.experts_used * (2 * needs.expert_width + needs.model_width));
   return rows * row_elements * sizeof(float) + (static_cast<uint64_t>(device.threads()) << 20);
-}
-
-// Before a layer has a device: the most that it takes on any.
-ModelWeights::WeightBytes most_weight_bytes(const Devices& devices) {
-  return [&devices](const Weight& weight) {
-    return std::max(devices.first().weight_bytes(weight), devices.last().weight_bytes(weight));
-  };
 }
 
 int64_t usual_images(const EngineOptions& options) {
@@ -62,13 +52,6 @@ std::vector<MemoryPlan::KvFormatBytes> kv_formats_of(const ModelConfig& config, 
     formats.push_back({codec->name, sizes.block_bytes(config, 0) / kBlockTokens});
   }
   return formats;
-}
-
-// Without draft heads.
-ModelConfig trunk_of(ModelConfig config) {
-  config.mtp.clear();
-  config.drafter.clear();
-  return config;
 }
 
 constexpr int32_t kMostSlots = 8;
@@ -292,134 +275,10 @@ int64_t EngineMemory::wanted_blocks(const EngineOptions& options, int32_t contex
       blocks_for(int64_t{context} + options.max_drafts) * options.max_sequences, INT32_MAX);
 }
 
-TrunkNeeds EngineMemory::trunk_needs(const EngineOptions& options, Model& model,
-                                     const Devices& devices) const {
-  const ModelConfig& config = model.config();
-  const ModelWeights::WeightBytes bytes_of = most_weight_bytes(devices);
-  TrunkNeeds needs;
-  // Before a layer has a device: the most that its slots take on any.
-  CacheSizes most = sizes;
-  const auto slot_elements = [](const CacheSizes::OfStage& stage) {
-    return std::pair(stage.ring.entries(), stage.snapshots);
-  };
-  most.stages = {*std::max_element(
-      sizes.stages.begin(), sizes.stages.end(),
-      [&](const auto& a, const auto& b) { return slot_elements(a) < slot_elements(b); })};
-  for (size_t i = 0; i < config.layers.size(); ++i) {
-    // A stage of this layer alone, as sizes count it.
-    ModelConfig alone = config;
-    alone.layers = {config.layers[i]};
-    alone.layers[0].stage = 0;
-    alone.mtp.clear();
-    alone.drafter.clear();
-    alone.stages = 2;
-    LayerNeeds& layer = needs.layers.emplace_back();
-    const auto bytes = model.weights().layer_bytes(i, config, bytes_of);
-    layer.fixed_bytes = bytes.all + most.slot_bytes(alone, 0) + most.snapshot_bytes(alone, 0);
-    layer.block_bytes = sizes.block_bytes(alone, 0, 0);
-    layer.read_bytes = bytes.read;
-  }
-  uint64_t in_layers[2] = {0, 0};
-  for (size_t i = 0; i < config.layers.size(); ++i)
-    if (const int32_t stage = config.layers[i].stage; stage == 0 || stage == config.last_stage())
-      in_layers[stage == 0 ? 0 : 1] += model.weights().layer_bytes(i, config, bytes_of).all;
-  needs.first.fixed_bytes = model.weights().planned_bytes(0, bytes_of) - in_layers[0];
-  needs.last.fixed_bytes =
-      model.weights().planned_bytes(config.last_stage(), bytes_of) - in_layers[1];
-  needs.last.read_bytes = bytes_of(model.weights().head());
-  needs.last.fixed_bytes += StepOutputs::bytes(logit_rows, config.vocabulary);
-  if (dflash != nullptr) needs.last.fixed_bytes += dflash->weights().planned_bytes(bytes_of);
-  const ModelConfig trunk = trunk_of(config);
-  needs.last.block_bytes = sizes.block_bytes(config, 0) - sizes.block_bytes(trunk, 0);
-  return needs;
-}
-
-std::vector<StageRoom> EngineMemory::stage_rooms(const EngineOptions& options, const Model& model,
-                                                 const Devices& devices) const {
-  std::vector<StageRoom> rooms;
-  for (int32_t stage = 0; stage < devices.count(); ++stage) {
-    const Device& device = devices.at(stage);
-    const int32_t pool = pool_of[static_cast<size_t>(stage)];
-    const MemoryPool& own = plan.pools[static_cast<size_t>(pool)];
-    const auto sharing = std::count(pool_of.begin(), pool_of.end(), pool);
-    const uint64_t taken = activation_bytes(stage, options, model, devices) +
-                           planned_workspaces(options, model, device);
-    const uint64_t share = own.available_bytes / static_cast<uint64_t>(sharing);
-    const uint64_t left = share - std::min(share, taken);
-    StageRoom& room = rooms.emplace_back();
-    room.bytes = own.own_memory ? MemoryPlan::without_reserve(left) : left;
-    room.rate = device.read_bytes_s() > 0 ? device.read_bytes_s()
-                : own.own_memory          ? kGpuBytesPerSecond
-                                          : kHostBytesPerSecond;
-    if (stage == 0 && devices.mixed() && options.gpu_layers > 0)
-      room.layers = static_cast<int32_t>(model.config().layers.size()) - options.gpu_layers;
-  }
-  return rooms;
-}
-
-// Gives each rank its shards, or each device its layers: as asked, else so that all contexts fit,
-// else so that most blocks do.
-Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& devices) {
-  const ModelConfig& config = model.config();
-  const auto count = static_cast<size_t>(devices.count());
-  const auto layers = static_cast<int32_t>(config.layers.size());
-  if (devices.stages() > layers)
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("{} devices cannot share {} layers", count, layers)};
-  if (!options.split_ratio.empty() && options.split_ratio.size() != count)
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("a split ratio of {} shares for {} device{}",
-                             options.split_ratio.size(), count, count == 1 ? "" : "s")};
-  if (devices.ranks() > 1 && devices.stages() > 1)
-    return Error{ErrorKind::unsupported, "ranks in several stages are not there yet"};
-  ModelSplit split;
-  split.drafts_embed = dflash != nullptr && dflash->borrows_embedding();
-  split.ranks = devices.ranks();
-  split.exact_sums = options.deterministic || devices.traits().rows_alone;
-  if (split.ranks > 1) split.rank_ratio = options.split_ratio;
-  const bool asked = split.ranks == 1 && !options.split_ratio.empty();
-  const std::vector<double> even(static_cast<size_t>(devices.stages()), 1.0);
-  const auto split_model = [&](std::vector<int32_t> first_layers) -> Status {
-    split.first_layers = std::move(first_layers);
-    BRAID_TRY(model.split(split));
-    ranks_.clear();
-    for (int32_t rank = 0; rank < model.ranks(); ++rank) ranks_.push_back(&model.config_of(rank));
-    return {};
-  };
-  BRAID_TRY(split_model(cut_by_shares(layers, asked ? options.split_ratio : even)));
-  if (devices.stages() == 1 || asked) return {};
-  if (devices.mixed() && devices.stages() > 2 && options.gpu_layers > 0 &&
-      options.gpu_layers < devices.stages() - 1)
-    return Error{ErrorKind::invalid_argument,
-                 fmt::format("{} layers cannot be on {} GPUs", options.gpu_layers, count - 1)};
-  const TrunkNeeds needs = trunk_needs(options, model, devices);
-  const std::vector<StageRoom> rooms = stage_rooms(options, model, devices);
-  const CutFor purpose =
-      options.max_sequences >= 2 * devices.count() && slots > 1 ? CutFor::many : CutFor::one;
-  // Layers go to the CPU for one useful context, not for all of the longest that the model knows.
-  const int32_t longest =
-      devices.mixed() ? std::min(config.context_length, kUsefulContext) : config.context_length;
-  const int32_t context = options.context_tokens > 0 ? options.context_tokens : longest;
-  const int64_t wanted = devices.mixed() ? blocks_for(int64_t{context} + options.max_drafts)
-                                         : wanted_blocks(options, context);
-  auto found = cut_trunk(needs, rooms, wanted, purpose);
-  if (!found) {
-    found = cut_trunk(needs, rooms, 0, purpose);
-    int64_t blocks = 0;
-    for (int64_t step = std::bit_floor(static_cast<uint64_t>(wanted)); found && step > 0; step /= 2)
-      if (auto more = cut_trunk(needs, rooms, blocks + step, purpose)) {
-        found = std::move(more);
-        blocks += step;
-      }
-  }
-  if (found) return split_model(*found);
-  // As asked, or evenly: check_fits() says what is short.
-  if (!devices.mixed() || options.gpu_layers <= 0) return {};
-  std::vector<double> shares(
-      static_cast<size_t>(devices.stages()),
-      static_cast<double>(options.gpu_layers) / static_cast<double>(devices.stages() - 1));
-  shares[0] = layers - options.gpu_layers;
-  return split_model(cut_by_shares(layers, shares));
+ModelConfig EngineMemory::trunk_of(ModelConfig config) {
+  config.mtp.clear();
+  config.drafter.clear();
+  return config;
 }
 
 uint64_t EngineMemory::kv_bytes_of_pool(int32_t pool) const {

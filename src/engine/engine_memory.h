@@ -68,12 +68,15 @@ struct EngineMemory {
   Status plan_disk(const EngineOptions& options, const ModelConfig& config);
   Status plan_with(const EngineOptions& options, Model& model, Devices& devices);
   Status make_pools(const EngineOptions& options, const Devices& devices);
+  // engine_memory_cut.cpp
   Status cut(const EngineOptions& options, Model& model, Devices& devices);
   TrunkNeeds trunk_needs(const EngineOptions& options, Model& model, const Devices& devices) const;
   std::vector<StageRoom> stage_rooms(const EngineOptions& options, const Model& model,
                                      const Devices& devices) const;
   int32_t longest_context(const EngineOptions& options, const Model& model, const Devices& devices);
   bool blocks_fit(const EngineOptions& options) const;
+  // Without draft heads.
+  static ModelConfig trunk_of(ModelConfig config);
   static int64_t wanted_blocks(const EngineOptions& options, int32_t context);
   void plan_rows(const EngineOptions& options, Model& model, const Devices& devices);
   uint64_t planned_workspaces(const EngineOptions& options, const Model& model,
