@@ -123,7 +123,8 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
   if (devices.mixed() && devices.stages() > 2 && options.gpu_layers > 0 &&
       options.gpu_layers < devices.stages() - 1)
     return Error{ErrorKind::invalid_argument,
-                 fmt::format("{} layers cannot be on {} GPUs", options.gpu_layers, count - 1)};
+                 fmt::format("--gpu-layers {} leaves one of {} GPUs without a layer",
+                             options.gpu_layers, count - 1)};
   const TrunkNeeds needs = trunk_needs(options, model, devices);
   const std::vector<StageRoom> rooms = stage_rooms(options, model, devices);
   const CutFor purpose =

@@ -66,4 +66,22 @@ inline void expect_equal_answers(const All& got, const All& expected, const std:
   }
 }
 
+// Four answers that grow together, in blocks for two: some are preempted.
+inline EngineOptions with_few_blocks(EngineOptions options, Preemption preemption) {
+  options.preemption = preemption;
+  options.swap_memory_bytes = 32 << 20;
+  Machine sized(bytes_of(tiny_dense()), options);
+  options.kv_memory_bytes = sized.engine->memory().kv_token_bytes * 704;
+  return options;
+}
+inline All preempted_answers(Machine& m) {
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(m.submit(greedy(prompt(120, i + 1), 120)));
+  m.run();
+  EXPECT_GT(m.engine->scheduler().stats().preempted, 0u);
+  All all;
+  for (const RequestId id : ids) all.push_back(told_of(m.sink.answers[id]));
+  return all;
+}
+
 }  // namespace braid::testing_machines

@@ -129,19 +129,10 @@ TEST(LayersOnCpu, PreemptedSequencesAreEqual) {
   for (const Preemption preemption : {Preemption::swap, Preemption::recompute}) {
     All expected;
     for (const bool is_mixed : {false, true}) {
-      EngineOptions options = crowded_on("cpu");
-      options.preemption = preemption;
-      options.swap_memory_bytes = 32 << 20;
-      Machine sized(bytes_of(tiny_dense()), options);
-      options.kv_memory_bytes = sized.engine->memory().kv_token_bytes * 704;
+      const EngineOptions options = with_few_blocks(crowded_on("cpu"), preemption);
       Machine m(bytes_of(tiny_dense()), options, KvFormat::f32,
                 is_mixed ? mixed(options) : alone(options));
-      std::vector<RequestId> ids;
-      for (int i = 0; i < 4; ++i) ids.push_back(m.submit(greedy(prompt(120, i + 1), 120)));
-      m.run();
-      EXPECT_GT(m.engine->scheduler().stats().preempted, 0u);
-      All got;
-      for (const RequestId id : ids) got.push_back(told_of(m.sink.answers[id]));
+      const All got = preempted_answers(m);
       if (!is_mixed) expected = got;
       EXPECT_EQ(got, expected);
     }
@@ -214,14 +205,19 @@ TEST(LayersOnCpu, StatesFoldAsTheirDeviceWants) {
   }
 }
 
+EngineOptions on_planned_card(uint64_t bytes) {
+  EngineOptions options = crowded_on("auto");
+  options.planned_gpus = true;
+  options.gpu_memory_bytes = {bytes};
+  return options;
+}
+
 // The model's weights take more than the card has: the CPU has the first layers, and as few as
 // possible.
 TEST(LayersOnCpu, ASmallCardTakesWhatFits) {
   const auto bytes = bytes_of(tiny_dense());
   const GgufFile file = parsed(bytes);
-  EngineOptions options = crowded_on("auto");
-  options.planned_gpus = true;
-  options.gpu_memory_bytes = {uint64_t{1} << 30};
+  EngineOptions options = on_planned_card(uint64_t{1} << 30);
   const auto whole = Engine::plan_memory(file, options);
   ASSERT_TRUE(whole.ok()) << whole.error().message;
   ASSERT_EQ(whole->pools.size(), 1u);
@@ -275,9 +271,7 @@ TEST(LayersOnCpu, ASmallCardTakesWhatFits) {
 TEST(LayersOnCpu, LayersStayOnACardThatHoldsThem) {
   const auto bytes = bytes_of(tiny_dense());
   const GgufFile file = parsed(bytes);
-  EngineOptions options = crowded_on("auto");
-  options.planned_gpus = true;
-  options.gpu_memory_bytes = {uint64_t{1} << 30};
+  EngineOptions options = on_planned_card(uint64_t{1} << 30);
   options.context_tokens = 0;
   options.kv_memory_bytes = 256 << 10;
   const auto small_cache = Engine::plan_memory(file, options);

@@ -89,24 +89,13 @@ TEST(Stages, SealedBlocksAndSwapsAreEqual) {
   }
 }
 
-// Blocks for two prompts but not for their answers.
 TEST(Stages, PreemptedSequencesAreEqual) {
-  const RandomShape shape = tiny_dense();
   for (const Preemption preemption : {Preemption::swap, Preemption::recompute}) {
     All expected;
     for (const int stages : {1, 2, 4}) {
-      EngineOptions options = crowded_on(repeated("cpu", stages));
-      options.preemption = preemption;
-      options.swap_memory_bytes = 32 << 20;
-      Machine sized(bytes_of(shape), options);
-      options.kv_memory_bytes = sized.engine->memory().kv_token_bytes * 704;
-      Machine m(bytes_of(shape), options);
-      std::vector<RequestId> ids;
-      for (int i = 0; i < 4; ++i) ids.push_back(m.submit(greedy(prompt(120, i + 1), 120)));
-      m.run();
-      EXPECT_GT(m.engine->scheduler().stats().preempted, 0u);
-      All got;
-      for (const RequestId id : ids) got.push_back(told_of(m.sink.answers[id]));
+      Machine m(bytes_of(tiny_dense()),
+                with_few_blocks(crowded_on(repeated("cpu", stages)), preemption));
+      const All got = preempted_answers(m);
       if (stages == 1) expected = got;
       EXPECT_EQ(got, expected) << stages;
     }
