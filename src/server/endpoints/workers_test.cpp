@@ -2,6 +2,7 @@
 #include "server/endpoints/workers.h"
 
 #include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -12,6 +13,10 @@ namespace braid::server {
 namespace {
 
 using Cost = Workers::Cost;
+
+// Made before there are threads, as in the program: the thread sanitizer does not see how the
+// library guards the making of it.
+[[maybe_unused]] const spdlog::logger* const logger = spdlog::default_logger_raw();
 
 class NoExchange : public Exchange {
  public:
