@@ -37,6 +37,65 @@ Outcome answer(std::vector<std::string> arguments, const std::string& input = ""
   return run_braid(arguments, input);
 }
 
+// A mixture keeps its layers on the card, and as many experts of each as fit.
+TEST_F(CommandLine, PlansGiveExpertsSlotsByTheCard) {
+  int before = 0;
+  for (const char* card : {"6G", "8G", "12G", "16G"}) {
+    const Outcome outcome =
+        run_braid({"plan", "--shape", "35b-a3b", "--memory", card, "-c", "32k"});
+    EXPECT_EQ(outcome.exit_code, 0) << card << outcome.err;
+    const std::string_view keeps = "cuda:0 keeps ";
+    const size_t at = outcome.out.find(keeps);
+    ASSERT_NE(at, std::string::npos) << card << outcome.out;
+    const int slots = std::stoi(outcome.out.substr(at + keeps.size()));
+    EXPECT_GT(slots, before) << card;
+    EXPECT_LT(slots, 256) << card;
+    EXPECT_NE(outcome.out.find("expert copies (host)"), std::string::npos) << outcome.out;
+    before = slots;
+  }
+  const Outcome whole = run_braid({"plan", "--shape", "35b-a3b", "--memory", "32G", "-c", "32k"});
+  EXPECT_EQ(whole.out.find("keeps"), std::string::npos) << whole.out;
+  // Without host memory for the copies the CPU takes layers, and without that nothing is left.
+  const Outcome little =
+      run_braid({"plan", "--shape", "35b-a3b", "--memory", "12G", "--ram", "16G", "-c", "32k"});
+  EXPECT_EQ(little.exit_code, 0) << little.err;
+  EXPECT_EQ(little.out.find("keeps"), std::string::npos) << little.out;
+  EXPECT_NE(little.out.find("cuda:0"), std::string::npos) << little.out;
+  const Outcome asked = run_braid({"plan", "--shape", "35b-a3b", "--memory", "12G", "--ram", "16G",
+                                   "-c", "32k", "--expert-slots", "64"});
+  EXPECT_NE(asked.exit_code, 0);
+  EXPECT_NE(asked.err.find("of host memory"), std::string::npos) << asked.err;
+  for (const char* wrong : {"4", "-1", "many", "0"})
+    EXPECT_NE(run_braid({"plan", "--shape", "35b-a3b", "--memory", "12G", "--expert-slots", wrong})
+                  .exit_code,
+              0)
+        << wrong;
+  EXPECT_NE(run_braid({"plan", "--shape", "27b", "--memory", "12G", "--expert-slots", "8"})
+                .err.find("no experts"),
+            std::string::npos);
+}
+
+// Names of llama.cpp ask for the same.
+TEST_F(CommandLine, HabitsOfExpertsInHostMemory) {
+  const std::vector<std::vector<std::string>> habits = {
+      {"--cpu-moe"}, {"--n-cpu-moe", "30"}, {"-ot", "exps=CPU"}, {"-ot", ".ffn_.*_exps.=CPU"}};
+  for (const auto& habit : habits) {
+    std::vector<std::string> words = {"plan", "--shape", "35b-a3b", "--memory", "32G"};
+    words.insert(words.end(), habit.begin(), habit.end());
+    const Outcome outcome = run_braid(words);
+    EXPECT_EQ(outcome.exit_code, 0) << habit[0] << outcome.err;
+    EXPECT_NE(outcome.err.find("--expert-slots fit"), std::string::npos) << outcome.err;
+  }
+  for (const char* pattern : {"blk.1.attn_q=CPU", "exps=CUDA1", "a=CPU,exps=CPU"}) {
+    const Outcome outcome =
+        run_braid({"plan", "--shape", "35b-a3b", "--memory", "32G", "-ot", pattern});
+    EXPECT_EQ(outcome.exit_code, 2) << pattern;
+    EXPECT_NE(outcome.err.find("moves experts alone"), std::string::npos) << outcome.err;
+  }
+  const Outcome none = answer({"--cpu-moe", "-p", "Who are you?"});
+  EXPECT_EQ(none.exit_code, 0) << none.err;
+}
+
 TEST_F(CommandLine, WithoutACommandIsHelp) {
   const Outcome alone = run_braid({}), asked = run_braid({"help"}),
                 of_run = run_braid({"help", "run"});

@@ -103,6 +103,8 @@ class Engine {
   std::string slow_kv_formats() const;
   // A sentence if some layers are on the CPU, or no GPU takes those meant for one; else empty.
   std::string note_on_layers() const;
+  // Writes EngineOptions::expert_profile, if there is one; between steps. Logs an error.
+  void keep_expert_profile();
   const EngineStats& stats() const { return stats_; }
   const Scheduler& scheduler() const { return *scheduler_; }
   int32_t most_tokens() const { return scheduler_->most_tokens(); }

@@ -130,6 +130,7 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
           devices.at(devices.index(stage, 0)).traits().own_memory;
   BRAID_TRY(make_pools(options, devices));
   BRAID_TRY(cut(options, model, devices));
+  BRAID_TRY(place_experts(options, model, devices));
   plan_rows(options, model, devices);
   plan_books(options, config);
   if (options.state_memory_bytes != 0 && options.prefix_cache)
@@ -193,6 +194,9 @@ void EngineMemory::add_row(MemoryUse use, int32_t pool, uint64_t bytes) {
 // Those that do not depend on the number of blocks.
 void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const Devices& devices) {
   const ModelConfig& config = model.config();
+  plan.rows.clear();
+  for (MemoryPool& pool : plan.pools) pool.layers.clear();
+  uint64_t expert_copies = 0;
   for (int32_t index = 0; index < devices.count(); ++index) {
     const ModelWeights::WeightBytes bytes_of = [&devices, index](const Weight& weight) {
       return devices.at(index).weight_bytes(weight);
@@ -204,6 +208,8 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
     const ModelConfig& own = *ranks_[static_cast<size_t>(rank)];
     const CacheSizes own_sizes = sizes.of_rank(rank);
     uint64_t weights = model.weights_of(rank).planned_bytes(stage, bytes_of);
+    weights += model.weights_of(rank).expert_staging_bytes(stage, devices.at(index));
+    expert_copies += model.weights_of(rank).expert_copy_bytes(stage, devices.at(index));
     if (last && dflash != nullptr) weights += dflash->weights().planned_bytes(bytes_of);
     add_row(MemoryUse::weights, pool, weights);
     add_row(MemoryUse::kv_blocks, pool, 0);
@@ -221,6 +227,7 @@ void EngineMemory::plan_rows(const EngineOptions& options, Model& model, const D
   if (options.spec_type.has(SpecType::ngram))
     plan.rows.push_back({MemoryUse::ngram_tables, 0, 0, true});
   if (devices.traits().own_memory) plan.rows.push_back({MemoryUse::fetched_logits, 0, 0, true});
+  if (expert_copies > 0) plan.rows.push_back({MemoryUse::expert_copies, expert_copies, 0, true});
   for (size_t index = 0; index < pool_of.size(); ++index) {
     std::string& layers = plan.pools[static_cast<size_t>(pool_of[index])].layers;
     const int32_t stage = stage_of(index);
@@ -333,10 +340,14 @@ Status EngineMemory::plan_sealing(const EngineOptions& options, const ModelConfi
 
 // Host memory gains nothing from more rows. A GPU reads its weights once per step: dense models
 // gain up to about 1,000 rows, mixtures up to several thousand (docs/benchmarks.md). A step's rows
-// take at most 1/48 of the device's memory.
+// take at most 1/48 of the device's memory, or 1/12 with experts in host memory.
 int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& model,
                                     const Devices& devices) {
   if (!devices.first().traits().own_memory) return kSmallUbatch;
+  // Steps with more rows hide the time in which experts come from host memory.
+  const bool all_experts = options.expert_slots == EngineOptions::kAllExperts ||
+                           options.expert_slots == EngineOptions::kAutomaticExperts;
+  const uint64_t share = all_experts ? 48 : 12;
   const Device& device = devices.last();
   const auto& layers = model.config().layers;
   const bool mixture = std::any_of(layers.begin(), layers.end(),
@@ -353,7 +364,7 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
     const uint64_t bytes =
         model.activation_bytes(0, 0, {tokens, tokens, 0}, device.activation_type()) +
         expected_workspaces(device, needs);
-    if (tokens / 2 < context && bytes <= memory / 48) break;
+    if (tokens / 2 < context && bytes <= memory / share) break;
   }
   return tokens;
 }
@@ -623,7 +634,10 @@ Status EngineMemory::take(const EngineOptions& options, Model& model, Devices& d
       for (MemoryRow& row : plan.rows)
         if (row.use == use && row.pool == pool) row.actual_bytes += bytes;
     };
-    add(MemoryUse::weights, model.weights_of(rank).loaded_bytes(stage));
+    add(MemoryUse::weights,
+        model.weights_of(rank).loaded_bytes(stage) +
+            model.weights_of(rank).expert_staging_bytes(stage, devices.at(index)));
+    plan.set_actual(MemoryUse::expert_copies, plan.predicted_bytes_of(MemoryUse::expert_copies));
     if (index == devices.last_index() && dflash != nullptr)
       add(MemoryUse::weights, dflash->weights().loaded_bytes());
     add(MemoryUse::kv_blocks, cache.kv_bytes(index));

@@ -69,6 +69,8 @@ struct EngineMemory {
   Status plan_with(const EngineOptions& options, Model& model, Devices& devices);
   Status make_pools(const EngineOptions& options, const Devices& devices);
   // engine_memory_cut.cpp
+  Status place_experts(const EngineOptions& options, Model& model, const Devices& devices);
+  Status check_host_copies(const EngineOptions& options) const;
   Status cut(const EngineOptions& options, Model& model, Devices& devices);
   TrunkNeeds trunk_needs(const EngineOptions& options, Model& model, const Devices& devices) const;
   std::vector<StageRoom> stage_rooms(const EngineOptions& options, const Model& model,

@@ -14,6 +14,7 @@ namespace {
 // Of devices that do not know what they read.
 constexpr double kGpuBytesPerSecond = 5e11, kHostBytesPerSecond = 5e10;
 constexpr int32_t kUsefulContext = 32768;
+constexpr uint64_t kHostReserve = 16;  // share of host memory that copies of experts leave free
 
 // Before a layer has a device: the most that it takes on any.
 ModelWeights::WeightBytes most_weight_bytes(const Devices& devices) {
@@ -153,6 +154,76 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
       static_cast<double>(options.gpu_layers) / static_cast<double>(devices.stages() - 1));
   shares[0] = layers - options.gpu_layers;
   return split_model(cut_by_shares(layers, shares));
+}
+
+Status EngineMemory::check_host_copies(const EngineOptions& options) const {
+  const uint64_t copies = plan.predicted_bytes_of(MemoryUse::expert_copies);
+  const uint64_t available = options.host_memory_bytes > 0 ? options.host_memory_bytes
+                             : options.planned_gpus        ? UINT64_MAX
+                                                           : available_memory_bytes();
+  if (copies <= available - available / kHostReserve) return {};
+  return Error{ErrorKind::exhausted,
+               fmt::format("the experts take {} of host memory, of which {} are available",
+                           format_bytes(copies), format_bytes(available))};
+}
+
+// Gives each GPU's layers as many expert slots as asked, or as fit beside a useful context.
+Status EngineMemory::place_experts(const EngineOptions& options, Model& model,
+                                   const Devices& devices) {
+  const ModelConfig& config = model.config();
+  const int32_t asked = options.expert_slots;
+  for (int32_t rank = 0; rank < model.ranks(); ++rank)
+    for (int32_t stage = 0; stage < devices.stages(); ++stage)
+      model.weights_of(rank).set_expert_slots(stage, 0);
+  for (const LayerConfig& layer : config.layers)
+    plan.experts = std::max(plan.experts, layer.feed_forward.experts);
+  if (asked == EngineOptions::kAllExperts || asked == EngineOptions::kAutomaticExperts ||
+      !devices.traits().own_memory)
+    return {};
+  if (plan.experts == 0)
+    return Error{ErrorKind::invalid_argument, "this model has no experts to keep in host memory"};
+  if (devices.ranks() > 1 || !devices.traits().expert_slots)
+    return Error{
+        ErrorKind::unsupported,
+        devices.ranks() > 1
+            ? "ranks of a tensor split keep all their experts on their GPUs"
+            : fmt::format("{} cannot read experts from host memory", devices.description())};
+  int32_t used = 1;
+  for (const LayerConfig& layer : config.layers)
+    used = std::max(used, layer.feed_forward.experts_used);
+  if (asked > 0 && asked < used)
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("{} expert slots are fewer than the {} experts of a token", asked, used)};
+  const int32_t context = options.context_tokens > 0
+                              ? options.context_tokens
+                              : std::min(config.context_length, kUsefulContext);
+  for (int32_t stage = 0; stage < devices.stages(); ++stage) {
+    if (!devices.at(stage).traits().expert_slots) continue;
+    MemoryPool& pool = plan.pools[static_cast<size_t>(pool_of[static_cast<size_t>(stage)])];
+    const auto fits = [&](int32_t slots) {
+      model.weights().set_expert_slots(stage, slots);
+      plan_rows(options, model, devices);
+      plan.context_tokens = context;
+      plan_workspaces(options, model, devices);
+      set_blocks(options, blocks_for(int64_t{context} + options.max_drafts));
+      const int32_t number = pool_of[static_cast<size_t>(stage)];
+      return kv_bytes_of_pool(number) <= plan.spare_bytes(number);
+    };
+    int32_t slots = std::min(asked, plan.experts);
+    if (asked == EngineOptions::kFittingExperts) {
+      slots = used;
+      for (int32_t above = plan.experts; above - slots > 1;) {
+        const int32_t tried = slots + (above - slots) / 2;
+        (fits(tried) ? slots : above) = tried;
+      }
+    }
+    if (model.weights().set_expert_slots(stage, slots) > 0 && slots < plan.experts)
+      pool.expert_slots = slots;
+  }
+  plan_rows(options, model, devices);
+  plan.context_tokens = 0;
+  return check_host_copies(options);
 }
 
 }  // namespace braid

@@ -80,7 +80,14 @@ struct EngineOptions {
   std::vector<double> split_ratio;  // shares of the devices; empty: chosen
   // Last layers on GPUs; the CPU has the others. -1: all, or those that fit.
   int32_t gpu_layers = -1;
-  int threads = 0;  // 0: the device chooses
+  // Experts of a layer that lie on its GPU, which reads the others from host memory; or one of the
+  // following.
+  int32_t expert_slots = kAutomaticExperts;
+  std::string expert_profile;  // file (expert_profile.h): read at the start, written at the end
+  static constexpr int32_t kAllExperts = 0;
+  static constexpr int32_t kAutomaticExperts = -1;  // all, or those that fit if the model does not
+  static constexpr int32_t kFittingExperts = -2;    // those that fit beside a useful context
+  int threads = 0;                                  // 0: the device chooses
   Activations activations = Activations::i8;
   bool deterministic = false;  // a request's bytes depend only on the request (DeviceOptions)
   // Limits of GPU 0, 1 ..., or one for all; 0: what is free.

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 
+#include "base/log_line.h"
 #include "engine/draft/dflash_drafter.h"
 #include "engine/draft/joint_drafter.h"
 #include "engine/draft/model_drafter.h"
 #include "engine/draft/ngram_drafter.h"
 #include "engine/engine.h"
+#include "engine/expert_profile.h"
 #include "engine/open_devices.h"
 #include "engine/prefix/model_hash.h"
 #include "ops/kv/kv_codec.h"
@@ -193,8 +195,18 @@ Status Engine::choose_devices() {
       BRAID_TRY(plan_on(asked));
     }
   }
-  if (asked.gpu_layers >= 0 || !asked.split_ratio.empty() || !only_gpus ||
-      asked.split == Split::tensor || holds(false, kLeastContext))
+  // A mixture keeps all layers on its GPUs, and the experts that do not fit in host memory.
+  if (asked.expert_slots == EngineOptions::kAutomaticExperts && asked.gpu_layers < 0 &&
+      devices_->traits().expert_slots && devices_->ranks() == 1 && memory_.plan.experts > 0 &&
+      !devices_->mixed() && !holds(false, kWorthwhileContext)) {
+    EngineOptions slots = asked;
+    slots.expert_slots = EngineOptions::kFittingExperts;
+    if (fits(plan_on(slots))) return {};
+    BRAID_TRY(plan_on(asked));
+  }
+  if (asked.gpu_layers >= 0 || asked.expert_slots != EngineOptions::kAutomaticExperts ||
+      !asked.split_ratio.empty() || !only_gpus || asked.split == Split::tensor ||
+      holds(false, kLeastContext))
     return {};
   const bool gpus_fit = fits({});
   EngineOptions with = asked;
@@ -262,6 +274,8 @@ void Engine::choose_drafts() {
 Status Engine::load() {
   const ModelConfig& config = model_->config();
   BRAID_TRY(memory_.take(options_, *model_, *devices_));
+  if (!options_.expert_profile.empty())
+    BRAID_TRY(load_expert_profile(options_.expert_profile, *devices_));
   BRAID_TRY(outputs_.allocate(devices_->last(), *model_, memory_.logit_rows, memory_.decoding_rows,
                               memory_.slots));
   memory_.plan.set_actual(MemoryUse::logits,
@@ -440,12 +454,28 @@ std::string Engine::note_on_layers() const {
         "the first {} of {} layers are on the CPU; --gpu-layers and a smaller context change how "
         "many",
         config().first_layer(1), config().layers.size());
+  for (const MemoryPool& pool : memory_.plan.pools)
+    if (pool.expert_slots > 0)
+      return fmt::format(
+          "{} of {} experts of each layer lie on the GPU, which reads the others from host memory; "
+          "--expert-slots and a smaller context change how many",
+          pool.expert_slots, memory_.plan.experts);
   if (options_.gpu_layers > 0 && !devices_->traits().own_memory)
     return "--gpu-layers does nothing: braid uses no GPU here";
+  if ((options_.expert_slots > 0 || options_.expert_slots == EngineOptions::kFittingExperts) &&
+      !devices_->traits().own_memory)
+    return "--expert-slots does nothing: braid uses no GPU here";
   return "";
 }
 
+void Engine::keep_expert_profile() {
+  if (options_.expert_profile.empty() || scheduler_ == nullptr || !devices_->health().ok()) return;
+  if (const Status kept = save_expert_profile(options_.expert_profile, *devices_); !kept.ok())
+    log_warning(fmt::format("the expert profile was not written: {}", kept.error().message));
+}
+
 Engine::~Engine() {
+  if (devices_ != nullptr) keep_expert_profile();
   if (!disk_) return;
   // Queued stores must still be written, unless the device has failed.
   devices_->synchronize();

@@ -75,6 +75,8 @@ const char* memory_use_name(MemoryUse use) {
       return "n-gram tables";
     case MemoryUse::fetched_logits:
       return "fetched logits";
+    case MemoryUse::expert_copies:
+      return "expert copies";
     case MemoryUse::checkpoints:
       return "checkpoints";
     case MemoryUse::swap:
@@ -150,6 +152,13 @@ uint64_t MemoryPlan::actual_bytes(int32_t pool) const {
   uint64_t sum = 0;
   for (const MemoryRow& row : rows)
     if (counts(row, pool)) sum += row.actual_bytes;
+  return sum;
+}
+
+uint64_t MemoryPlan::predicted_bytes_of(MemoryUse use) const {
+  uint64_t sum = 0;
+  for (const MemoryRow& row : rows)
+    if (row.use == use) sum += row.predicted_bytes;
   return sum;
 }
 
@@ -238,6 +247,12 @@ std::string MemoryPlan::pools_table() const {
 
 std::string MemoryPlan::table() const {
   std::string out = pools.size() > 1 ? pools_table() : one_pool_table();
+  for (const MemoryPool& pool : pools)
+    if (pool.expert_slots > 0)
+      out += fmt::format(
+          "{} keeps {} of {} experts of each layer and reads the others from host "
+          "memory\n",
+          pool.name, pool.expert_slots, experts);
   if (exact_tokens > 0)
     return out +
            fmt::format("keys in {}, values in {}: {} a token, f16 until {} more have followed it\n",

@@ -22,6 +22,7 @@ enum class MemoryUse : uint8_t {
   block_books,     // bookkeeping of KV blocks and prefixes
   ngram_tables,    // of NgramDrafter
   fetched_logits,  // host copies, for a device with its own memory
+  expert_copies,   // host copies of experts that do not all lie on their GPU
   checkpoints,
   swap,
   disk_staging
@@ -45,6 +46,7 @@ struct MemoryPool {
   bool own_memory = false;       // of the devices; else it is the host's
   uint64_t kv_token_bytes = 0;   // MemoryPlan's, of the pool's layers
   uint64_t kv_window_bytes = 0;
+  int32_t expert_slots = 0;  // experts of each layer that lie there; 0: all
 };
 
 struct MemoryPlan {
@@ -58,6 +60,7 @@ struct MemoryPlan {
   int32_t window_tokens = 0;        // the largest; 0: no windows
   int32_t exact_tokens = 0;         // exact tokens before a position; 0: no sealed blocks
   std::string_view k_type, v_type;  // formats of the cache
+  int32_t experts = 0;              // of a layer
   // Bytes of a token in each suitable format, K and V alike, widest first.
   struct KvFormatBytes {
     std::string_view name;
@@ -78,6 +81,7 @@ struct MemoryPlan {
   // What remains of a device's memory for KV blocks when `left` bytes are free.
   static uint64_t without_reserve(uint64_t left);
   uint64_t actual_bytes(int32_t pool = kAllPools) const;
+  uint64_t predicted_bytes_of(MemoryUse use) const;
   void set_predicted(MemoryUse use, uint64_t bytes, int32_t pool = 0);
   void set_actual(MemoryUse use, uint64_t bytes, int32_t pool = 0);
   std::string table() const;

@@ -9,6 +9,12 @@
 #include "base/log.h"
 
 namespace braid {
+namespace {
+
+// Between copies of the expert profile on disk, while idle.
+constexpr std::chrono::minutes kProfileTime{5};
+
+}  // namespace
 
 // Keeps the client's sink while its request lives. Drops tokens after cancel().
 class EngineService::HeldSink : public Sink {
@@ -216,6 +222,10 @@ void EngineService::loop() {
     if (stop) engine_->cancel_all();
     engine_->step();
     publish_status();
+    if (engine_->idle() && std::chrono::steady_clock::now() - profile_kept_ > kProfileTime) {
+      engine_->keep_expert_profile();
+      profile_kept_ = std::chrono::steady_clock::now();
+    }
     if (stop && engine_->idle()) return;
   }
 }

@@ -91,6 +91,7 @@ class EngineService {
   void publish_status();
 
   std::unique_ptr<Engine> engine_;
+  std::chrono::steady_clock::time_point profile_kept_ = std::chrono::steady_clock::now();
   ServiceOptions options_;
   std::atomic<RequestId> next_id_{1};
   std::atomic<int32_t> active_{0};

@@ -374,16 +374,17 @@ void DecoderModel::run_feed_forward(const Stage& stage, int32_t layer, const Run
     const LayerWeights& w = part.weights->layers[index];
     feed_forward_block(*part.ops, lane.residual.top(tokens), lane.normed.top(tokens),
                        {w.ffn_norm, config_.eps}, part.config->layers[index], w, lane.layers[index],
-                       sum_of(stage, part, run));
+                       sum_of(stage, part, run), run.batch.on_device(part.index));
   }
   exchange_sums(stage, layer, Sum::feed_forward, run);
 }
 
 void DecoderModel::feed_forward_block(Ops& ops, Tensor x, Tensor h, const BlockNorm& norm,
                                       const LayerConfig& config, const LayerWeights& w,
-                                      const LayerScratch& scratch, const BlockSum& sum) {
+                                      const LayerScratch& scratch, const BlockSum& sum,
+                                      const Batch& batch) {
   if (config.feed_forward.is_moe()) {
-    moe_block(ops, x, h, norm, w.moe, config.feed_forward, scratch.moe, sum);
+    moe_block(ops, x, h, norm, w.moe, config.feed_forward, scratch.moe, sum, batch);
   } else {
     mlp_block(ops, x, h, norm, w.mlp, scratch.mlp, sum);
   }

@@ -134,7 +134,8 @@ class DecoderModel final : public Model {
   void run_feed_forward(const Stage& stage, int32_t layer, const Run& run);
   static void feed_forward_block(Ops& ops, Tensor x, Tensor h, const BlockNorm& norm,
                                  const LayerConfig& config, const LayerWeights& w,
-                                 const LayerScratch& scratch, const BlockSum& sum);
+                                 const LayerScratch& scratch, const BlockSum& sum,
+                                 const Batch& batch);
   // Where a part's block puts its result; between ranks the sums meet in exchange_sums().
   static BlockSum sum_of(const Stage& stage, const Part& part, const Run& run);
   enum class Sum : uint8_t { mixer, feed_forward };  // of a layer, in the order of letters

@@ -77,7 +77,8 @@ void DecoderModel::draft(Tensor logits, const Batch& batch, const SequenceMemory
                scratch, batch.of_group(kv.group), true);
   attention_out(ops, {x}, w.attention, scratch);
   if (w.mlp.gate || w.moe.router)
-    feed_forward_block(ops, x, h, {w.ffn_norm, config_.eps}, config, w, lane.draft.layer, {x});
+    feed_forward_block(ops, x, h, {w.ffn_norm, config_.eps}, config, w, lane.draft.layer, {x},
+                       batch);
   ops.add_norm(before, x, {}, head.head_norm, config_.eps);  // input of the next draft()
   ops.add_norm(h, x, {}, head.head_norm, config_.eps);
   BRAID_CHECK(logits.cols == draft_columns());

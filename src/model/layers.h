@@ -75,6 +75,7 @@ void mlp_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, 
 
 // Routed experts and the shared one. Leaves the choice in scratch.ids and scratch.weights.
 void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
-               const FeedForwardConfig& config, const MoeScratch& scratch, const BlockSum& sum);
+               const FeedForwardConfig& config, const MoeScratch& scratch, const BlockSum& sum,
+               const Batch& batch);
 
 }  // namespace braid

@@ -4,7 +4,8 @@
 namespace braid {
 
 void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, const MoeBlock& w,
-               const FeedForwardConfig& config, const MoeScratch& scratch, const BlockSum& sum) {
+               const FeedForwardConfig& config, const MoeScratch& scratch, const BlockSum& sum,
+               const Batch& batch) {
   const int64_t rows = normed.rows;
   const Tensor logits = scratch.logits.top(rows);
   const Tensor ids = scratch.ids.top(rows);
@@ -16,7 +17,7 @@ void moe_block(Ops& ops, Tensor residual, Tensor normed, const BlockNorm& norm, 
                            config.scale};
   if (sum.tail == Tail::store)
     ops.gather_rows(sum.y, sum.zeros, nullptr, static_cast<int32_t>(rows));
-  ops.moe(sum.y, normed, ids, weights, logits, params, w.view());
+  ops.moe(sum.y, normed, ids, weights, logits, params, w.view(), batch);
 }
 
 }  // namespace braid

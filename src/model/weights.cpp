@@ -118,6 +118,28 @@ size_t ModelWeights::planned_bytes(int32_t stage, const WeightBytes& bytes_of) {
   return bytes;
 }
 
+int32_t ModelWeights::set_expert_slots(int32_t stage, int32_t slots) {
+  int32_t count = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    MoeBlock& moe = layers[i].moe;
+    if (stage_of(static_cast<int32_t>(i)) != stage || !moe.gate) continue;
+    const int32_t own = slots < moe.gate.experts ? slots : 0;
+    for (Weight* w : {&moe.gate, &moe.up, &moe.down}) w->slots = own;
+    count += own > 0 ? 1 : 0;
+  }
+  return count;
+}
+
+size_t ModelWeights::expert_staging_bytes(int32_t stage, const Device& device) {
+  return device.expert_staging_bytes(matrices_of(stage));
+}
+
+size_t ModelWeights::expert_copy_bytes(int32_t stage, const Device& device) {
+  size_t bytes = 0;
+  for (const Weight* w : matrices_of(stage)) bytes += device.expert_copy_bytes(*w);
+  return bytes;
+}
+
 size_t ModelWeights::loaded_bytes(int32_t stage) {
   size_t bytes = vector_memory_[static_cast<size_t>(stage)].size_bytes();
   for (const Weight* w : matrices_of(stage)) bytes += w->device_bytes;

@@ -115,6 +115,12 @@ class ModelWeights {
   using WeightBytes = std::function<size_t(const Weight&)>;
   size_t planned_bytes(int32_t stage, const WeightBytes& bytes_of);
   size_t loaded_bytes(int32_t stage);
+  // Experts of the stage's layers that stay on its device (Weight::slots); 0: all. Drafters keep
+  // all. Returns the number of layers that have slots.
+  int32_t set_expert_slots(int32_t stage, int32_t slots);
+  // Beside planned_bytes(), for slots: on the device, and host memory.
+  size_t expert_staging_bytes(int32_t stage, const Device& device);
+  size_t expert_copy_bytes(int32_t stage, const Device& device);
   struct LayerBytes {
     size_t all = 0;
     size_t read = 0;  // for one token; of experts only the used ones, a rank's share of them

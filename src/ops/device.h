@@ -89,8 +89,26 @@ struct DeviceTraits {
   // A row's bytes never depend on the other rows of its step, even without
   // DeviceOptions::deterministic.
   bool rows_alone = true;
-  bool own_memory = false;  // allocate()d memory is not the host's
-  bool records = false;     // begin_record() works
+  bool own_memory = false;    // allocate()d memory is not the host's
+  bool records = false;       // begin_record() works
+  bool expert_slots = false;  // load_weights() takes Weight::slots
+};
+
+// What a layer with expert slots did so far. Sums over steps; an expert that several rows of a step
+// chose counts once.
+struct ExpertCounts {
+  uint64_t steps = 0;
+  uint64_t chosen = 0;     // experts of steps
+  uint64_t admitted = 0;   // of them read from host memory, and kept
+  uint64_t passed_by = 0;  // of them read from host memory for the step alone
+  uint64_t streamed = 0;   // experts read for large prompt steps, chosen or not
+  uint64_t read_bytes = 0;
+};
+struct ExpertLayer {
+  int32_t experts = 0;
+  int32_t slots = 0;
+  uint64_t expert_bytes = 0;  // gate, up and down of one
+  ExpertCounts counts;
 };
 
 // Measured: a plain copy (bytes read and written), plain reads, 16-bit products of matrix units.
@@ -133,6 +151,25 @@ class Device {
   virtual void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) = 0;
 
   virtual size_t weight_bytes(const Weight& weight) const = 0;
+  // For weights with slots: the host copy of one, and what all of a device share beside the slots.
+  virtual size_t expert_copy_bytes(const Weight& weight) const { return 0; }
+  virtual size_t expert_staging_bytes(std::span<Weight* const> weights) const { return 0; }
+  // The layers with slots, in the order of loading; counts of steps that have ended. By any thread
+  // after loading.
+  virtual std::vector<ExpertLayer> expert_layers() const { return {}; }
+  // How much each expert of these layers [experts] was used of late; waits for the queued ops.
+  virtual std::vector<float> expert_scores() { return {}; }
+  // After loading: those with the highest scores get the slots. Error: invalid_argument (sizes).
+  virtual Status prefer_experts(std::span<const float> scores) { return {}; }
+  // For measurements: experts are chosen by `trace` [steps][layers with slots][rows][used], again
+  // from the start at its end; empty: by logits. The first call comes before the first step.
+  struct RouteTrace {
+    std::span<const int32_t> ids;
+    int32_t steps = 0, rows = 0, used = 0;
+  };
+  virtual Status route_by(const RouteTrace& trace) {
+    return Error{ErrorKind::unsupported, description() + " has no expert slots"};
+  }
 
   // The number of rows that kernels compute for a product of `rows` rows.
   virtual int32_t padded_rows(int32_t rows) const { return rows; }
@@ -265,8 +302,10 @@ class Device {
 std::unique_ptr<Device> make_ref_device(const DeviceOptions& options);
 // Errors: unsupported (BRAID_CPU names a path that this processor or build lacks).
 Result<std::unique_ptr<Device>> make_cpu_device(const DeviceOptions& options);
-// Bytes of a weight on a GPU, whether or not there is one here.
+// Bytes of a weight on a GPU, whether or not there is one here (Device::weight_bytes and so on).
 size_t gpu_weight_bytes(const Weight& weight);
+size_t gpu_expert_copy_bytes(const Weight& weight);
+size_t gpu_expert_staging_bytes(std::span<Weight* const> weights);
 // Errors: unsupported (no CUDA in the build, no GPU, driver or GPU too old), exhausted.
 Result<std::unique_ptr<Device>> make_cuda_device(const DeviceOptions& options);
 // GPUs that the driver shows; 0 without CUDA.

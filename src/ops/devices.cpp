@@ -32,6 +32,7 @@ Devices::Devices(std::vector<std::unique_ptr<Device>> list, int32_t ranks)
     traits_.asynchronous |= own.asynchronous;
     traits_.own_memory |= own.own_memory;
     traits_.records |= own.records;
+    traits_.expert_slots |= own.expert_slots;
   }
   last_of_device_.resize(owned_.size());
   fences_.resize(owned_.size());

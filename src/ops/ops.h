@@ -262,13 +262,20 @@ class Ops {
   // ids [T, used] i32, weights [T, used] f32, logits [T, experts]
   virtual void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) = 0;
 
+  // Brings the experts of `ids` to the device if they have slots (Weight::slots). Which of them
+  // stay depends on the choices of certain rows that are their sequence's only ones: neither drafts
+  // nor prompts change what decoding needs.
+  virtual void fetch_experts(Tensor ids, const MoeWeights& w, const Batch& batch) {}
+
   // y[t] += sum_j weights[t, j] down_e(silu(gate_e x) * up_e x), e = ids[t, j] ascending, of those
-  // that the stacks have; then the shared expert, if any. y, x [T, E]
+  // that the stacks have; then the shared expert, if any. Experts with slots need fetch_experts()
+  // with the same ids just before. y, x [T, E]
   virtual void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) = 0;
 
   virtual void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
-                   const RouteParams& params, const MoeWeights& w) {
+                   const RouteParams& params, const MoeWeights& w, const Batch& batch) {
     moe_route(ids, weights, logits, params);
+    fetch_experts(ids.top(x.rows), w, batch);
     moe_ffn(y, x, ids, weights, w);
   }
 

@@ -23,9 +23,15 @@ class PlannedGpu final : public Device {
   }
   void copy_rows(const Weight&, const Weight&, std::span<const int32_t>) override { no_ops(); }
   size_t weight_bytes(const Weight& weight) const override { return gpu_weight_bytes(weight); }
+  size_t expert_copy_bytes(const Weight& weight) const override {
+    return gpu_expert_copy_bytes(weight);
+  }
+  size_t expert_staging_bytes(std::span<Weight* const> weights) const override {
+    return gpu_expert_staging_bytes(weights);
+  }
   DeltaRing delta_ring(int32_t uncertain) const override { return {8, uncertain, uncertain}; }
   DType activation_type() const override { return DType::f16; }
-  DeviceTraits traits() const override { return {false, true, false, true, true}; }
+  DeviceTraits traits() const override { return {false, true, false, true, true, true}; }
   Result<size_t> reserve_workspaces(const WorkspaceNeeds&) override { return absent("workspaces"); }
   void to_device(void*, const void*, size_t) override { no_ops(); }
   void to_host(void*, const void*, size_t) override { no_ops(); }

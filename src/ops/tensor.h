@@ -87,6 +87,9 @@ struct Weight {
   bool is_product = true;  // used by linear() / moe_ffn() / logits()
   // Its results are verified later (drafters), so a device may keep it in fewer bits.
   bool may_round = false;
+  // Experts that lie on the device; it reads the others from host memory when they are chosen
+  // (Ops::fetch_experts). 0: all. Below `experts`, and the same for gate, up and down of a layer.
+  int32_t slots = 0;
 
   const void* device_data = nullptr;  // the device's layout; owned by the device
   size_t device_bytes = 0;            // size of that layout: the bytes of one full read

@@ -55,6 +55,8 @@ class EngineBackend : public Backend {
     out.accepted_tokens = status.engine.accepted;
     out.drafts = status.engine.drafts;
     out.memory_bytes = memory_bytes_;
+    for (const Device* device : service_->engine().devices().all())
+      for (ExpertLayer& layer : device->expert_layers()) out.expert_layers.push_back(layer);
     out.has_disk = status.has_disk;
     out.disk = status.disk;
     if (service_->active() > 0) {

@@ -260,6 +260,37 @@ int Metrics::retry_after_s(const BackendStats& stats) const {
       std::clamp(std::ceil(mean * stats.waiting / std::max(1, stats.slots)), 1.0, 60.0));
 }
 
+// Layers count from 0, those with expert slots alone.
+void add_experts(MetricsPage& page, const std::vector<ExpertLayer>& layers) {
+  if (layers.empty()) return;
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  const auto each = [&](const char* name, const char* kind, const char* help, auto add) {
+    page.family(name, kind, help);
+    for (size_t i = 0; i < layers.size(); ++i) add(name, layers[i], fmt::format("layer=\"{}\"", i));
+  };
+  each("braid_expert_slots", "gauge", "Experts of a layer that lie on the GPU.",
+       [&](const char* name, const ExpertLayer& layer, const std::string& label) {
+         page.sample(name, layer.slots, label);
+       });
+  each("braid_expert_uses_total", "counter",
+       "Experts that steps have chosen, without those of large prompt steps.",
+       [&](const char* name, const ExpertLayer& layer, const std::string& label) {
+         page.sample(name, number(layer.counts.chosen), label);
+       });
+  each("braid_expert_reads_total", "counter",
+       "Experts read from host memory: to stay, for a step alone, or for a large prompt step.",
+       [&](const char* name, const ExpertLayer& layer, const std::string& label) {
+         const ExpertCounts& counts = layer.counts;
+         page.sample(name, number(counts.admitted), label + ",path=\"admitted\"");
+         page.sample(name, number(counts.passed_by), label + ",path=\"passed_by\"");
+         page.sample(name, number(counts.streamed), label + ",path=\"streamed\"");
+       });
+  each("braid_expert_read_bytes_total", "counter", "Bytes of these.",
+       [&](const char* name, const ExpertLayer& layer, const std::string& label) {
+         page.sample(name, number(layer.counts.read_bytes), label);
+       });
+}
+
 std::string Metrics::render(const BackendStats& stats, const std::string& model,
                             const std::string& version, const HttpLoad& load) const {
   const std::lock_guard lock(mutex_);
@@ -289,6 +320,7 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   for (const auto& [use, place, bytes] : stats.memory_bytes)
     page.sample("braid_engine_memory_bytes", number(bytes),
                 fmt::format("use=\"{}\",place=\"{}\"", use, place));
+  add_experts(page, stats.expert_layers);
   page.one("braid_num_preemptions_total", "counter",
            "Sequences preempted for others, to go on later.", number(stats.preempted));
   page.family("braid_prefix_cache_evictions_total", "counter",

@@ -61,6 +61,21 @@ TEST(Metrics, MemoryByUseAndPlace) {
   EXPECT_EQ(seen.at(name + "{use=\"swap\",place=\"host\"}"), 5);
 }
 
+TEST(Metrics, ExpertsByLayerAndPath) {
+  Metrics metrics;
+  BackendStats stats;
+  EXPECT_EQ(samples(metrics.render(stats, "m", "1", {})).count("braid_expert_slots{layer=\"0\"}"),
+            0u);
+  stats.expert_layers = {{256, 113, 10, {5, 40, 3, 1, 7, 110}}, {256, 113, 20, {}}};
+  const auto seen = samples(metrics.render(stats, "m", "1", {}));
+  EXPECT_EQ(seen.at("braid_expert_slots{layer=\"1\"}"), 113);
+  EXPECT_EQ(seen.at("braid_expert_uses_total{layer=\"0\"}"), 40);
+  EXPECT_EQ(seen.at("braid_expert_reads_total{layer=\"0\",path=\"admitted\"}"), 3);
+  EXPECT_EQ(seen.at("braid_expert_reads_total{layer=\"0\",path=\"passed_by\"}"), 1);
+  EXPECT_EQ(seen.at("braid_expert_reads_total{layer=\"0\",path=\"streamed\"}"), 7);
+  EXPECT_EQ(seen.at("braid_expert_read_bytes_total{layer=\"0\"}"), 110);
+}
+
 TEST(Metrics, DraftsBySourceAndDepth) {
   Metrics metrics;
   BackendStats stats;

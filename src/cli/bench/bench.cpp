@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cli/bench/bench_placement.h"
 #include "cli/bench/bench_profile.h"
 #include "cli/bench/bench_serving.h"
 #include "cli/bench/bench_speculation.h"
@@ -53,6 +54,7 @@ struct BenchFlags {
   std::vector<std::string> drafters;  // kinds to write with random weights
   std::string made_folder;            // temporary, of --shape without --save
   ServingBenchFlags serving;
+  std::vector<int> placement;
   SpeculationFlags speculation;
 };
 
@@ -343,6 +345,15 @@ std::optional<int> run_special(BenchFlags& flags) {
     profile.json = json;
     return run_profile_bench(flags.model, profile);
   }
+  if (!flags.placement.empty()) {
+    PlacementFlags placement;
+    placement.slots = flags.placement;
+    placement.prompts = flags.prompts;
+    placement.generations = flags.generations;
+    placement.batches = flags.serving.batches;
+    placement.json = json;
+    return run_placement_bench(flags.model, placement);
+  }
   if (!flags.serving.any()) return std::nullopt;
   flags.serving.prompts = flags.prompts;
   flags.serving.generations = flags.generations;
@@ -492,6 +503,17 @@ CLI::Option* add_profile_options(CLI::App& command, BenchFlags& flags) {
   return profile;
 }
 
+CLI::Option* add_placement_option(CLI::App& command, BenchFlags& flags) {
+  return command
+      .add_option("--placement", flags.placement,
+                  "numbers of expert slots to compare, comma-separated; 0: all experts on the GPU, "
+                  "which comes first. Decoding (-n, --batch) follows a trace with the locality of "
+                  "text, then a uniform one; prompts (-p) follow the router")
+      ->group("Measurement")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1024));
+}
+
 // Returns the options that each select a bench.
 std::vector<CLI::Option*> add_serving_options(CLI::App& command, ServingBenchFlags& flags) {
   constexpr const char* kGroup = "Several requests";
@@ -579,6 +601,7 @@ void add_bench(CLI::App& app, int* exit_code) {
                         kDrafterPart | kSpeculationPart);
   add_row_options(*command, *flags);
   std::vector<CLI::Option*> kinds = add_serving_options(*command, flags->serving);
+  kinds.push_back(add_placement_option(*command, *flags));
   kinds.push_back(add_profile_options(*command, *flags));
   kinds.push_back(add_speculation_bench_options(*command, flags->speculation));
   for (CLI::Option* a : kinds)

@@ -21,7 +21,8 @@ Result<Arguments> read_arguments(const CLI::App& app, std::span<const std::strin
 
 // An option of llama.cpp or vLLM that braid renames, ignores or refuses.
 struct Habit {
-  enum Kind { renamed, ignored, refused };
+  // `experts`: asks for experts in host memory.
+  enum Kind { renamed, ignored, refused, experts };
   std::string_view name;
   Kind kind;
   std::string_view text;  // renamed: braid's option, perhaps with a value; else a sentence

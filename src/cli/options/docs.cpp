@@ -120,6 +120,7 @@ std::string api_reference() {
 
 std::string metrics_reference() {
   server::BackendStats stats;
+  stats.expert_layers.emplace_back();  // only then they are shown
   const server::Metrics metrics;
   std::istringstream lines(metrics.render(stats, "model", "version", {}));
   std::string out = "| metric | type | |\n|---|---|---|\n", help, name;

@@ -97,6 +97,22 @@ std::optional<int32_t> gpu_layers_of(const std::string& text) {
   return whole && layers >= -1 ? std::optional(layers) : std::nullopt;
 }
 
+std::optional<int32_t> expert_slots_of(const std::string& text) {
+  if (text == "auto") return EngineOptions::kAutomaticExperts;
+  if (text == "fit") return EngineOptions::kFittingExperts;
+  if (text == "all") return EngineOptions::kAllExperts;
+  int32_t slots = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), slots);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && slots > 0 ? std::optional(slots) : std::nullopt;
+}
+
+std::string expert_slots_text(const std::string& text) {
+  return expert_slots_of(text)
+             ? ""
+             : fmt::format("{} is not a number of experts, all, fit or auto", text);
+}
+
 std::string gpu_layers_text(const std::string& text) {
   return gpu_layers_of(text) ? "" : fmt::format("{} is not a number of layers, all or auto", text);
 }
@@ -135,6 +151,18 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
       ->type_name("N")
       ->check(gpu_layers_text)
       ->capture_default_str();
+  group
+      .add("--expert-slots", flags.expert_slots,
+           "experts of each layer that lie on the GPU, which reads the others from host memory: a "
+           "number, all, fit (those that fit), or auto (all; if the model does not fit, fit)")
+      ->type_name("N")
+      ->check(expert_slots_text)
+      ->capture_default_str();
+  group
+      .add("--expert-profile", flags.expert_profile,
+           "file with the use of each expert: read at the start, so that the right ones have "
+           "slots, and written when idle and at the end")
+      ->type_name("FILE");
   group
       .add("--gpu-memory", flags.gpu_memory,
            "most memory to take of each GPU, e.g. 20G, or 20G,8G for the first two (default: what "
@@ -335,6 +363,8 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.device = flags.device;
   BRAID_TRY(read_split(flags, options));
   options.gpu_layers = *gpu_layers_of(flags.gpu_layers);
+  options.expert_slots = *expert_slots_of(flags.expert_slots);
+  options.expert_profile = flags.expert_profile;
   BRAID_TRY(read_sizes("--gpu-memory", flags.gpu_memory, &options.gpu_memory_bytes));
   options.deterministic = flags.deterministic;
   options.max_sequences = flags.parallel;

@@ -31,6 +31,8 @@ struct ModelFlags {
   std::string split = "auto";
   std::string split_ratio;
   std::string gpu_layers = "auto";
+  std::string expert_slots = "auto";
+  std::string expert_profile;
   std::string gpu_memory;  // sizes with commas (sizes.h); empty: what is free
   bool deterministic = false;
   int parallel = 1;
@@ -52,12 +54,12 @@ struct ModelFlags {
 };
 
 enum ModelParts : uint32_t {
-  kModelPart = 1,   // -m, -c, -t, -b, -ub, --act, --device, --split, --gpu-layers, --deterministic
-  kCachePart = 2,   // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
-  kMemoryPart = 4,  // --kv-memory, --state-memory, --checkpoint-interval
-  kSchedulePart = 8,      // --max-batch-tokens, --gap-limit
-  kDiskPart = 16,         // --cache-dir, --cache-dir-size
-  kDrafterPart = 32,      // --spec-type, -md and other options that need memory
+  kModelPart = 1,     // -m, -c, -t, -b, -ub, --act, --device, --split, --gpu-layers, --expert-slots
+  kCachePart = 2,     // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
+  kMemoryPart = 4,    // --kv-memory, --state-memory, --checkpoint-interval
+  kSchedulePart = 8,  // --max-batch-tokens, --gap-limit
+  kDiskPart = 16,     // --cache-dir, --cache-dir-size
+  kDrafterPart = 32,  // --spec-type, -md and other options that need memory
   kSpeculationPart = 64,  // --spec-always, --spec-draft-p-min
   kTemplatePart = 128,    // --chat-template
   kParallelPart = 256,    // -np

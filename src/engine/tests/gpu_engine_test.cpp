@@ -115,19 +115,22 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
     return out;
   }
 
-  void expect_rows_alone(const std::string& device) const;
+  // The crowd's engine has expert_slots; the other one has all experts.
+  void expect_rows_alone(const std::string& device,
+                         int32_t expert_slots = EngineOptions::kAllExperts) const;
 
   std::vector<std::vector<int32_t>> prompts;
   std::unique_ptr<GgufFile> file;
 };
 
 // 64 sequences decode while other prompts come and go.
-void GpuEngine::expect_rows_alone(const std::string& device) const {
+void GpuEngine::expect_rows_alone(const std::string& device, int32_t expert_slots) const {
   EngineOptions options;
   options.device = device;
   options.deterministic = true;
   options.prefix_cache = false;
   const std::vector<Answer> right = alone(options, true);
+  options.expert_slots = expert_slots;
   options.max_sequences = 64;
   options.hooks.poison_unused = true;
   options.hooks.shuffle_blocks = 5;
@@ -169,6 +172,42 @@ TEST_P(GpuEngine, DeterministicRowsAreTheSameBytesAloneAndAmongSixtyFour) {
 }
 
 TEST_P(GpuEngine, DeterministicRowsAreSoWithLayersOnTheCpu) { expect_rows_alone("cpu,cuda:0"); }
+
+// Slots for a few experts, and for all but one.
+TEST_P(GpuEngine, DeterministicRowsAreSoWithExpertsInHostMemory) {
+  const ModelConfig config = start({})->config();
+  const FeedForwardConfig& ffn = config.layers[0].feed_forward;
+  if (!ffn.is_moe()) GTEST_SKIP() << "no experts";
+  for (const int32_t slots : {ffn.experts_used, ffn.experts - 1}) expect_rows_alone("cuda", slots);
+}
+
+// Alone, with each drafter, the steps are the same, so the bytes are, too.
+TEST_P(GpuEngine, ExpertsInHostMemoryGiveTheBytesOfResidentOnes) {
+  const ModelConfig config = start({})->config();
+  const FeedForwardConfig& ffn = config.layers[0].feed_forward;
+  if (!ffn.is_moe()) GTEST_SKIP() << "no experts";
+  size_t compared = 0;
+  for (const SpecType drafter : {SpecType::none, SpecType::ngram}) {
+    EngineOptions options;
+    options.spec_type = drafter;
+    options.spec_always = true;
+    options.max_drafts = drafter == SpecType::none ? 0 : 4;
+    options.prefix_cache = false;
+    const std::vector<Answer> right = alone(options, true);
+    for (const int32_t slots :
+         {ffn.experts_used, ffn.experts / 4, ffn.experts * 3 / 5, ffn.experts - 1}) {
+      options.expert_slots = std::max(slots, ffn.experts_used);
+      const std::vector<Answer> got = alone(options, true);
+      for (size_t i = 0; i < right.size(); ++i) {
+        EXPECT_EQ(got[i].tokens, right[i].tokens) << slots << " slots, case " << i;
+        EXPECT_EQ(got[i].logprobs, right[i].logprobs) << slots << " slots, case " << i;
+        EXPECT_EQ(got[i].scored, right[i].scored) << slots << " slots, case " << i;
+        compared += got[i].logprobs.size() + got[i].scored.size();
+      }
+    }
+  }
+  std::printf("[report] %s: %zu rows equal to the last bit\n", GetParam().name, compared);
+}
 
 // Other row counts use other kernels, so greedy answers agree up to near ties. The mixture's
 // experts may change, so its answers are only counted.

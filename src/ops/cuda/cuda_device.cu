@@ -42,8 +42,8 @@ Result<Buffer> pinned_pages(size_t size_bytes, const char* label, const BytesDon
   const int threads = std::max(1, std::min(16, usable_cores()));
   BRAID_ASSIGN(std::byte* const data, take_pages(size_bytes, threads, done));
   const double taken_s = seconds_since(start);
-  const cudaError_t error =
-      cudaHostRegister(data, pages_bytes(size_bytes), cudaHostRegisterDefault);
+  const cudaError_t error = cudaHostRegister(data, pages_bytes(size_bytes),
+                                             cudaHostRegisterPortable | cudaHostRegisterMapped);
   char text[200];
   if (error != cudaSuccess) {
     cudaGetLastError();
@@ -213,6 +213,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   gpu = cuda::as_used_by(gpu, code->capability, code->wgmma);
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
   context.devices_on_gpu = std::max(1, options.devices_on_gpu);
+  device->has_slots_ = cuda::has_mapped_memory(options.gpu);
   context.processors = std::max(1, context.processors / context.devices_on_gpu);
   device->description_ = "cuda (" + number + properties.name + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +
@@ -448,7 +449,22 @@ void CudaDevice::fail_on_purpose(bool lasting) {
 
 Status CudaDevice::load_weights(std::span<Weight* const> weights, const WeightDone& done) {
   context_.make_current();
-  return cuda::load_weights(*this, context_, weights, done, weights_);
+  return cuda::load_weights(*this, context_, slots_, weights, done, weights_);
+}
+
+std::vector<float> CudaDevice::expert_scores() {
+  context_.make_current();
+  return slots_.scores();
+}
+
+Status CudaDevice::prefer_experts(std::span<const float> scores) {
+  context_.make_current();
+  return slots_.prefer(scores);
+}
+
+Status CudaDevice::route_by(const RouteTrace& trace) {
+  context_.make_current();
+  return slots_.trace(trace);
 }
 
 void CudaDevice::copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) {
@@ -462,13 +478,17 @@ size_t CudaDevice::weight_bytes(const Weight& weight) const { return cuda::plann
 
 bool CudaDevice::begin_record() {
   context_.make_current();
-  return context_.healthy() && !profiler_.active() &&
-         context_.note(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal),
-                       "recording a step");
+  if (!context_.healthy() || profiler_.active()) return false;
+  if (!slots_.empty()) slots_.will_fetch();
+  slots_.recording =
+      context_.note(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal),
+                    "recording a step");
+  return slots_.recording;
 }
 
 Status CudaDevice::end_record(uint64_t key) {
   cudaGraph_t graph = nullptr;
+  slots_.recording = false;
   cudaError_t error = cudaStreamEndCapture(context_.stream, &graph);
   cudaGraphExec_t exec = nullptr;
   // Other ranks' steps may still be recorded on this thread, which then must not allocate.
@@ -494,6 +514,7 @@ Status CudaDevice::end_record(uint64_t key) {
 void CudaDevice::replay(uint64_t key) {
   BRAID_CHECK(has_record(key));
   context_.make_current();
+  if (!slots_.empty()) slots_.will_fetch();
   context_.note(cudaGraphLaunch(records_[key], context_.stream), "replaying a step");
 }
 

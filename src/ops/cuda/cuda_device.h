@@ -34,6 +34,16 @@ class CudaDevice final : public Device {
   Status load_weights(std::span<Weight* const> weights, const WeightDone& done) override;
   void copy_rows(const Weight& to, const Weight& from, std::span<const int32_t> rows) override;
   size_t weight_bytes(const Weight& weight) const override;
+  size_t expert_copy_bytes(const Weight& weight) const override {
+    return gpu_expert_copy_bytes(weight);
+  }
+  size_t expert_staging_bytes(std::span<Weight* const> weights) const override {
+    return gpu_expert_staging_bytes(weights);
+  }
+  std::vector<ExpertLayer> expert_layers() const override { return slots_.layers(); }
+  std::vector<float> expert_scores() override;
+  Status prefer_experts(std::span<const float> scores) override;
+  Status route_by(const RouteTrace& trace) override;
   int32_t padded_rows(int32_t rows) const override;
   int32_t state_tile_columns(const DeltaShape&) const override { return 1; }
   DeltaRing delta_ring(int32_t uncertain) const override {
@@ -55,7 +65,7 @@ class CudaDevice final : public Device {
   void order_after_copies(uint64_t number) override;
   void wait_for_copies(uint64_t number) override;
   DType activation_type() const override;
-  DeviceTraits traits() const override { return {false, true, false, true, true}; }
+  DeviceTraits traits() const override { return {false, true, false, true, true, has_slots_}; }
   void synchronize() override;
   uint64_t fence() override;
   void wait_for(uint64_t fence) override;
@@ -82,7 +92,7 @@ class CudaDevice final : public Device {
   Result<DevicePeaks> measure_peaks() override;
 
  private:
-  CudaDevice() : ops_(context_), profiler_(context_, ops_) {}
+  CudaDevice() : slots_(*this, context_), ops_(context_, slots_), profiler_(context_, ops_) {}
   cudaEvent_t end_of_copies(uint64_t number);
   void reach(int gpu);
 
@@ -105,6 +115,8 @@ class CudaDevice final : public Device {
   std::vector<cudaEvent_t> idle_events_;  // for reuse
   uint64_t last_copies_ = 0;
   std::vector<std::unique_ptr<cuda::PackedWeight>> weights_;
+  bool has_slots_ = false;
+  cuda::ExpertSlots slots_;
   CudaOps ops_;
   cuda::Profiler profiler_;
 };

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "ops/cuda/context.h"
+#include "ops/cuda/gemm/expert_slots.h"
 #include "ops/cuda/ordered_rows.h"
 #include "ops/cuda/workspace.h"
 #include "ops/device.h"
@@ -26,7 +27,7 @@ size_t top_k_bytes();
 
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(cuda::Context& context) : context_(context) {}
+  CudaOps(cuda::Context& context, cuda::ExpertSlots& slots) : context_(context), slots_(slots) {}
 
   // Sizes the workspaces (device.h), in bytes.
   static Status accepts(const Device::WorkspaceNeeds& needs);
@@ -44,9 +45,10 @@ class CudaOps final : public Ops {
              const int32_t* token_of) override;
 
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
+  void fetch_experts(Tensor ids, const MoeWeights& w, const Batch& batch) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
   void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
-           const MoeWeights& w) override;
+           const MoeWeights& w, const Batch& batch) override;
 
   void add_norm(Tensor y, Tensor residual, Tensor x, const float* weight, float eps) override;
 
@@ -98,6 +100,7 @@ class CudaOps final : public Ops {
   WorkspaceParts workspace_parts(const Device::WorkspaceNeeds& needs) const;
 
   cuda::Context& context_;
+  cuda::ExpertSlots& slots_;
   Device::WorkspaceNeeds needs_;
   Buffer workspace_;
   // Parts of workspace_, 256-byte aligned.

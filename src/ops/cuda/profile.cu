@@ -339,10 +339,18 @@ void Profiler::moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteP
 }
 
 void Profiler::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
-                   const RouteParams& params, const MoeWeights& w) {
-  if (!times("moe")) return ops_.moe(y, x, ids, weights, logits, params, w);
+                   const RouteParams& params, const MoeWeights& w, const Batch& batch) {
+  if (!times("moe")) return ops_.moe(y, x, ids, weights, logits, params, w, batch);
   moe_route(ids, weights, logits, params);
+  fetch_experts(ids.top(x.rows), w, batch);
   moe_ffn(y, x, ids, weights, w);
+}
+
+void Profiler::fetch_experts(Tensor ids, const MoeWeights& w, const Batch& batch) {
+  if (w.gate->slots == 0) return;
+  if (!times("fetch_experts")) return ops_.fetch_experts(ids, w, batch);
+  timed({"fetch_experts", std::to_string(w.gate->slots) + " slots", tensor_bytes(ids), 0},
+        [&] { ops_.fetch_experts(ids, w, batch); });
 }
 
 void Profiler::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {

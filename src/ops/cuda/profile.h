@@ -57,9 +57,10 @@ class Profiler final : public Ops {
   void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
+  void fetch_experts(Tensor ids, const MoeWeights& w, const Batch& batch) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
   void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
-           const MoeWeights& w) override;
+           const MoeWeights& w, const Batch& batch) override;
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override;
   void logits(Tensor logits, const Weight& w, Tensor x) override;
   void top_k(Tensor values, Tensor ids, Tensor log_sum, Tensor logits,

@@ -14,7 +14,7 @@ namespace {
 class Rehearsal final : public Device {
  public:
   Rehearsal(const Card& card, std::vector<KernelLaunch>& launches)
-      : ops_(context_), profiler_(context_, ops_) {
+      : slots_(*this, context_), ops_(context_, slots_), profiler_(context_, ops_) {
     static_cast<Card&>(context_) = card;
     context_.name = "none";
     context_.rehearsal = &launches;
@@ -63,6 +63,7 @@ class Rehearsal final : public Device {
   alignas(256) uint8_t nothing_[256] = {};
   Context context_;
   std::vector<std::unique_ptr<PackedWeight>> weights_;
+  ExpertSlots slots_;
   CudaOps ops_;
   Profiler profiler_;
 };

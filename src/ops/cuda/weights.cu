@@ -414,9 +414,10 @@ void pack_chunk(Context& context, Pack pack, const PackJob& job) {
 class Loader {
  public:
   // Small weights use small staging and no helpers: a test loads thousands.
-  Loader(Device& device, Context& context, std::span<Weight* const> weights)
+  Loader(Device& device, Context& context, ExpertSlots& slots, std::span<Weight* const> weights)
       : device_(device),
         context_(context),
+        slots_(slots),
         chunk_bytes_(chunk_for(weights)),
         pool_(threads_for(chunk_bytes_)) {}
   ~Loader() {
@@ -442,7 +443,9 @@ class Loader {
       return Error{ErrorKind::unsupported,
                    "tensor " + w.name + " has rows too long for the GPU loader"};
     p = shape_of(w);
-    if (w.is_product) {
+    if (w.slots > 0) {
+      BRAID_TRY(slots_.add(w, p));
+    } else if (w.is_product) {
       BRAID_ASSIGN(p.memory, device_.allocate(product_bytes(w), w.name.c_str()));
       p.data = static_cast<uint8_t*>(p.memory.data());
       p.scales = reinterpret_cast<const float*>(p.data + w.experts * p.expert_bytes());
@@ -455,11 +458,13 @@ class Loader {
     }
     const auto chunk_rows = static_cast<int64_t>(chunk_bytes_ / row_bytes / kUnitRows * kUnitRows);
     for (int64_t expert = 0; expert < w.experts; ++expert) {
+      if (w.slots > 0) slots_.clear_scratch(p, expert);
       for (int64_t row = 0; row < w.n; row += chunk_rows) {
         load_rows(w, p, expert, row, std::min(chunk_rows, w.n - row));
         if (!context_.healthy())
           return Error{ErrorKind::io, "loading " + w.name + ": " + context_.first_error};
       }
+      if (w.slots > 0) slots_.keep(p, expert);
     }
     return {};
   }
@@ -530,6 +535,7 @@ class Loader {
 
   Device& device_;
   Context& context_;
+  ExpertSlots& slots_;
   size_t chunk_bytes_;
   ThreadPool pool_;
   Buffer pinned_;
@@ -733,12 +739,13 @@ void copy_rows(Context& context, const Weight& to, const Weight& from,
   copy(rows.size(), [&](size_t i) { return rows[i]; });
 }
 
-Status load_weights(Device& device, Context& context, std::span<Weight* const> weights,
-                    const Device::WeightDone& done,
+Status load_weights(Device& device, Context& context, ExpertSlots& slots,
+                    std::span<Weight* const> weights, const Device::WeightDone& done,
                     std::vector<std::unique_ptr<PackedWeight>>& out) {
   if (weights.empty()) return {};
-  Loader loader(device, context, weights);
+  Loader loader(device, context, slots, weights);
   BRAID_TRY(loader.start());
+  BRAID_TRY(slots.prepare(weights));
   for (Weight* w : weights) {
     out.push_back(std::make_unique<PackedWeight>());
     BRAID_TRY(loader.load(*w, *out.back()));
@@ -746,6 +753,7 @@ Status load_weights(Device& device, Context& context, std::span<Weight* const> w
     w->device_bytes = planned_bytes(*w);
     if (done) done(*w);
   }
+  BRAID_TRY(slots.finish());
   device.synchronize();
   return device.health();
 }

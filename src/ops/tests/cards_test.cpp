@@ -293,7 +293,7 @@ TEST_P(ExpertsOnCard, Fit) {
       route.used = shape.used;
       device->ops().moe(tensor(rows, shape.width, DType::f32), tensor(rows, shape.width),
                         tensor(rows, shape.used, DType::i32), tensor(rows, shape.used, DType::f32),
-                        tensor(rows, shape.experts, DType::f32), route, w);
+                        tensor(rows, shape.experts, DType::f32), route, w, {});
       check(std::string(type_name(type)) + ", " + std::to_string(experts) + " experts, " +
             std::to_string(rows) + " rows");
     }

@@ -301,14 +301,19 @@ class MirrorOps final : public Ops {
     inner_.ops().moe_ffn(call.wide(y), call.in(x), call.wide(ids), call.wide(weights), moved);
     call.finish();
   }
+  void fetch_experts(Tensor ids, const MoeWeights& w, const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().fetch_experts(call.wide(ids), w, call.batch(batch));
+    call.finish();
+  }
   void moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits, const RouteParams& params,
-           const MoeWeights& w) override {
+           const MoeWeights& w, const Batch& batch) override {
     Call call(inner_, type_);
     MoeWeights moved = w;
     moved.shared_scale = call.at(w.shared_scale);
     const RouteParams moved_route = route_of(call, params);
     inner_.ops().moe(call.wide(y), call.in(x), call.wide(ids), call.wide(weights),
-                     call.wide(logits), moved_route, moved);
+                     call.wide(logits), moved_route, moved, call.batch(batch));
     call.finish();
   }
   void gather_rows(Tensor y, Tensor x, const int32_t* rows, int32_t count) override {
@@ -496,6 +501,12 @@ class MirrorDevice final : public Device {
     inner_->copy_rows(to, from, rows);
   }
   size_t weight_bytes(const Weight& weight) const override { return inner_->weight_bytes(weight); }
+  std::vector<ExpertLayer> expert_layers() const override { return inner_->expert_layers(); }
+  DeviceTraits traits() const override {
+    DeviceTraits traits;
+    traits.expert_slots = inner_->traits().expert_slots;
+    return traits;
+  }
   int32_t state_tile_columns(const DeltaShape& shape) const override {
     return inner_->state_tile_columns(shape);
   }

@@ -76,10 +76,12 @@ struct Experts {
   MoeWeights w;
   RouteParams route;
 
-  Experts(const DeviceCase& device, const Shape& shape, const Model& model, const Part& part = {})
+  Experts(const DeviceCase& device, const Shape& shape, const Model& model, const Part& part = {},
+          int32_t slots = 0)
       : world(device) {
     for (const auto& weight : model.weights)
       loaded.push_back(part_of(weight->weight, loaded.size() < 3 ? part : Part{}));
+    for (size_t i = 0; i < 3; ++i) loaded[i].slots = slots;
     std::vector<Weight*> pointers;
     for (Weight& weight : loaded) pointers.push_back(&weight);
     Device::WorkspaceNeeds needs;
@@ -538,7 +540,7 @@ TEST(Moe, IsRouteAndThenFfn) {
           const Tensor weights = world.tensor(rows, shape.used);
           const Tensor y = world.tensor(rows, shape.width);
           if (at_once) {
-            world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w);
+            world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w, {});
           } else {
             world.ops().moe_route(ids, weights, logits, experts.route);
             world.ops().moe_ffn(y, x, ids, weights, experts.w);
@@ -572,8 +574,8 @@ std::vector<float> few_result(const DeviceCase& device, const Shape& shape, cons
   const Tensor all = world.tensor(rows, shape.width + kApart);
   Tensor y = all;
   y.cols = shape.width;
-  world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w);
-  world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w);  // adds once more
+  world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w, {});
+  world.ops().moe(y, x, ids, weights, logits, experts.route, experts.w, {});  // adds once more
   world.device().synchronize();
   std::vector<float> result;
   const std::vector<float> values = values_of(all);
@@ -690,6 +692,99 @@ TEST_P(MoeFewTokens, OfEveryFormAndCrowdAgreeWithTheReference) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, MoeFewTokens, ::testing::Range<size_t>(0, std::size(kFewShapes)));
+
+// Rows of a step: each is a sequence's only row, or a draft after one.
+struct SlotStep {
+  std::vector<int32_t> sequence, certain, first_row, rows;
+  Batch batch;
+
+  SlotStep(int32_t count, int32_t drafts) {
+    for (int32_t row = 0; row < count; ++row) {
+      if (row % (1 + drafts) == 0) {
+        first_row.push_back(row);
+        certain.push_back(1);
+        rows.push_back(0);
+      }
+      sequence.push_back(static_cast<int32_t>(rows.size()) - 1);
+      ++rows.back();
+    }
+    batch.tokens = count;
+    batch.sequences = static_cast<int32_t>(rows.size());
+    batch.sequence = sequence.data();
+    batch.certain = certain.data();
+    batch.first_row = first_row.data();
+    batch.rows = rows.data();
+  }
+};
+
+// Experts in host memory give the bytes of resident ones, whatever is resident: in steps of a few
+// rows, of many, and of so many that all experts are streamed. (The last are exact if the device is
+// deterministic: else the order in which rows come decides which tiles are cut along k.)
+TEST(MoeSlots, GiveTheBytesOfResidentExperts) {
+  std::vector<DeviceCase> devices;
+  for (DeviceCase device : plain_devices()) {
+    if (!World(device).device().traits().expert_slots) continue;
+    devices.push_back(device);
+    device.deterministic = true;
+    device.name += " deterministic";
+    devices.push_back(device);
+  }
+  if (devices.empty()) GTEST_SKIP() << "no GPU";
+  for (const DeviceCase& device : devices) {
+    const Shape shapes[] = {
+        {GgmlType::Q4_K, GgmlType::Q6_K, 16, 4, 512, 256, 256},
+        {GgmlType::Q8_0, GgmlType::Q8_0, 40, 8, 256, 96, 0},
+        {GgmlType::F16, GgmlType::F32, 8, 2, 64, 40, 32},
+        {GgmlType::IQ4_NL, GgmlType::Q5_K, 64, 8, 256, 256, 256, true},
+        {GgmlType::MXFP4, GgmlType::Q4_K, 24, 3, 256, 512, 256, false, 1.0f, false, true},
+    };
+    uint64_t seed = 1;
+    for (const Shape& shape : shapes) {
+      Random random(++seed);
+      const Model model = random_model(shape, random);
+      for (const int32_t slots : {1, shape.used, shape.experts / 2, shape.experts - 1}) {
+        Experts resident(device, shape, model);
+        Experts some(device, shape, model, {}, slots);
+        std::vector<float> liked = random.normals(shape.experts, 2.0f);
+        const int32_t all_rows[] = {1, 1, 1, 2, 4, 1, 8, 33, 1, 300, 1, 128, 300, 300, 2, 5, 1, 1};
+        for (const int32_t rows : all_rows) {
+          // Few experts are liked, and they change slowly.
+          liked[static_cast<size_t>(random.between(0, shape.experts - 1))] += 2;
+          std::vector<float> scores = random.normals(int64_t{rows} * shape.experts);
+          for (size_t i = 0; i < scores.size(); ++i) scores[i] += liked[i % liked.size()];
+          const std::vector<float> input = random.normals(rows * shape.width);
+          std::vector<float> results[2];
+          SlotStep step(rows, static_cast<int32_t>(random.between(0, 3)));
+          for (Experts* experts : {&resident, &some}) {
+            World& world = experts->world;
+            const Tensor y = world.tensor(rows, shape.width);
+            world.ops().moe(
+                y, world.tensor(rows, shape.width, input),
+                world.tensor(rows, shape.used, DType::i32), world.tensor(rows, shape.used),
+                world.tensor(rows, shape.experts, scores), experts->route, experts->w, step.batch);
+            world.device().synchronize();
+            results[experts == &some] = values_of(y);
+          }
+          const std::string what = device.name + " " + std::to_string(slots) + " of " +
+                                   std::to_string(shape.experts) + ", " + std::to_string(rows) +
+                                   " rows";
+          if (rows > 33 && !device.deterministic) {
+            expect_close(results[1], results[0], 2e-3, 2e-3, what);
+          } else {
+            expect_same(results[1], results[0], what);
+          }
+        }
+        const std::vector<ExpertLayer> layers = some.world.device().expert_layers();
+        ASSERT_EQ(layers.size(), 1u);
+        EXPECT_EQ(layers[0].slots, slots);
+        EXPECT_EQ(layers[0].counts.steps, 15u);
+        EXPECT_EQ(layers[0].counts.streamed, 3 * static_cast<uint64_t>(shape.experts - slots));
+        EXPECT_GE(layers[0].counts.chosen, 15u);
+        EXPECT_LE(layers[0].counts.admitted + layers[0].counts.passed_by, layers[0].counts.chosen);
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace braid

@@ -13,6 +13,8 @@
 #include "engine/prefix/disk.h"
 #include "engine/request.h"
 
+#include "ops/device.h"
+
 namespace braid::server {
 
 // A snapshot for /health, /metrics and /slots. Counters never decrease.
@@ -42,8 +44,9 @@ struct BackendStats {
     uint64_t bytes = 0;
   };
   std::vector<MemoryBytes> memory_bytes;
-  bool alive = true;      // false: requests will never finish
-  double stalled_ms = 0;  // since the last step while there was work; 0 when idle
+  std::vector<ExpertLayer> expert_layers;  // of GPUs that keep a part of the experts
+  bool alive = true;                       // false: requests will never finish
+  double stalled_ms = 0;                   // since the last step while there was work; 0 when idle
 };
 
 class Backend {

@@ -75,9 +75,10 @@ struct SortedPairs {
 constexpr int kElsewhere = -1;
 
 // The experts of the stacks; of kPart kernels not all that ids name.
-struct ExpertStack {
+struct StackEntries {
   int first;
   int count;
+  const int32_t* slot_of;  // of each expert (expert_slots.h); null: entries are in order
 
   // Below `count`, but for other ranks' experts.
   __device__ unsigned entry_of(int id) const { return static_cast<unsigned>(id - first); }
@@ -104,7 +105,7 @@ __device__ inline int2 block_scan(int2 x, int2* scratch) {
 // stack.count.
 template <bool kPart>
 __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids, int64_t ids_stride,
-                                  int tokens, int used, ExpertStack stack, int tile_rows,
+                                  int tokens, int used, StackEntries stack, int tile_rows,
                                   bool with_shared) {
   __shared__ int count[kMostExperts];
   __shared__ int next[kMostExperts];
@@ -136,8 +137,9 @@ __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids,
   const int last_tile = ends.y;
   if (thread < experts) {
     next[thread] = first;
+    const int at = stack.slot_of == nullptr || own_tiles == 0 ? thread : stack.slot_of[thread];
     for (int i = 0; i < own_tiles; ++i)
-      sorted.tiles[last_tile - own_tiles + i] = {thread, first + i * tile_rows,
+      sorted.tiles[last_tile - own_tiles + i] = {at, first + i * tile_rows,
                                                  min(tile_rows, own - i * tile_rows)};
   }
   if (thread == threads - 1) routed_tiles = last_tile;
@@ -159,7 +161,7 @@ __device__ inline void sort_pairs(const SortedPairs& sorted, const int32_t* ids,
 template <bool kPart>
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(SortedPairs sorted, const int32_t* ids, int64_t ids_stride, int tokens, int used,
-                ExpertStack stack, int tile_rows, bool with_shared) {
+                StackEntries stack, int tile_rows, bool with_shared) {
   let_next_start();  // short, see launch.h
   wait_for_previous();
   sort_pairs<kPart>(sorted, ids, ids_stride, tokens, used, stack, tile_rows, with_shared);
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kSortThreads)
 // Limited registers, so that the next product fits beside it (launch.h).
 template <bool kPlain, bool kPart>
 __global__ void __launch_bounds__(kSortThreads, 2)
-    route_sort_kernel(RouteArgs route, SortedPairs sorted, ExpertStack stack, int tile_rows,
+    route_sort_kernel(RouteArgs route, SortedPairs sorted, StackEntries stack, int tile_rows,
                       bool with_shared) {
   extern __shared__ __align__(16) uint32_t shared[];
   __shared__ int32_t ids[kRoutedAtOnce * kMostUsed];
@@ -376,9 +378,11 @@ Tiling tiling_of(const Context& context, int64_t tokens, int64_t used, const Moe
   return t;
 }
 
-ExpertStack stack_of(const MoeWeights& w) {
+StackEntries stack_of(const MoeWeights& w) {
   BRAID_CHECK(w.first_expert >= 0 && w.first_expert + w.gate->experts <= w.routed());
-  return {w.first_expert, static_cast<int>(w.gate->experts)};
+  const SlotLayer* const slots = packed(*w.gate).slots;
+  return {w.first_expert, static_cast<int>(w.gate->experts),
+          slots == nullptr ? nullptr : slots->slot_of};
 }
 
 SortedPairs sorted_in(std::byte* work, const Layout& l) {
@@ -417,7 +421,19 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
 }
 
 void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
-                  const RouteParams& params, const MoeWeights& w) {
+                  const RouteParams& params, const MoeWeights& w, const Batch& batch) {
+  if (SlotLayer* const layer = packed(*w.gate).slots) {
+    if (x.rows * params.used <= kMostQuickIds) {
+      const RouteArgs args = route_args(ids, weights, logits, params);
+      const ExpertSlots::Route route{args.logits, args.stride, args.weights, args.weights_stride,
+                                     args.rule};
+      slots_.fetch(*layer, ids.top(x.rows), batch, &route);
+    } else {
+      moe_route(ids, weights, logits, params);
+      fetch_experts(ids.top(x.rows), w, batch);
+    }
+    return moe_ffn(y, x, ids, weights, w);
+  }
   if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, &logits, choice_rule(params), w))
     return;
   if (logits.rows > kRoutedAtOnce || logits.rows == 0) {
@@ -427,7 +443,7 @@ void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
   BRAID_CHECK(x.rows == logits.rows && w.routed() == params.experts && x.rows <= needs_.max_tokens);
   const RouteArgs args = route_args(ids, weights, logits, params);
   const Tiling tiling = tiling_of(context_, x.rows, params.used, w);
-  const ExpertStack stack = stack_of(w);
+  const StackEntries stack = stack_of(w);
   const int threads = std::max(32 * args.rows, div_up(stack.count, 32) * 32);
   const bool plain = args.rule.plain(args.experts);
   const auto kernel =
@@ -437,6 +453,10 @@ void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
                static_cast<size_t>(args.rows * choice_words(args.experts)) * sizeof(uint32_t), args,
                sorted_in(moe_work_, layout_of(needs_)), stack, tiling.rows, tiling.joined);
   run_experts(y, x, ids, weights, w);
+}
+
+void CudaOps::fetch_experts(Tensor ids, const MoeWeights& w, const Batch& batch) {
+  if (SlotLayer* const layer = packed(*w.gate).slots) slots_.fetch(*layer, ids, batch);
 }
 
 void CudaOps::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) {

@@ -86,7 +86,7 @@ __device__ inline Choice make_few_list(FewList& list, const MoeRoute& route, uin
       row += __popc(__ballot_sync(kFullWarp, rows >> bit & 1) & lower) << bit;
     if (tokens == 0) continue;
     list.of_expert[expert] = static_cast<uint32_t>(entry);
-    list.expert[entry] = static_cast<int16_t>(expert);
+    list.expert[entry] = static_cast<int16_t>(route.place_of(expert));
     list.tokens[entry] = static_cast<uint8_t>(tokens);
     list.first_row[entry] = static_cast<uint8_t>(row);
   }

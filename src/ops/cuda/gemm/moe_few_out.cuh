@@ -301,9 +301,9 @@ __global__ void __maxnreg__(kFewOutRegisters)
   if (warp < tokens) {
     if (lane < a.route.used) {
       if (a.route.has(own.id)) {
-        const unsigned expert = a.route.entry_of(own.id);
-        pieces.weights[1 + list.of_expert[expert]][warp] =
-            own.weight * a.matrix.scales[int64_t{expert} * a.blocks + block];
+        const uint32_t entry = list.of_expert[a.route.entry_of(own.id)];
+        pieces.weights[1 + entry][warp] =
+            own.weight * a.matrix.scales[int64_t{list.expert[entry]} * a.blocks + block];
       }
       pieces.chosen[warp * a.route.used + lane] = own;
     }

@@ -23,6 +23,7 @@
 #pragma nv_diag_suppress 177
 #endif
 
+#include "ops/cuda/gemm/expert_slots.h"
 #include "ops/cuda/gemm/gemm.h"
 #include "ops/cuda/gemm/moe_few.h"
 #include "ops/cuda/gemm/moe_skinny_in.cuh"
@@ -177,6 +178,7 @@ bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, T
   route.experts = static_cast<int>(w.routed());
   route.first_expert = w.first_expert;
   route.stack = static_cast<int>(w.gate->experts);
+  if (const SlotLayer* const slots = packed(*w.gate).slots) route.slot_of = slots->slot_of;
   route.shared = w.shared_gate != nullptr;
   route.stored = memory.stored;
   out.route = route;

@@ -34,10 +34,15 @@ struct MoeRoute {
   // The stacks' part of them; moe_skinny.cu takes all.
   int first_expert = 0;
   int stack = 0;
+  const int32_t* slot_of = nullptr;  // expert_slots.h; null: entries of the stacks are in order
   ChoiceRule rule;
   bool shared = false;         // the shared expert is one more entry, with all tokens
   unsigned* stored = nullptr;  // [kFewCounts] of moe_few.cuh
 
+  // Where an expert, by its entry, lies in the stacks. Only of a given choice.
+  __device__ int place_of(int entry) const {
+    return slot_of == nullptr ? entry : __ldcg(slot_of + entry);
+  }
   // At most, without the shared one.
   __host__ __device__ int entries() const { return tokens * used; }
   // Below `stack`, but for other ranks' experts.
@@ -205,7 +210,7 @@ __device__ inline void make_list(MoeList& list, const MoeRoute& route, int threa
   } else if (thread < route.entries()) {
     const int token = thread / route.used;
     list.expert[thread] = static_cast<int16_t>(
-        __ldcg(route.ids + token * route.ids_stride + thread - token * route.used));
+        route.place_of(__ldcg(route.ids + token * route.ids_stride + thread - token * route.used)));
   }
   __syncthreads();
 }

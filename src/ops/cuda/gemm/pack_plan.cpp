@@ -1,6 +1,8 @@
 // pack_plan.cpp -- see pack_plan.h. Plain C++, part of builds without CUDA, too.
 #include "ops/cuda/gemm/pack_plan.h"
 
+#include <algorithm>
+
 #include "ops/device.h"
 
 namespace braid::cuda {
@@ -50,7 +52,29 @@ size_t table_row_bytes(const Weight& w) {
   return has_raw_rows(w.type) ? w.file_row_bytes() : static_cast<size_t>(w.k) * sizeof(float);
 }
 
+int64_t expert_bytes(const Weight& w) {
+  const PackShape shape = pack_shape(w);
+  return shape.blocks * shape.units * unit_bytes(shape.pack);
+}
+
+StagingBytes staging_bytes(std::span<Weight* const> weights) {
+  StagingBytes most;
+  int part = 0;
+  for (const Weight* w : weights) {
+    if (w->slots == 0) continue;
+    size_t& bytes = most.part[part++ % kStackParts];
+    bytes = std::max(bytes,
+                     whole_pieces(static_cast<size_t>((w->experts - w->slots) * expert_bytes(*w))));
+  }
+  BRAID_CHECK(part % kStackParts == 0);
+  return most;
+}
+
 size_t planned_bytes(const Weight& w) {
+  if (w.slots > 0) {
+    const auto scales = static_cast<size_t>(2 * w.experts * pack_shape(w).blocks) * sizeof(float);
+    return whole_pieces(static_cast<size_t>(w.slots * expert_bytes(w))) + scales;
+  }
   const size_t table = w.is_table ? static_cast<size_t>(w.n * w.experts) * table_row_bytes(w) : 0;
   return (w.is_product ? product_bytes(w) : 0) + table;
 }
@@ -60,5 +84,11 @@ size_t planned_bytes(const Weight& w) {
 namespace braid {
 
 size_t gpu_weight_bytes(const Weight& weight) { return cuda::planned_bytes(weight); }
+size_t gpu_expert_copy_bytes(const Weight& w) {
+  return w.slots == 0 ? 0 : static_cast<size_t>(w.experts * cuda::expert_bytes(w));
+}
+size_t gpu_expert_staging_bytes(std::span<Weight* const> weights) {
+  return cuda::kStagings * cuda::staging_bytes(weights).sum();
+}
 
 }  // namespace braid

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "gguf/types.h"
 #include "ops/cuda/both.h"
@@ -75,5 +76,22 @@ size_t table_row_bytes(const Weight& weight);
 
 // What load_weights() allocates for `weight`.
 size_t planned_bytes(const Weight& weight);
+
+// Of weights with slots (expert_slots.h).
+int64_t expert_bytes(const Weight& weight);  // of one expert, without scales
+// Memory is mapped in pieces of this size.
+inline constexpr size_t kMappedPiece = size_t{2} << 20;
+constexpr size_t whole_pieces(size_t bytes) {
+  return (bytes + kMappedPiece - 1) / kMappedPiece * kMappedPiece;
+}
+// Layers use two stagings by turns, so that one is filled while the other is read.
+inline constexpr int kStagings = 2;
+// A staging has the memory of the largest gate, up and down; `weights` have them in turn.
+inline constexpr int kStackParts = 3;
+struct StagingBytes {
+  size_t part[kStackParts] = {};
+  size_t sum() const { return part[0] + part[1] + part[2]; }
+};
+StagingBytes staging_bytes(std::span<Weight* const> weights);
 
 }  // namespace braid::cuda

@@ -52,6 +52,8 @@
 
 namespace braid::cuda {
 
+struct SlotLayer;
+
 struct PackedWeight {
   Pack pack = Pack::f16;
   int64_t blocks = 0;              // 32-row blocks of one expert
@@ -63,6 +65,8 @@ struct PackedWeight {
   GgmlType table_type = GgmlType::F32;
   size_t table_row_bytes = 0;
   bool leveled = false;  // blocks have one scale (copy_rows)
+  SlotLayer* slots =
+      nullptr;  // data and scales are of slots (expert_slots.h); null: of all experts
   Buffer memory;
   Buffer table_memory;
 
