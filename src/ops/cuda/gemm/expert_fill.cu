@@ -1,7 +1,7 @@
 // expert_fill.cu -- the kernel that brings a step's missing experts from host memory.
 //
 // Every block reads the table and makes the same choice (expert_policy.h); blocks then share the
-// copying. The last block to finish changes the table, when no other reads them. The link is busy
+// copying. The last block to finish changes the table, when no other reads it. The link is busy
 // with a few blocks; more would only wait.
 #include <algorithm>
 
@@ -123,35 +123,46 @@ __device__ inline void route_rows(const FillArgs& a, int32_t* ids, uint32_t* wor
       choose<kPlain>(a.route.rule, a.route.logits + row * a.route.logits_stride,
                      words + row * choice_words(a.table.experts), a.table.experts, a.used, lane);
   if (lane >= a.used) return;
-  ids[row * a.used + lane] = is_padding(a, row) ? -1 : choice.id;
+  ids[row * a.used + lane] = choice.id;
   if (blockIdx.x > 0) return;
   a.ids[row * a.ids_stride + lane] = choice.id;
   a.route.weights[row * a.route.weights_stride + lane] = choice.weight;
 }
 
 struct FewChoices {
+  enum Row : uint8_t { counts_not, admitting, padding };
   int32_t ids[kMostQuickIds];
+  Row row[kMostQuickIds];
   uint32_t distinct;
 };
 
-// Fills few.ids. True: all have slots, and the table are done.
+// Fills few.ids. True: all have slots, and the table is done.
 template <Routing kRouting>
 __device__ inline bool hits_alone(const FillArgs& a, FewChoices& few, const int32_t* traced,
                                   uint32_t* words, int thread) {
   const int count = a.rows * a.used;
   if (thread == 0) few.distinct = 0;
+  // By another warp than those that route: these loads depend on each other.
+  if (const int row = thread - (kFillThreads - 32); row >= 0 && row < a.rows)
+    few.row[row] = is_padding(a, row) ? FewChoices::padding
+                   : admits(a, row)   ? FewChoices::admitting
+                                      : FewChoices::counts_not;
   if (kRouting != Routing::given) route_rows<kRouting == Routing::plain>(a, few.ids, words, thread);
   if (kRouting == Routing::given || traced != nullptr) {
     __syncthreads();
     if (thread < count) few.ids[thread] = choice_of(a, traced, thread);
   }
   __syncthreads();
-  const int id = thread < count ? few.ids[thread] : -1;
+  const int row = thread < count ? thread / a.used : 0;
+  int id = -1;
+  if (thread < count && few.row[row] != FewChoices::padding) id = few.ids[thread];
   bool slow = thread == 0 && *a.table.staged != 0;
   slow = slow || (id >= 0 && a.table.place[id] == kNoSlot);
   if (__syncthreads_or(slow ? 1 : 0) != 0) return false;
   if (blockIdx.x > 0 || thread >= 32) return true;
-  const uint32_t bits = __ballot_sync(kFullWarp, id >= 0 && admits(a, thread / a.used));
+  const uint32_t bits = __ballot_sync(kFullWarp, id >= 0 && few.row[row] == FewChoices::admitting);
+  few.ids[thread] = id;
+  __syncwarp();
   count_hits(Team{thread, 32, false}, a.table, few.ids, bits, count, &few.distinct);
   return true;
 }
@@ -171,7 +182,8 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   const bool quick = a.rows * a.used <= kMostQuickIds;
   if (quick && hits_alone<kRouting>(a, few, traced, words, thread)) return;
   for (int i = thread; i < a.rows * a.used; i += kFillThreads) {
-    const int id = quick ? few.ids[i] : choice_of(a, traced, i);
+    int id = quick ? few.ids[i] : choice_of(a, traced, i);
+    if (quick && few.row[i / a.used] == FewChoices::padding) id = -1;
     if (id >= 0) count_use(team, choice, a.table, id, admits(a, i / a.used));
   }
   const int missing = find_missing(team, choice, a.table);

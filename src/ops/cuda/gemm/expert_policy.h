@@ -23,6 +23,9 @@ inline constexpr float kMostHalfLife = 16;  // steps
 inline constexpr float kMargin = 1.1f;
 inline constexpr int kNoSlot = -1;
 inline constexpr int kCounts = 4;
+// Steps with hits alone between two copies of the counts: a write to host memory delays the next
+// kernel.
+inline constexpr uint32_t kToldSteps = 16;
 
 // Half of the steps in which new experts would fill all slots once, if a step chooses `chosen`. So
 // with few slots recency counts, and with many frequency does, too.
@@ -46,7 +49,8 @@ struct SlotTable {
   int32_t* staged = nullptr;             // [1]: experts that the last step left in staging slots
   unsigned* arrived = nullptr;           // [1]: of the filling kernel, zero between launches
   unsigned long long* counts = nullptr;  // [kCounts]: steps, chosen, admitted, passed by
-  unsigned long long* told = nullptr;    // the same in host memory; null: nobody reads them
+  // A copy in host memory, at most kToldSteps older; null: nobody reads it.
+  unsigned long long* told = nullptr;
 };
 
 // In shared memory.
@@ -79,6 +83,7 @@ struct Team {
   }
   __device__ void set_bits(uint32_t* word, uint32_t bits) const { atomicOr(word, bits); }
   __device__ void add(uint32_t* to, uint32_t n) const { atomicAdd(to, n); }
+  __device__ void count(unsigned long long* to, unsigned long long n) const { atomicAdd(to, n); }
 };
 BRAID_BOTH inline int bits_in(uint32_t word) { return __popc(word); }
 #else
@@ -88,6 +93,7 @@ struct Team {
   BRAID_BOTH void sync() const {}
   BRAID_BOTH void set_bits(uint32_t* word, uint32_t bits) const { *word |= bits; }
   BRAID_BOTH void add(uint32_t* to, uint32_t n) const { *to += n; }
+  BRAID_BOTH void count(unsigned long long* to, unsigned long long n) const { *to += n; }
 };
 BRAID_BOTH inline int bits_in(uint32_t word) {
   int n = 0;
@@ -244,9 +250,10 @@ BRAID_BOTH inline void count_hits(const Team& team, const SlotTable& b, const in
   team.sync();
   if (team.thread != 0) return;
   if (admits != 0) *b.clock = now + 1;
-  b.counts[0] += 1;
-  b.counts[1] += *distinct;
-  for (int i = 0; b.told != nullptr && i < 2; ++i) b.told[i] = b.counts[i];
+  team.count(b.counts, 1);
+  team.count(b.counts + 1, *distinct);
+  if (b.told == nullptr || now % kToldSteps != 0) return;
+  for (int i = 0; i < 2; ++i) b.told[i] = b.counts[i];
 }
 
 }  // namespace braid::cuda
