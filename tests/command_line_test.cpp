@@ -65,14 +65,30 @@ TEST_F(CommandLine, PlansGiveExpertsSlotsByTheCard) {
                                    "-c", "32k", "--expert-slots", "64"});
   EXPECT_NE(asked.exit_code, 0);
   EXPECT_NE(asked.err.find("of host memory"), std::string::npos) << asked.err;
-  for (const char* wrong : {"4", "-1", "many", "0"})
+  for (const char* wrong : {"4", "-1", "many", "0", "fit"})
     EXPECT_NE(run_braid({"plan", "--shape", "35b-a3b", "--memory", "12G", "--expert-slots", wrong})
                   .exit_code,
               0)
         << wrong;
-  EXPECT_NE(run_braid({"plan", "--shape", "27b", "--memory", "12G", "--expert-slots", "8"})
-                .err.find("no experts"),
-            std::string::npos);
+  // Two cards get layers by their memory; a number of layers that means all is no reason against
+  // slots, and --kv-memory leaves fewer.
+  const Outcome two = run_braid({"plan", "--shape", "35b-a3b", "--memory", "4G,12G", "-c", "32k"});
+  const size_t first = two.out.find("cuda:0 keeps "), second = two.out.find("cuda:1 keeps ");
+  ASSERT_NE(first, std::string::npos) << two.out;
+  ASSERT_NE(second, std::string::npos) << two.out;
+  EXPECT_NEAR(std::stoi(two.out.substr(first + 13)), std::stoi(two.out.substr(second + 13)), 60)
+      << two.out;
+  const auto slots_with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "--shape", "35b-a3b", "--memory", "12G", "-c", "32k"});
+    const Outcome outcome = run_braid(more);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err << outcome.out;
+    const size_t at = outcome.out.find("cuda:0 keeps ");
+    return at == std::string::npos ? 0 : std::stoi(outcome.out.substr(at + 13));
+  };
+  const int plain = slots_with({});
+  EXPECT_EQ(slots_with({"-ngl", "99"}), plain);
+  EXPECT_GT(slots_with({"--kv-memory", "4G", "-np", "8"}), 0);
+  EXPECT_LT(slots_with({"--kv-memory", "4G", "-np", "8"}), plain);
 }
 
 // Names of llama.cpp ask for the same.
@@ -84,7 +100,8 @@ TEST_F(CommandLine, HabitsOfExpertsInHostMemory) {
     words.insert(words.end(), habit.begin(), habit.end());
     const Outcome outcome = run_braid(words);
     EXPECT_EQ(outcome.exit_code, 0) << habit[0] << outcome.err;
-    EXPECT_NE(outcome.err.find("--expert-slots fit"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("--expert-slots"), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out.find("keeps"), std::string::npos) << "all fit" << outcome.out;
   }
   for (const char* pattern : {"blk.1.attn_q=CPU", "exps=CUDA1", "a=CPU,exps=CPU"}) {
     const Outcome outcome =

@@ -17,6 +17,8 @@ namespace {
 
 constexpr int32_t kSmallestContext = 512;
 constexpr int32_t kInterleavedTokens = 512;  // larger interleaved steps gain nothing
+// Unless each reads experts from host memory.
+constexpr int32_t kInterleavedWithSlots = 2048;
 
 // The number of rows of a step that gains most of what more rows gain on a CPU.
 constexpr int32_t kSmallUbatch = 512;
@@ -35,7 +37,9 @@ int64_t usual_images(const EngineOptions& options) {
 }
 
 uint64_t spare_host_bytes(const MemoryPlan& plan) {
-  return plan.pools[0].own_memory ? available_memory_bytes() / 2 : plan.spare_bytes();
+  if (!plan.pools[0].own_memory) return plan.spare_bytes();
+  const uint64_t available = available_memory_bytes();
+  return (available - std::min(available, plan.predicted_bytes_of(MemoryUse::expert_copies))) / 2;
 }
 
 Status codec_fits(const KvCodec& codec, const ModelConfig& config) {
@@ -98,7 +102,9 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   const int32_t per_sequence = 1 + options.max_drafts;
   max_rows = most_rows(options);
   if (options.max_sequences > 1 && options.gap_limit > 0)
-    interleaved_tokens = std::min(options.ubatch_tokens, kInterleavedTokens);
+    interleaved_tokens =
+        std::min(options.ubatch_tokens,
+                 options.keeps_all_experts() ? kInterleavedTokens : kInterleavedWithSlots);
   decoding_rows = options.max_sequences * per_sequence;
   logit_rows =
       StepOutputs::rows_for(options.max_sequences, decoding_rows, max_rows, config.vocabulary);
@@ -129,6 +135,8 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
       sizes.stages[static_cast<size_t>(stage)].snapshots =
           devices.at(devices.index(stage, 0)).traits().own_memory;
   BRAID_TRY(make_pools(options, devices));
+  for (int32_t rank = 0; rank < model.ranks(); ++rank)  // of an earlier plan
+    model.weights_of(rank).set_expert_slots(ModelWeights::kAllStages, 0);
   BRAID_TRY(cut(options, model, devices));
   BRAID_TRY(place_experts(options, model, devices));
   plan_rows(options, model, devices);
@@ -345,9 +353,7 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
                                     const Devices& devices) {
   if (!devices.first().traits().own_memory) return kSmallUbatch;
   // Steps with more rows hide the time in which experts come from host memory.
-  const bool all_experts = options.expert_slots == EngineOptions::kAllExperts ||
-                           options.expert_slots == EngineOptions::kAutomaticExperts;
-  const uint64_t share = all_experts ? 48 : 12;
+  const uint64_t share = options.keeps_all_experts() ? 48 : 12;
   const Device& device = devices.last();
   const auto& layers = model.config().layers;
   const bool mixture = std::any_of(layers.begin(), layers.end(),

@@ -147,6 +147,12 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
       }
   }
   if (found) return split_model(*found);
+  // Experts will have slots: layers by memory.
+  if (!devices.mixed() && !options.keeps_all_experts()) {
+    std::vector<double> memory;
+    for (const StageRoom& room : rooms) memory.push_back(static_cast<double>(room.bytes));
+    return split_model(cut_by_shares(layers, memory));
+  }
   // As asked, or evenly: check_fits() says what is short.
   if (!devices.mixed() || options.gpu_layers <= 0) return {};
   std::vector<double> shares(
@@ -172,16 +178,9 @@ Status EngineMemory::place_experts(const EngineOptions& options, Model& model,
                                    const Devices& devices) {
   const ModelConfig& config = model.config();
   const int32_t asked = options.expert_slots;
-  for (int32_t rank = 0; rank < model.ranks(); ++rank)
-    for (int32_t stage = 0; stage < devices.stages(); ++stage)
-      model.weights_of(rank).set_expert_slots(stage, 0);
   for (const LayerConfig& layer : config.layers)
     plan.experts = std::max(plan.experts, layer.feed_forward.experts);
-  if (asked == EngineOptions::kAllExperts || asked == EngineOptions::kAutomaticExperts ||
-      !devices.traits().own_memory)
-    return {};
-  if (plan.experts == 0)
-    return Error{ErrorKind::invalid_argument, "this model has no experts to keep in host memory"};
+  if (options.keeps_all_experts() || plan.experts == 0 || !devices.traits().own_memory) return {};
   if (devices.ranks() > 1 || !devices.traits().expert_slots)
     return Error{
         ErrorKind::unsupported,
@@ -206,13 +205,20 @@ Status EngineMemory::place_experts(const EngineOptions& options, Model& model,
       plan_rows(options, model, devices);
       plan.context_tokens = context;
       plan_workspaces(options, model, devices);
-      set_blocks(options, blocks_for(int64_t{context} + options.max_drafts));
       const int32_t number = pool_of[static_cast<size_t>(stage)];
-      return kv_bytes_of_pool(number) <= plan.spare_bytes(number);
+      set_blocks(options, blocks_for(int64_t{context} + options.max_drafts));
+      auto wanted = static_cast<double>(kv_bytes_of_pool(number));
+      if (options.kv_memory_bytes > 0) {  // all of it, or what all contexts need
+        set_blocks(options, wanted_blocks(options, context));
+        const auto all = static_cast<double>(kv_bytes());
+        wanted = static_cast<double>(kv_bytes_of_pool(number)) *
+                 std::min(1.0, static_cast<double>(options.kv_memory_bytes) / std::max(all, 1.0));
+      }
+      return wanted <= static_cast<double>(plan.spare_bytes(number));
     };
     int32_t slots = std::min(asked, plan.experts);
     if (asked == EngineOptions::kFittingExperts) {
-      slots = used;
+      slots = fits(plan.experts) ? plan.experts : used;
       for (int32_t above = plan.experts; above - slots > 1;) {
         const int32_t tried = slots + (above - slots) / 2;
         (fits(tried) ? slots : above) = tried;

@@ -87,7 +87,11 @@ struct EngineOptions {
   static constexpr int32_t kAllExperts = 0;
   static constexpr int32_t kAutomaticExperts = -1;  // all, or those that fit if the model does not
   static constexpr int32_t kFittingExperts = -2;    // those that fit beside a useful context
-  int threads = 0;                                  // 0: the device chooses
+  // As far as is known: automatic ones are planned with all first.
+  bool keeps_all_experts() const {
+    return expert_slots == kAllExperts || expert_slots == kAutomaticExperts;
+  }
+  int threads = 0;  // 0: the device chooses
   Activations activations = Activations::i8;
   bool deterministic = false;  // a request's bytes depend only on the request (DeviceOptions)
   // Limits of GPU 0, 1 ..., or one for all; 0: what is free.

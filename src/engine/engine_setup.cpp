@@ -156,6 +156,10 @@ Status Engine::open(const GgufFile& file, const EngineOptions& options,
     memory_.dflash = dflash_.get();
   }
   choose_drafts();
+  if (!options_.expert_profile.empty()) {
+    BRAID_ASSIGN(options_.expert_profile,
+                 expert_profile_path(options_.expert_profile, file.name()));
+  }
   return devices != nullptr ? plan(std::move(devices)) : choose_devices();
 }
 
@@ -196,7 +200,9 @@ Status Engine::choose_devices() {
     }
   }
   // A mixture keeps all layers on its GPUs, and the experts that do not fit in host memory.
-  if (asked.expert_slots == EngineOptions::kAutomaticExperts && asked.gpu_layers < 0 &&
+  const bool all_layers =
+      asked.gpu_layers < 0 || asked.gpu_layers >= std::ssize(model_->config().layers);
+  if (asked.expert_slots == EngineOptions::kAutomaticExperts && all_layers &&
       devices_->traits().expert_slots && devices_->ranks() == 1 && memory_.plan.experts > 0 &&
       !devices_->mixed() && !holds(false, kWorthwhileContext)) {
     EngineOptions slots = asked;
@@ -274,8 +280,11 @@ void Engine::choose_drafts() {
 Status Engine::load() {
   const ModelConfig& config = model_->config();
   BRAID_TRY(memory_.take(options_, *model_, *devices_));
-  if (!options_.expert_profile.empty())
-    BRAID_TRY(load_expert_profile(options_.expert_profile, *devices_));
+  if (!options_.expert_profile.empty()) {
+    const Status read = load_expert_profile(options_.expert_profile, *devices_);
+    if (!read.ok())
+      log_warning(fmt::format("the expert profile is not used: {}", read.error().message));
+  }
   BRAID_TRY(outputs_.allocate(devices_->last(), *model_, memory_.logit_rows, memory_.decoding_rows,
                               memory_.slots));
   memory_.plan.set_actual(MemoryUse::logits,
@@ -462,8 +471,9 @@ std::string Engine::note_on_layers() const {
           pool.expert_slots, memory_.plan.experts);
   if (options_.gpu_layers > 0 && !devices_->traits().own_memory)
     return "--gpu-layers does nothing: braid uses no GPU here";
-  if ((options_.expert_slots > 0 || options_.expert_slots == EngineOptions::kFittingExperts) &&
-      !devices_->traits().own_memory)
+  if (options_.expert_slots > 0 && memory_.plan.experts == 0)
+    return "--expert-slots does nothing: this model has no experts";
+  if (options_.expert_slots > 0 && !devices_->traits().own_memory)
     return "--expert-slots does nothing: braid uses no GPU here";
   return "";
 }

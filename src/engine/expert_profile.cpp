@@ -2,10 +2,12 @@
 #include "engine/expert_profile.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <numeric>
@@ -73,6 +75,24 @@ std::string format_expert_profile(std::span<const float> scores,
     for (int32_t expert = 0; expert < layers[layer]; ++expert, ++at)
       if (scores[at] > 0) out += fmt::format("{},{},{:.4g}\n", layer, expert, scores[at]);
   return out;
+}
+
+Result<std::string> expert_profile_path(const std::string& path, const std::string& model) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::path file = path;
+  if (fs::is_directory(file, error)) file /= fs::path(model).filename().string() + ".experts.csv";
+  const fs::file_status status = fs::status(file, error);
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  const bool there = fs::exists(status);
+  if (there && !fs::is_regular_file(status))
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{}: an expert profile is a regular file or a folder", path)};
+  if (!fs::is_directory(folder, error) || ::access(folder.c_str(), W_OK) != 0 ||
+      (there && ::access(file.c_str(), W_OK) != 0))
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{}: an expert profile cannot be written there", path)};
+  return file.string();
 }
 
 Status load_expert_profile(const std::string& path, Devices& devices) {

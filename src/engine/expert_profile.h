@@ -25,6 +25,9 @@ Result<std::vector<float>> parse_expert_profile(std::string_view text,
 std::string format_expert_profile(std::span<const float> scores,
                                   const ExpertCountsOfLayers& layers);
 
+// The file for a model: `path`, or in a folder one named after the model's file. Error:
+// invalid_argument, if it is neither a regular file nor absent, or cannot be written.
+Result<std::string> expert_profile_path(const std::string& path, const std::string& model);
 // Gives slots by the file, if it is there; nothing without slots. Errors: invalid_argument, io.
 Status load_expert_profile(const std::string& path, Devices& devices);
 // Replaces the file as a whole. Waits for the ops queued so far. Errors: io, exhausted.

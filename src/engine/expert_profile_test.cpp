@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+
+#include "base/temp_folder_test.h"
+
 namespace braid {
 namespace {
 
@@ -31,6 +35,22 @@ TEST(ExpertProfile, WrongLinesAreNamed) {
     ASSERT_FALSE(read.ok()) << text;
     EXPECT_EQ(read.error().kind, ErrorKind::invalid_argument);
     EXPECT_NE(read.error().message.find("line "), std::string::npos) << read.error().message;
+  }
+}
+
+TEST(ExpertProfile, PathsThatCannotBeWrittenAreRefusedAtOnce) {
+  const TempFolder folder;
+  const std::string path = folder.path + "/p.csv";
+  EXPECT_EQ(*expert_profile_path(path, "/models/a.gguf"), path);
+  EXPECT_EQ(*expert_profile_path(folder.path, "/models/a.gguf"),
+            folder.path + "/a.gguf.experts.csv");
+  std::ofstream(path) << "x";
+  EXPECT_EQ(*expert_profile_path(path, "a"), path);
+  for (const std::string& wrong :
+       {std::string("/dev/null"), path + "/p.csv", folder.path + "/none/p.csv"}) {
+    const auto refused = expert_profile_path(wrong, "a");
+    ASSERT_FALSE(refused.ok()) << wrong;
+    EXPECT_EQ(refused.error().kind, ErrorKind::invalid_argument);
   }
 }
 

@@ -122,7 +122,8 @@ int32_t ModelWeights::set_expert_slots(int32_t stage, int32_t slots) {
   int32_t count = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     MoeBlock& moe = layers[i].moe;
-    if (stage_of(static_cast<int32_t>(i)) != stage || !moe.gate) continue;
+    const bool here = stage == kAllStages || stage_of(static_cast<int32_t>(i)) == stage;
+    if (!here || !moe.gate) continue;
     const int32_t own = slots < moe.gate.experts ? slots : 0;
     for (Weight* w : {&moe.gate, &moe.up, &moe.down}) w->slots = own;
     count += own > 0 ? 1 : 0;
@@ -187,10 +188,10 @@ ModelWeights::LayerBytes ModelWeights::layer_bytes(size_t layer, const ModelConf
     if (!*w) continue;
     const size_t all = bytes_of(*w);
     const bool chosen = w == &moe.gate || w == &moe.up || w == &moe.down;
+    const int32_t there = w->slots > 0 ? w->slots : ffn.experts;
     bytes.all += all;
     bytes.read +=
-        chosen ? all / static_cast<size_t>(ffn.experts) * static_cast<size_t>(ffn.experts_used)
-               : all;
+        chosen ? all / static_cast<size_t>(there) * static_cast<size_t>(ffn.experts_used) : all;
   }
   return bytes;
 }

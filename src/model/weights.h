@@ -117,6 +117,7 @@ class ModelWeights {
   size_t loaded_bytes(int32_t stage);
   // Experts of the stage's layers that stay on its device (Weight::slots); 0: all. Drafters keep
   // all. Returns the number of layers that have slots.
+  static constexpr int32_t kAllStages = -1;
   int32_t set_expert_slots(int32_t stage, int32_t slots);
   // Beside planned_bytes(), for slots: on the device, and host memory.
   size_t expert_staging_bytes(int32_t stage, const Device& device);

@@ -21,6 +21,7 @@ namespace braid::cli {
 namespace {
 
 constexpr int kWarmTokens = 64;
+constexpr int kMostSequences = 256;  // steps of more rows stream experts
 constexpr size_t kLinkBytes = size_t{256} << 20;
 
 struct Counter : Sink {
@@ -70,6 +71,9 @@ class PlacementBench {
     };
     generate_ = std::max(1, flags_.generations.empty() ? 128 : flags_.generations[0]);
     wanted.parallel = std::max(1, longest(flags_.batches));
+    if (wanted.parallel > kMostSequences)
+      return Error{ErrorKind::invalid_argument,
+                   fmt::format("--placement takes up to {} sequences", kMostSequences)};
     wanted.context =
         std::max({wanted.context, longest(flags_.prompts) + 64, kWarmTokens + generate_ + 64});
     wanted.expert_slots = slots == 0 ? "all" : std::to_string(slots);
@@ -131,7 +135,7 @@ class PlacementBench {
       for (const LayerConfig& layer : config.layers)
         used = std::max(used, layer.feed_forward.experts_used);
       const RoutingShape shape{static_cast<int32_t>(layers_.size()), layers_[0].experts, used,
-                               batch, 512};
+                               batch, std::max(64, 512 / ((batch + 31) / 32))};
       const std::vector<int32_t> ids = local ? local_routing(shape, 1) : uniform_routing(shape, 1);
       BRAID_TRY(gpu().route_by({ids, shape.steps, shape.rows, shape.used}));
       BRAID_ASSIGN(const Decoded decoded, decode(batch));

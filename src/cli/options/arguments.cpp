@@ -22,7 +22,8 @@ constexpr std::string_view kDownload =
     "offers what "
     "Hugging Face, Ollama and LM Studio have downloaded";
 constexpr std::string_view kExperts =
-    "is read as --expert-slots fit: experts lie in host memory, and those that fit on the GPU, too";
+    "is not needed: experts that do not fit the GPU lie in host memory (--expert-slots, "
+    "--gpu-memory)";
 constexpr std::string_view kWhichGpu =
     "is not known: name the GPUs, as in --device cuda:1 or --device cuda:0,cuda:1";
 constexpr std::string_view kMedia = "is not known: braid reads text alone";
@@ -60,10 +61,10 @@ constexpr Habit kHabits[] = {
     {"--main-gpu", Habit::refused, kWhichGpu, 1},
     {"-ot", Habit::experts, kExperts, 1},
     {"--override-tensor", Habit::experts, kExperts, 1},
-    {"-cmoe", Habit::experts, kExperts},
-    {"--cpu-moe", Habit::experts, kExperts},
-    {"-ncmoe", Habit::experts, kExperts, 1},
-    {"--n-cpu-moe", Habit::experts, kExperts, 1},
+    {"-cmoe", Habit::ignored, kExperts},
+    {"--cpu-moe", Habit::ignored, kExperts},
+    {"-ncmoe", Habit::ignored, kExperts, 1},
+    {"--n-cpu-moe", Habit::ignored, kExperts, 1},
     {"--experts-slots", Habit::renamed, "--expert-slots", 1},
     {"--tensor-parallel-size", Habit::refused, kWhichGpu, 1},
     {"--pipeline-parallel-size", Habit::refused, kWhichGpu, 1},
@@ -232,27 +233,24 @@ class Reader {
       keep_values_ = false;
       return values;
     }
-    if (habit.kind == Habit::experts) return ask_for_experts(habit, value, rest);
+    if (habit.kind == Habit::experts) return check_pattern(habit, value, rest);
     if (find(std::string(habit.text)) == nullptr)
       return wrong(fmt::format("braid {} has no option {}", name_, habit.name));
     out_.words.push_back(std::string(habit.text) + value);
     return values;
   }
 
-  Result<int> ask_for_experts(const Habit& habit, const std::string& value,
-                              std::span<const std::string> rest) {
-    if (find("--expert-slots") == nullptr)
-      return wrong(fmt::format("braid {} has no option {}", name_, habit.name));
-    if (habit.name == "-ot" || habit.name == "--override-tensor") {
-      const std::string pattern = !value.empty() ? value : rest.empty() ? "" : rest.front();
-      if (pattern.find("exps") == pattern.npos || !pattern.ends_with("=CPU") ||
-          pattern.find(',') != pattern.npos)
-        return wrong(
-            fmt::format("{} moves experts alone, as in {} exps=CPU; whole layers: --gpu-layers",
-                        habit.name, habit.name));
-    }
+  // Patterns of tensors: those of experts alone.
+  Result<int> check_pattern(const Habit& habit, const std::string& value,
+                            std::span<const std::string> rest) {
+    const std::string pattern = !value.empty() ? value : rest.empty() ? "" : rest.front();
+    if (pattern.find("exps") == pattern.npos || !pattern.ends_with("=CPU") ||
+        pattern.find(',') != pattern.npos)
+      return wrong(
+          fmt::format("{} moves experts alone, as in {} exps=CPU; whole layers: "
+                      "--gpu-layers",
+                      habit.name, habit.name));
     out_.notes.push_back(fmt::format("{} {}", habit.name, habit.text));
-    out_.words.insert(out_.words.end(), {"--expert-slots", "fit"});
     keep_values_ = false;
     return value.empty() ? habit.values : 0;
   }

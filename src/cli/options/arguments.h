@@ -21,7 +21,7 @@ Result<Arguments> read_arguments(const CLI::App& app, std::span<const std::strin
 
 // An option of llama.cpp or vLLM that braid renames, ignores or refuses.
 struct Habit {
-  // `experts`: asks for experts in host memory.
+  // `experts`: ignored if its value is a pattern of experts, else refused.
   enum Kind { renamed, ignored, refused, experts };
   std::string_view name;
   Kind kind;

@@ -99,7 +99,6 @@ std::optional<int32_t> gpu_layers_of(const std::string& text) {
 
 std::optional<int32_t> expert_slots_of(const std::string& text) {
   if (text == "auto") return EngineOptions::kAutomaticExperts;
-  if (text == "fit") return EngineOptions::kFittingExperts;
   if (text == "all") return EngineOptions::kAllExperts;
   int32_t slots = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), slots);
@@ -108,9 +107,8 @@ std::optional<int32_t> expert_slots_of(const std::string& text) {
 }
 
 std::string expert_slots_text(const std::string& text) {
-  return expert_slots_of(text)
-             ? ""
-             : fmt::format("{} is not a number of experts, all, fit or auto", text);
+  return expert_slots_of(text) ? ""
+                               : fmt::format("{} is not a number of experts, all or auto", text);
 }
 
 std::string gpu_layers_text(const std::string& text) {
@@ -154,14 +152,14 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
   group
       .add("--expert-slots", flags.expert_slots,
            "experts of each layer that lie on the GPU, which reads the others from host memory: a "
-           "number, all, fit (those that fit), or auto (all; if the model does not fit, fit)")
+           "number, all, or auto (all, or those that fit if the model does not)")
       ->type_name("N")
       ->check(expert_slots_text)
       ->capture_default_str();
   group
       .add("--expert-profile", flags.expert_profile,
-           "file with the use of each expert: read at the start, so that the right ones have "
-           "slots, and written when idle and at the end")
+           "file with the use of each expert, or a folder of them for several models: read at the "
+           "start, so that the right ones have slots; written when idle and at the end")
       ->type_name("FILE");
   group
       .add("--gpu-memory", flags.gpu_memory,

@@ -363,7 +363,8 @@ void Profiler::moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const Moe
   Cost cost{"moe_ffn", shape_text(*w.gate) + ", " + std::to_string(w.gate->experts) + " experts",
             tensor_bytes(x) + 2 * tensor_bytes(y.top(x.rows)), 0};
   for (const Weight* m : {w.gate, w.up, w.down}) {
-    cost.bytes += static_cast<double>(m->device_bytes) * touched / experts;
+    const double there = m->slots > 0 ? m->slots : experts;
+    cost.bytes += static_cast<double>(m->device_bytes) * touched / there;
     cost.flops += 2.0 * pairs * static_cast<double>(m->n * m->k);
   }
   for (const Weight* m : {w.shared_gate, w.shared_up, w.shared_down}) {

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kFillThreads = 512;
 constexpr int kFillBlocks = 32;
+static_assert(kMostRoutedRows * 32 <= kFillThreads);
 constexpr int kLoads = 4;  // of 16 bytes, in flight for a thread
 constexpr int64_t kPieceBytes = int64_t{kFillThreads} * kLoads * 16;
 
@@ -280,7 +281,7 @@ void ExpertSlots::fetch(SlotLayer& layer, Tensor ids, const Batch& batch, const 
   const dim3 blocks(static_cast<unsigned>(std::min(kFillBlocks, context_.processors)));
   if (route == nullptr)
     return launch_early(context_, fill_kernel<Routing::given>, blocks, kFillThreads, 0, args);
-  BRAID_CHECK(ids.rows * ids.cols <= kMostQuickIds && ids.rows <= kFillThreads / 32);
+  BRAID_CHECK(routes(ids.rows, ids.cols));
   args.route = *route;
   const auto words = static_cast<size_t>(args.rows * choice_words(args.table.experts));
   const auto kernel = route->rule.plain(args.table.experts) ? fill_kernel<Routing::plain>

@@ -229,7 +229,8 @@ void ExpertSlots::keep(const PackedWeight& p, int64_t expert) {
 }
 
 Status ExpertSlots::finish() {
-  if (layers_.empty()) return {};
+  if (layers_.empty() || finished_) return {};
+  finished_ = true;
   BRAID_CHECK(next_part_ % kStackParts == 0);
   size_t streamed_bytes = 0;
   for (const auto& layer : layers_) streamed_bytes += layer->table.experts * sizeof(int32_t);

@@ -8,7 +8,8 @@
 //
 // Two ways to bring experts:
 // - fetch(): a kernel of the step reads the chosen experts that are missing (expert_policy.h). It
-//   needs nothing of the host, so steps can be recorded.
+//   needs nothing of the host, so steps can be recorded. So slots are weights that a step writes:
+//   products read them after their wait alone (launch.h), as the choice comes from the step, too.
 // - stream(): for steps with more than kStreamRows rows, which use nearly all experts. The copy
 //   engine brings all missing ones of a layer while the layer before it runs. The host must know
 //   what is resident, so it waits for the step before if that was of the first kind.
@@ -33,6 +34,8 @@ namespace braid::cuda {
 inline constexpr int64_t kStreamRows = 256;
 // rows * used of steps that are the quickest if all experts have slots
 inline constexpr int kMostQuickIds = 32;
+// a warp each
+inline constexpr int kMostRoutedRows = 16;
 
 // Address space of one stack: own slots, then staging memory.
 class SlotRange {
@@ -113,7 +116,7 @@ class ExpertSlots {
   // After the last one.
   Status finish();
 
-  // With `route`, at most kMostQuickIds of them, ids and weights are chosen first.
+  // With `route`, and as many as routes() says, ids and weights are chosen first.
   struct Route {
     const float* logits = nullptr;
     int64_t logits_stride = 0;
@@ -121,6 +124,9 @@ class ExpertSlots {
     int64_t weights_stride = 0;
     ChoiceRule rule;
   };
+  static bool routes(int64_t rows, int64_t used) {
+    return rows <= kMostRoutedRows && rows * used <= kMostQuickIds;
+  }
   void fetch(SlotLayer& layer, Tensor ids, const Batch& batch, const Route* route = nullptr);
   // Recorded steps were, or are about to be queued, which fetch.
   void will_fetch();
@@ -145,6 +151,7 @@ class ExpertSlots {
   const uint8_t* mapped_ = nullptr;
   size_t host_used_ = 0;
   int next_part_ = 0;
+  bool finished_ = false;
   cudaStream_t stream_ = nullptr;       // of stream()
   cudaEvent_t filled_[kStagings] = {};  // staging memory holds a layer's experts
   cudaEvent_t used_[kStagings] = {};    // its readers have ended

@@ -423,7 +423,7 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
 void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
                   const RouteParams& params, const MoeWeights& w, const Batch& batch) {
   if (SlotLayer* const layer = packed(*w.gate).slots) {
-    if (x.rows * params.used <= kMostQuickIds) {
+    if (ExpertSlots::routes(x.rows, params.used)) {
       const RouteArgs args = route_args(ids, weights, logits, params);
       const ExpertSlots::Route route{args.logits, args.stride, args.weights, args.weights_stride,
                                      args.rule};

@@ -152,7 +152,9 @@ bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, T
       y.type != DType::f32 || x.type != kActType)
     return false;
   const bool few = x.rows > kSkinnyTokens || !w.whole();
-  if (!few && logits != nullptr &&
+  // Experts in slots take the form of resident ones.
+  const SlotLayer* const slots = packed(*w.gate).slots;
+  if (!few && (logits != nullptr || slots != nullptr) &&
       !MoeList::takes(static_cast<int>(w.routed()), static_cast<int>(ids.cols)))
     return false;
   BRAID_CHECK(w.first_expert >= 0 && w.first_expert + w.gate->experts <= w.routed());
@@ -178,7 +180,7 @@ bool moe_skinny(Context& context, const MoeMemory& memory, Tensor y, Tensor x, T
   route.experts = static_cast<int>(w.routed());
   route.first_expert = w.first_expert;
   route.stack = static_cast<int>(w.gate->experts);
-  if (const SlotLayer* const slots = packed(*w.gate).slots) route.slot_of = slots->slot_of;
+  if (slots != nullptr) route.slot_of = slots->slot_of;
   route.shared = w.shared_gate != nullptr;
   route.stored = memory.stored;
   out.route = route;
