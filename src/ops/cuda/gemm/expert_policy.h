@@ -49,7 +49,7 @@ struct SlotTable {
   int32_t* staged = nullptr;             // [1]: experts that the last step left in staging slots
   unsigned* arrived = nullptr;           // [1]: of the filling kernel, zero between launches
   unsigned long long* counts = nullptr;  // [kCounts]: steps, chosen, admitted, passed by
-  // A copy in host memory, at most kToldSteps older; null: nobody reads it.
+  // A copy in host memory, at most kToldSteps older; null: none.
   unsigned long long* told = nullptr;
 };
 
