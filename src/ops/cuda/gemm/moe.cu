@@ -8,7 +8,8 @@
 // the others. `sort_pairs` sorts the (token, expert) pairs by expert and lists tiles of rows.
 // Product kernels take the list and cut all tiles into equal runs, so a skewed choice costs no more
 // than an even one. `combine` adds each token's pairs in ascending expert id. A pair's place in the
-// list depends on timing; its result does not.
+// list depends on timing. So does the last bit of its result in steps of many rows, where some
+// tiles are cut along k (gemm_wgmma.cuh); not if the device is deterministic.
 //
 // If the stacks have a part of the experts (kPart), pairs with others are in no tile.
 //
