@@ -145,6 +145,7 @@ TEST(Admission, CountsAreExact) {
 }
 
 const char* const kHi = R"({"messages":[{"role":"user","content":"hi"}]})";
+const char* const kStream = R"({"stream":true,"messages":[{"role":"user","content":"hi"}]})";
 
 ApiKey key(const std::string& line) { return parse_keys(line, "test")->front(); }
 
@@ -176,6 +177,9 @@ struct Crowd {
                       "Content-Type: application/json\r\nx-api-key: " + name + "\r\n");
   }
 
+  // The first one's stream has begun, so the server has counted it as running.
+  bool is_running() { return clients[0].read_until("data:"); }
+
   const TestServer& server;
   std::deque<Client> clients;
   RequestId sent = 0;
@@ -188,8 +192,8 @@ TEST(Admission, EachKeyHasItsLimitsOverHttp) {
     app.slots = 1;
   });
   Crowd crowd(*server);
-  crowd.add("small");
-  ASSERT_TRUE(server->backend->wait_started(1));
+  crowd.add("small", kStream);
+  ASSERT_TRUE(crowd.is_running());
   crowd.add("small");
   const auto many = crowd.ask("small");
   EXPECT_EQ(many.status, 429) << many.body;
@@ -242,10 +246,10 @@ TEST(Admission, AnswersWithoutPlacesAreRefusedOverHttp) {
     app.slots = 1;
   });
   Crowd crowd(*server);
-  const std::string four = R"({"n":4,"messages":[{"role":"user","content":"hi"}]})";
+  const std::string four = R"({"stream":true,"n":4,"messages":[{"role":"user","content":"hi"}]})";
   crowd.sent = 3;
   crowd.add("a", four);
-  ASSERT_TRUE(server->backend->wait_started(1));
+  ASSERT_TRUE(crowd.is_running());
   const auto refused = crowd.ask("a", four);
   EXPECT_EQ(refused.status, 429) << refused.body;
   EXPECT_EQ(refused.json()["error"]["code"], "client_queue");
