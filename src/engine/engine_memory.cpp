@@ -153,6 +153,12 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   return plan_disk(options, config);
 }
 
+uint64_t EngineMemory::host_bytes(const EngineOptions& options) {
+  return options.host_memory_bytes > 0 ? options.host_memory_bytes
+         : options.planned_gpus        ? UINT64_MAX
+                                       : available_memory_bytes();
+}
+
 // Devices that share memory have one pool.
 Status EngineMemory::make_pools(const EngineOptions& options, const Devices& devices) {
   const auto count = static_cast<size_t>(devices.count());
@@ -171,9 +177,7 @@ Status EngineMemory::make_pools(const EngineOptions& options, const Devices& dev
     pool.name = number < 0 ? "memory" : fmt::format("cuda:{}", number);
     pool.own_memory = device.traits().own_memory;
     if (!pool.own_memory) {
-      pool.available_bytes = options.host_memory_bytes > 0 ? options.host_memory_bytes
-                             : options.planned_gpus        ? UINT64_MAX
-                                                           : available_memory_bytes();
+      pool.available_bytes = host_bytes(options);
       continue;
     }
     pool.available_bytes = device.free_bytes();

@@ -27,6 +27,8 @@ struct EngineMemory {
   Status take(const EngineOptions& options, Model& model, Devices& devices);
   Status take_disk_staging(DiskTier& disk, const DiskKind& kind, Device& device);
 
+  // Without an asked context, GPUs that hold less are too small for the model.
+  static constexpr int32_t kUsefulContext = 32768;
   static int32_t choose_ubatch(const EngineOptions& options, const Model& model,
                                const Devices& devices);
   static int32_t most_rows(const EngineOptions& options);
@@ -67,6 +69,8 @@ struct EngineMemory {
   void plan_host_images(const EngineOptions& options, const ModelConfig& config);
   Status plan_disk(const EngineOptions& options, const ModelConfig& config);
   Status plan_with(const EngineOptions& options, Model& model, Devices& devices);
+  // UINT64_MAX: unknown.
+  static uint64_t host_bytes(const EngineOptions& options);
   Status make_pools(const EngineOptions& options, const Devices& devices);
   // engine_memory_cut.cpp
   Status place_experts(const EngineOptions& options, Model& model, const Devices& devices);

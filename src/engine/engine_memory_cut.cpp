@@ -13,7 +13,6 @@ namespace {
 
 // Of devices that do not know what they read.
 constexpr double kGpuBytesPerSecond = 5e11, kHostBytesPerSecond = 5e10;
-constexpr int32_t kUsefulContext = 32768;
 constexpr uint64_t kHostReserve = 16;  // share of host memory that copies of experts leave free
 
 // Before a layer has a device: the most that it takes on any.
@@ -164,9 +163,7 @@ Status EngineMemory::cut(const EngineOptions& options, Model& model, Devices& de
 
 Status EngineMemory::check_host_copies(const EngineOptions& options) const {
   const uint64_t copies = plan.predicted_bytes_of(MemoryUse::expert_copies);
-  const uint64_t available = options.host_memory_bytes > 0 ? options.host_memory_bytes
-                             : options.planned_gpus        ? UINT64_MAX
-                                                           : available_memory_bytes();
+  const uint64_t available = host_bytes(options);
   if (copies <= available - available / kHostReserve) return {};
   return Error{ErrorKind::exhausted,
                fmt::format("the experts take {} of host memory, of which {} are available",

@@ -63,8 +63,6 @@ Status check_window(int32_t tokens) {
           tokens, kLeastWindow)};
 }
 
-// A first GPU that holds less, without an asked context, is too small for the model.
-constexpr int32_t kWorthwhileContext = 32768;
 // GPUs that hold less, without an asked context, leave layers to the CPU.
 constexpr int32_t kLeastContext = 4096;
 constexpr int32_t kNgramDepth = 7;
@@ -189,7 +187,7 @@ Status Engine::choose_devices() {
   const bool may_leave_gpus = asked.device == "auto";
   BRAID_TRY(plan_on(asked));
   const bool only_gpus = devices_->first().traits().own_memory;
-  if (may_use_more_devices(asked, *devices_) && !holds(true, kWorthwhileContext)) {
+  if (may_use_more_devices(asked, *devices_) && !holds(true, EngineMemory::kUsefulContext)) {
     EngineOptions all = asked;
     all.device = all_gpus(asked);
     // A GPU that cannot be used is no reason to use none.
@@ -204,7 +202,7 @@ Status Engine::choose_devices() {
       asked.gpu_layers < 0 || asked.gpu_layers >= std::ssize(model_->config().layers);
   if (asked.expert_slots == EngineOptions::kAutomaticExperts && all_layers &&
       devices_->traits().expert_slots && devices_->ranks() == 1 && memory_.plan.experts > 0 &&
-      !devices_->mixed() && !holds(false, kWorthwhileContext)) {
+      !devices_->mixed() && !holds(false, EngineMemory::kUsefulContext)) {
     EngineOptions slots = asked;
     slots.expert_slots = EngineOptions::kFittingExperts;
     if (fits(plan_on(slots))) return {};

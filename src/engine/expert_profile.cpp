@@ -9,8 +9,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <numeric>
 
 #include "base/output_file.h"
 

@@ -34,6 +34,7 @@ namespace braid::cuda {
 inline constexpr int64_t kStreamRows = 256;
 // rows * used of steps that are the quickest if all experts have slots
 inline constexpr int kMostQuickIds = 32;
+static_assert(kMostSlotExperts == kMostExperts);
 // a warp each
 inline constexpr int kMostRoutedRows = 16;
 
