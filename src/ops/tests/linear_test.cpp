@@ -471,6 +471,11 @@ TEST(Linear, AgreesOnMatricesOfManyMegabytes) {
       // A few tiles more than an H100 has processors.
       {{GgmlType::Q4_K}, 17380, 2048, {17, 64, 90, 128}, Tail::silu_mul},
       {{GgmlType::Q6_K}, 34100, 1024, {20, 50, 96, 128}, Tail::add},
+      // The last tile has rows for some warps of a warpgroup, and 132 processors cut it into four
+      // and six parts.
+      {{GgmlType::Q4_K}, 8256, 5120, {96, 128}, Tail::store},
+      {{GgmlType::Q4_K}, 5450, 8192, {96, 128}, Tail::add},
+      {{GgmlType::Q6_K, GgmlType::Q4_K}, 2650, 6144, {96, 128}, Tail::store},
       {{GgmlType::Q4_K}, 4130, 512, {520, 700}, Tail::silu_mul},
       {{GgmlType::Q6_K}, 2600, 768, {650}, Tail::store},
       {{GgmlType::Q8_0}, 2600, 512, {650}, Tail::add}};

@@ -215,6 +215,7 @@ template <int kWarps, int kGroups>
 struct CountedParts {
   static constexpr int kPieces = kWarps / 4 * 2 * kGroups * 128;  // float4 per part
   static constexpr int kMostGroups = 4;                           // warpgroups
+  static constexpr int kMeetings = 3;                             // in put() and finish()
 
   const TiledArgs& a;
   const WgmmaSharing& s;
@@ -295,6 +296,11 @@ struct CountedParts {
       *arrived() = 0;
       *departed = 0;
     }
+  }
+  // By a warp without rows instead of put() and finish(): the others of its warpgroup wait for it.
+  // Rows come first, so the thread that counts is not in such a warp unless all four are.
+  __device__ static void attend() {
+    for (int i = 0; i < kMeetings; ++i) meet_group();
   }
 };
 
@@ -410,15 +416,20 @@ __device__ inline void finish_pair(const WgmmaArgs& a, const WgmmaWalk& walk, co
                                    MemoryAt memory_at) {
   constexpr int kOwn = kGroups / 2;
   wait_cluster();
-  if (rows.target.part == nullptr) return;
-  const GemmPart part = *rows.target.part;
-  const WgmmaRows own = rows.with(part);
   const int rank = cluster_rank();
-  float sum[2][kOwn][4];
-  join_pair<kWarps, kGroups>(sum, acc, rank, pair, own_stage, stages, memory_at);
   Tile half = tile;
   half.first += rank * 8 * kOwn;
   half.count = min(8 * kOwn, tile.count - rank * 8 * kOwn);
+  if (rows.target.part == nullptr) {
+    if constexpr (kMostPairs < kGroups >> 1)
+      if (half.count > 0 && WgmmaSharing(walk, walk.tile).of_rank(rank).parts > 1)
+        CountedParts<kWarps, kOwn>::attend();
+    return;
+  }
+  const GemmPart part = *rows.target.part;
+  const WgmmaRows own = rows.with(part);
+  float sum[2][kOwn][4];
+  join_pair<kWarps, kGroups>(sum, acc, rank, pair, own_stage, stages, memory_at);
   if (half.count <= 0) return;
   if constexpr (kMostPairs < kGroups >> 1) {
     const WgmmaSharing sharing = WgmmaSharing(walk, walk.tile).of_rank(rank);
