@@ -73,6 +73,15 @@ int gpu_count(const EngineOptions& options) {
                               : cuda_device_count();
 }
 
+// `name` and the GPUs after it, from the first again where there are no more.
+std::vector<Name> repeated(const Name& name, int count, int gpus) {
+  std::vector<Name> names(static_cast<size_t>(count), name);
+  const bool is_gpu = gpus > 0 && name.kind != "cpu" && name.kind != "ref";
+  for (int i = 0; is_gpu && i < count; ++i)
+    names[static_cast<size_t>(i)].gpu = (name.gpu + i) % gpus;
+  return names;
+}
+
 Result<std::unique_ptr<Device>> open(const Name& name, DeviceOptions options,
                                      std::span<const uint64_t> planned_bytes) {
   options.gpu = name.gpu;
@@ -93,10 +102,10 @@ Result<std::unique_ptr<Device>> open(const Name& name, DeviceOptions options,
 Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptions& options,
                                       int32_t max_rows) {
   if (const char* stages = std::getenv("BRAID_STAGES"); stages != nullptr && names.size() == 1)
-    names.resize(static_cast<size_t>(std::clamp(std::atoi(stages), 1, 16)), names[0]);
+    names = repeated(names[0], std::clamp(std::atoi(stages), 1, 16), gpu_count(options));
   bool shares = options.split == Split::tensor;
   if (const char* ranks = std::getenv("BRAID_RANKS"); ranks != nullptr && names.size() == 1) {
-    names.resize(static_cast<size_t>(std::clamp(std::atoi(ranks), 1, kMostRanks)), names[0]);
+    names = repeated(names[0], std::clamp(std::atoi(ranks), 1, kMostRanks), gpu_count(options));
     shares = true;
   }
   if (shares && names.size() > 1 && names[0].kind != names[1].kind)
@@ -107,6 +116,7 @@ Result<std::shared_ptr<Devices>> open(std::vector<Name> names, const EngineOptio
   device.activations = options.activations;
   device.max_tokens = max_rows;
   device.deterministic = options.deterministic;
+  device.experts_on_host = options.experts_on_cpu && names.size() == 1;
   const auto count_of = [&](const Name& name) {
     return static_cast<int>(std::count_if(names.begin(), names.end(), [&](const Name& n) {
       return n.kind == name.kind && n.gpu == name.gpu;

@@ -4,8 +4,9 @@
 // of one kind with commas: "cuda:0,cuda:1". CPU devices of one list share their threads. "cpu" may
 // come before GPUs: it has the first layers. With EngineOptions::planned_gpus, GPUs are not opened.
 //
-// For tests, BRAID_STAGES=3 makes three devices of each single name: the same GPU or CPU three
-// times, so that a machine with one GPU runs a model in stages. BRAID_RANKS=2 does so for ranks.
+// For tests, BRAID_STAGES=3 makes three devices of each single name: the GPUs from that one on in
+// turn, which on a machine with one GPU is three times the same, or the CPU three times.
+// BRAID_RANKS=2 does so for ranks.
 #pragma once
 
 #include <memory>
