@@ -91,6 +91,8 @@ struct EngineOptions {
   bool keeps_all_experts() const {
     return expert_slots == kAllExperts || expert_slots == kAutomaticExperts;
   }
+  // Threads of the CPU compute some of the experts that are missing on a GPU (DeviceOptions).
+  bool experts_on_cpu = true;
   int threads = 0;  // 0: the device chooses
   Activations activations = Activations::i8;
   bool deterministic = false;  // a request's bytes depend only on the request (DeviceOptions)

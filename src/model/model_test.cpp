@@ -58,9 +58,10 @@ TEST(ModelFile, DenseAndExpertsAreReadAsDescribed) {
 
 TEST(ModelFile, PublishedShapesHaveThePublishedParameters) {
   const std::pair<const char*, int64_t> published[] = {
-      {"0.8b", 752393024},       {"2b", 1881825088},         {"4b", 4205751296},
-      {"9b", 8953803264},        {"27b", 26895998464},       {"35b-a3b", 34660610688},
-      {"qwen3-0.6b", 596049920}, {"laguna-xs", 33442617088},
+      {"0.8b", 752393024},         {"2b", 1881825088},          {"4b", 4205751296},
+      {"9b", 8953803264},          {"27b", 26895998464},        {"35b-a3b", 34660610688},
+      {"122b-a10b", 122111526912}, {"397b-a17b", 396346350336}, {"qwen3-0.6b", 596049920},
+      {"laguna-xs", 33442617088},
   };
   for (const auto& [name, parameters] : published) {
     const RandomShape* shape = find_random_shape(name);

@@ -70,6 +70,11 @@ const RandomShape kShapes[] = {
     qwen35("9b", 32, 4096, 16, 4, 12288, 32, false),
     qwen35("27b", 64, 5120, 24, 4, 17408, 48, false),
     with_experts(qwen35("35b-a3b", 40, 2048, 16, 2, 0, 32, false), "qwen35moe", 256, 8, 512, 512),
+    // Of the 122B, heads and widths of experts follow from its number of parameters.
+    with_experts(qwen35("122b-a10b", 48, 3072, 32, 2, 0, 64, false), "qwen35moe", 256, 8, 1024,
+                 1024),
+    with_experts(qwen35("397b-a17b", 60, 4096, 32, 2, 0, 64, false), "qwen35moe", 512, 10, 1024,
+                 1024),
     qwen3("qwen3-0.6b", 28, 1024, 16, 8, 3072, true),
     with_experts(qwen3("qwen3-30b-a3b", 48, 2048, 32, 4, 0, false), "qwen3moe", 128, 8, 768, 0),
     qwen3next("qwen3next-80b-a3b"),

@@ -69,6 +69,9 @@ struct DeviceOptions {
   // loaded at start, as a kernel that waits for another rank would block the loading.
   int ranks = 1;
   int devices_on_gpu = 1;  // of this process: each chooses kernels for its share of multiprocessors
+  // Of a GPU: `threads` of the host compute some of the experts that are missing in a step
+  // (cuda/gemm/expert_share.h). Not if `deterministic`, as they round otherwise.
+  bool experts_on_host = false;
 };
 
 struct OpTime {
@@ -101,14 +104,20 @@ struct ExpertCounts {
   uint64_t chosen = 0;     // experts of steps
   uint64_t admitted = 0;   // of them read from host memory, and kept
   uint64_t passed_by = 0;  // of them read from host memory for the step alone
+  uint64_t computed = 0;   // of them computed by threads of the host
   uint64_t streamed = 0;   // experts read for large prompt steps, chosen or not
   uint64_t read_bytes = 0;
+  uint64_t waited_ns = 0;  // time in which the GPU had nothing to do but wait for these threads
 };
 struct ExpertLayer {
   int32_t experts = 0;
   int32_t slots = 0;
   uint64_t expert_bytes = 0;  // gate, up and down of one
   ExpertCounts counts;
+  // Measured while steps used both: bytes of missing experts that the GPU reads in a second, and
+  // that threads of the host compute. 0: not known.
+  double read_bytes_s = 0;
+  double computed_bytes_s = 0;
 };
 
 // Measured: a plain copy (bytes read and written), plain reads, 16-bit products of matrix units.

@@ -289,6 +289,15 @@ void add_experts(MetricsPage& page, const std::vector<ExpertLayer>& layers) {
        [&](const char* name, const ExpertLayer& layer, const std::string& label) {
          page.sample(name, number(layer.counts.read_bytes), label);
        });
+  each("braid_expert_cpu_total", "counter",
+       "Experts that CPU threads have computed, as they were missing on the GPU.",
+       [&](const char* name, const ExpertLayer& layer, const std::string& label) {
+         page.sample(name, number(layer.counts.computed), label);
+       });
+  each("braid_expert_cpu_wait_seconds_total", "counter", "Time in which the GPU waited for these.",
+       [&](const char* name, const ExpertLayer& layer, const std::string& label) {
+         page.sample(name, number(layer.counts.waited_ns) * 1e-9, label);
+       });
 }
 
 std::string Metrics::render(const BackendStats& stats, const std::string& model,

@@ -66,7 +66,7 @@ TEST(Metrics, ExpertsByLayerAndPath) {
   BackendStats stats;
   EXPECT_EQ(samples(metrics.render(stats, "m", "1", {})).count("braid_expert_slots{layer=\"0\"}"),
             0u);
-  stats.expert_layers = {{256, 113, 10, {5, 40, 3, 1, 7, 110}}, {256, 113, 20, {}}};
+  stats.expert_layers = {{256, 113, 10, {5, 40, 3, 1, 2, 7, 110, 1500000000}}, {256, 113, 20, {}}};
   const auto seen = samples(metrics.render(stats, "m", "1", {}));
   EXPECT_EQ(seen.at("braid_expert_slots{layer=\"1\"}"), 113);
   EXPECT_EQ(seen.at("braid_expert_uses_total{layer=\"0\"}"), 40);
@@ -74,6 +74,8 @@ TEST(Metrics, ExpertsByLayerAndPath) {
   EXPECT_EQ(seen.at("braid_expert_reads_total{layer=\"0\",path=\"passed_by\"}"), 1);
   EXPECT_EQ(seen.at("braid_expert_reads_total{layer=\"0\",path=\"streamed\"}"), 7);
   EXPECT_EQ(seen.at("braid_expert_read_bytes_total{layer=\"0\"}"), 110);
+  EXPECT_EQ(seen.at("braid_expert_cpu_total{layer=\"0\"}"), 2);
+  EXPECT_EQ(seen.at("braid_expert_cpu_wait_seconds_total{layer=\"0\"}"), 1.5);
 }
 
 TEST(Metrics, DraftsBySourceAndDepth) {

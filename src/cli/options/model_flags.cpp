@@ -161,6 +161,9 @@ void add_model_part(CLI::App& command, ModelFlags& flags) {
            "file with the use of each expert, or a folder of them for several models: read at the "
            "start, so that the right ones have slots; written when idle and at the end")
       ->type_name("FILE");
+  group.flag("--no-cpu-experts", flags.no_cpu_experts,
+             "read all experts that are missing on the GPU from host memory. By default CPU "
+             "threads compute some of them meanwhile; --deterministic does without");
   group
       .add("--gpu-memory", flags.gpu_memory,
            "most memory to take of each GPU, e.g. 20G, or 20G,8G for the first two (default: what "
@@ -363,6 +366,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.gpu_layers = *gpu_layers_of(flags.gpu_layers);
   options.expert_slots = *expert_slots_of(flags.expert_slots);
   options.expert_profile = flags.expert_profile;
+  options.experts_on_cpu = !flags.no_cpu_experts;
   BRAID_TRY(read_sizes("--gpu-memory", flags.gpu_memory, &options.gpu_memory_bytes));
   options.deterministic = flags.deterministic;
   options.max_sequences = flags.parallel;

@@ -33,6 +33,7 @@ struct ModelFlags {
   std::string gpu_layers = "auto";
   std::string expert_slots = "auto";
   std::string expert_profile;
+  bool no_cpu_experts = false;
   std::string gpu_memory;  // sizes with commas (sizes.h); empty: what is free
   bool deterministic = false;
   int parallel = 1;

@@ -193,6 +193,7 @@ TEST_P(GpuEngine, ExpertsInHostMemoryGiveTheBytesOfResidentOnes) {
     options.spec_always = true;
     options.max_drafts = drafter == SpecType::none ? 0 : 4;
     options.prefix_cache = false;
+    options.experts_on_cpu = false;
     const std::vector<Answer> right = alone(options, true);
     for (const int32_t slots :
          {ffn.experts_used, ffn.experts / 4, ffn.experts * 3 / 5, ffn.experts - 1}) {
@@ -207,6 +208,35 @@ TEST_P(GpuEngine, ExpertsInHostMemoryGiveTheBytesOfResidentOnes) {
     }
   }
   std::printf("[report] %s: %zu rows equal to the last bit\n", GetParam().name, compared);
+}
+
+// Threads of the CPU round otherwise, and which experts they get depends on time.
+TEST_P(GpuEngine, ExpertsThatTheCpuComputesAnswerAlike) {
+  const FeedForwardConfig ffn = start({})->config().layers[0].feed_forward;
+  if (!ffn.is_moe()) GTEST_SKIP() << "no experts";
+  EngineOptions options;
+  options.prefix_cache = false;
+  const std::vector<Answer> right = alone(options, true);
+  options.expert_slots = ffn.experts_used;
+  options.threads = 4;
+  const std::vector<Answer> got = alone(options, true);
+  // Of the rows of the same tokens; a row is another where its experts are.
+  std::vector<double> errors;
+  for (size_t i = 0; i < right.size(); ++i)
+    for (size_t row = 0; row < right[i].scored.size(); ++row) {
+      const std::vector<float>& want = right[i].scored[row];
+      double error = 0, size = 0;
+      for (size_t v = 0; v < want.size(); ++v) {
+        error += std::pow(got[i].scored[row][v] - want[v], 2);
+        size += std::pow(want[v], 2);
+      }
+      errors.push_back(std::sqrt(error / size));
+    }
+  ASSERT_FALSE(errors.empty());
+  std::sort(errors.begin(), errors.end());
+  std::printf("[report] %s: of %zu rows the median error is %.2g, the largest %.2g\n",
+              GetParam().name, errors.size(), errors[errors.size() / 2], errors.back());
+  EXPECT_LT(errors[errors.size() / 2], 0.01);
 }
 
 // Other row counts use other kernels, so greedy answers agree up to near ties. The mixture's

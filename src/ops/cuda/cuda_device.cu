@@ -214,6 +214,9 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
   context.devices_on_gpu = std::max(1, options.devices_on_gpu);
   device->has_slots_ = cuda::has_mapped_memory(options.gpu);
+  // One core is the engine's.
+  if (options.experts_on_host)
+    device->slots_.share_threads = (options.threads > 0 ? options.threads : usable_cores()) - 1;
   context.processors = std::max(1, context.processors / context.devices_on_gpu);
   device->description_ = "cuda (" + number + properties.name + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +

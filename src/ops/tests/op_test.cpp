@@ -146,7 +146,8 @@ World::World(const DeviceCase& device) {
   const DeviceOptions options{.threads = device.threads,
                               .activations = device.activations,
                               .max_tokens = 512,
-                              .deterministic = device.deterministic};
+                              .deterministic = device.deterministic,
+                              .experts_on_host = device.experts_on_host};
   ++CountWorlds::counts()[device.name];
   if (device.reference) {
     device_ = make_ref_device(options);

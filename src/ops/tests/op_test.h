@@ -46,6 +46,7 @@ struct DeviceCase {
   bool gpu = false;
   DType activation_type = DType::f32;  // inputs of ops are rounded to this
   bool deterministic = false;
+  bool experts_on_host = false;
 
   // Relative error of one activation.
   double rounding() const {

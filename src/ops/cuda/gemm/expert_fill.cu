@@ -2,7 +2,8 @@
 //
 // Every block reads the table and makes the same choice (expert_policy.h); blocks then share the
 // copying. The last block to finish changes the table, when no other reads it. The link is busy
-// with a few blocks; more would only wait.
+// with a few blocks; more would only wait. The first block calls the host's threads for their share
+// (expert_share.h).
 #include <algorithm>
 
 #include "ops/cuda/gemm/expert_slots.h"
@@ -39,6 +40,12 @@ struct FillArgs {
   const int32_t* sequence;   // [rows]; null: no row admits
   const int32_t* certain;    // [sequences]
   const int32_t* first_row;  // [sequences]
+  ShareView share;
+  const Act* x;  // [rows][share.width]; of shares
+  int64_t x_stride;
+  float* weights;
+  int64_t weights_stride;
+  float expert_kib;
 };
 
 enum class Routing : uint8_t { given, plain, general };
@@ -168,6 +175,65 @@ __device__ inline bool hits_alone(const FillArgs& a, FewChoices& few, const int3
   return true;
 }
 
+__device__ inline unsigned long long now_ns() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+__device__ inline ShareTimes times_of(const FillArgs& a) {
+  const ShareAnswer::Rates& rates = a.share.state->rates;
+  return {rates.read_ns * a.expert_kib, rates.compute_ns * a.expert_kib, rates.ahead_ns};
+}
+
+// By one block. The choice has experts for the host.
+__device__ inline void call_host(const FillArgs& a, const ExpertChoice& choice, int read) {
+  __shared__ uint32_t rows_with[kMostShareRows / 32];
+  const int thread = static_cast<int>(threadIdx.x);
+  ShareState& state = *a.share.state;
+  ShareCall& call = *a.share.host.call;
+  if (thread < kMostShareRows / 32) rows_with[thread] = 0;
+  __syncthreads();
+  for (int i = thread; i < a.rows * a.used; i += kFillThreads) {
+    const int row = i / a.used;
+    const int at = i % a.used;
+    const int id = is_padding(a, row) ? -1 : a.ids[row * a.ids_stride + at];
+    const bool own = id >= 0 && has_bit(choice.by_host, id);
+    float& weight = a.weights[row * a.weights_stride + at];
+    call.ids[i] = own ? id : -1;
+    call.weights[i] = own ? weight : 0.0f;
+    if (!own) continue;
+    weight = 0;
+    atomicOr(&rows_with[row / 32], 1u << row % 32);
+  }
+  for (int i = thread; i < ExpertChoice::kWords; i += kFillThreads)
+    call.mine[i] = choice.by_host[i];
+  __syncthreads();
+  const int pieces = static_cast<int>(a.share.width) / 8;
+  for (int row = 0; row < a.rows; ++row) {
+    if (!has_bit(rows_with, row)) continue;
+    const auto* from = reinterpret_cast<const uint4*>(a.x + row * a.x_stride);
+    auto* to = reinterpret_cast<uint4*>(a.share.host.x + row * a.share.width);
+    for (int i = thread; i < pieces; i += kFillThreads) to[i] = from[i];
+  }
+  if (thread == 0) {
+    call.layer = a.layer;
+    call.rows = a.rows;
+    call.used = a.used;
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (thread != 0) return;
+  uint32_t number = state.calls + 1;
+  if (number == 0) number = 1;
+  state.calls = state.call = number;
+  for (int w = 0; w < kMostShareRows / 32; ++w) state.rows_with[w] = rows_with[w];
+  state.read_kib = static_cast<float>(read) * a.expert_kib;
+  state.called_ns = state.read_ns = now_ns();
+  __threadfence_system();
+  *static_cast<volatile uint32_t*>(&call.number) = number;
+}
+
 template <Routing kRouting>
 __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constant__ FillArgs a) {
   extern __shared__ __align__(16) uint32_t words[];
@@ -179,6 +245,10 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   clear_choice(team, choice);
   wait_for_previous();
   let_next_start();
+  ShareTimes times;
+  const bool shares = a.share.state != nullptr;
+  if (shares) times = times_of(a);
+  if (shares && blockIdx.x == 0 && thread == 0) a.share.state->call = 0;
   const int32_t* traced = traced_ids(a);
   const bool quick = a.rows * a.used <= kMostQuickIds;
   if (quick && hits_alone<kRouting>(a, few, traced, words, thread)) return;
@@ -192,15 +262,23 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   int pieces = 0;
 #pragma unroll
   for (int part = 0; part < kStackParts; ++part) pieces += a.stack[part].pieces;
+  int read = missing;
+  const bool helped = shares && host_helps(a.table, missing, times);
+  if (helped) {
+    score_all(team, choice, a.table);
+    read = choose_read(team, choice, a.table, missing, times);
+    give_to_host(team, choice, a.table, missing, read);
+    if (blockIdx.x == 0 && read < missing) call_host(a, choice, read);
+  }
   // The first piece is on its way while slots are chosen.
   int number = static_cast<int>(blockIdx.x);
   Piece piece;
-  if (number < missing * pieces) piece.load(a, choice, number, pieces);
-  score_all(team, choice, a.table);
+  if (number < read * pieces) piece.load(a, choice, number, pieces);
+  if (!helped) score_all(team, choice, a.table);
   if (missing == 0) return publish(team, choice, a.table);
   choose_slots(team, choice, a.table);
 #pragma unroll 1
-  for (; number < missing * pieces; number += static_cast<int>(gridDim.x)) {
+  for (; number < read * pieces; number += static_cast<int>(gridDim.x)) {
     if (number >= static_cast<int>(gridDim.x)) piece.load(a, choice, number, pieces);
     piece.store(a, choice);
   }
@@ -211,7 +289,10 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   }
   __syncthreads();
   if (!last) return;
-  if (thread == 0) *a.table.arrived = 0;
+  if (thread == 0) {
+    *a.table.arrived = 0;
+    if (shares && read < missing) a.share.state->read_ns = now_ns();
+  }
   publish(team, choice, a.table);
 }
 
@@ -248,7 +329,8 @@ void spread_scales(Context& context, const SlotLayer& layer) {
                args);
 }
 
-void ExpertSlots::fetch(SlotLayer& layer, Tensor ids, const Batch& batch, const Route* route) {
+void ExpertSlots::fetch(SlotLayer& layer, Tensor ids, const Batch& batch, const Route* route,
+                        const Shared* shared) {
   if (ids.rows == 0) return;
   BRAID_CHECK(ids.type == DType::i32);
   if (ids.rows > kStreamRows && !recording) return stream(layer);
@@ -278,6 +360,14 @@ void ExpertSlots::fetch(SlotLayer& layer, Tensor ids, const Batch& batch, const 
   args.sequence = batch.sequence;
   args.certain = batch.certain;
   args.first_row = batch.first_row;
+  if (shared != nullptr) {
+    args.share = share_view_;
+    args.x = static_cast<const Act*>(shared->x.data);
+    args.x_stride = shared->x.stride;
+    args.weights = shared->weights.f32();
+    args.weights_stride = shared->weights.stride;
+    args.expert_kib = static_cast<float>(layer.expert_bytes()) / 1024;
+  }
   const dim3 blocks(static_cast<unsigned>(std::min(kFillBlocks, context_.processors)));
   if (route == nullptr)
     return launch_early(context_, fill_kernel<Routing::given>, blocks, kFillThreads, 0, args);

@@ -9,6 +9,10 @@
 // Slots 0 .. slots - 1 are the layer's own; `slots` + i is staging slot i, shared with other
 // layers. Experts and slots together have `experts` numbers, so all missing experts always fit.
 //
+// Threads of the host may compute some of the missing experts (expert_share.h): those with the
+// lowest scores, as what is read may be kept. In the table these are missing still, and for the
+// step they lie in slot 0 with weights of zero, so that product kernels need no other form.
+//
 // By the threads of one block, or by one thread of the host (tests).
 #pragma once
 
@@ -22,7 +26,9 @@ inline constexpr int kMostSlotExperts = 1024;
 inline constexpr float kMostHalfLife = 16;  // steps
 inline constexpr float kMargin = 1.1f;
 inline constexpr int kNoSlot = -1;
-inline constexpr int kCounts = 4;
+// steps, chosen, admitted, passed by, computed, waited
+inline constexpr int kCounts = 6;
+inline constexpr int kToldByTable = 5;  // all but the last
 // Steps with hits alone between two copies of the counts: a write to host memory delays the next
 // kernel.
 inline constexpr uint32_t kToldSteps = 16;
@@ -46,9 +52,10 @@ struct SlotTable {
   uint32_t* clock = nullptr;        // [1]: steps with certain rows
   // [experts]: where each expert lies for this step; any slot if it was not chosen
   int32_t* slot_of = nullptr;
-  int32_t* staged = nullptr;             // [1]: experts that the last step left in staging slots
+  // [1]: experts of the last step without a slot of their own: slot_of must be written again
+  int32_t* staged = nullptr;
   unsigned* arrived = nullptr;           // [1]: of the filling kernel, zero between launches
-  unsigned long long* counts = nullptr;  // [kCounts]: steps, chosen, admitted, passed by
+  unsigned long long* counts = nullptr;  // [kCounts]
   // A copy in host memory, at most kToldSteps older; null: none.
   unsigned long long* told = nullptr;
 };
@@ -56,16 +63,19 @@ struct SlotTable {
 // In shared memory.
 struct ExpertChoice {
   static constexpr int kWords = kMostSlotExperts / 32;
-  uint32_t uses[kMostSlotExperts];  // rows, and above kAdmits those that admit
-  float score[kMostSlotExperts];    // now, with this step's uses
-  float victim[kMostSlotExperts];   // score of each slot's owner
-  int32_t dest[kMostSlotExperts];   // slot of a missing expert
-  int16_t missing_id[kMostSlotExperts];
-  int16_t by_rank[kMostSlotExperts];  // slots by ascending score
+  uint32_t uses[kMostSlotExperts];       // rows, and above kAdmits those that admit
+  float score[kMostSlotExperts];         // now, with this step's uses
+  float victim[kMostSlotExperts];        // score of each slot's owner
+  int32_t dest[kMostSlotExperts];        // slot of a missing expert
+  int16_t missing_id[kMostSlotExperts];  // of those that are read
+  int16_t by_rank[kMostSlotExperts];     // slots by ascending score
   uint32_t missing[kWords];
-  uint32_t wanting[kWords];  // missing, and certain rows chose them
+  uint32_t wanting[kWords];  // missing, to be read, and certain rows chose them
+  uint32_t by_host[kWords];  // missing, and computed by the host
   uint32_t chosen[kWords];
   uint32_t admits;  // not zero: there are certain rows
+  uint32_t eager;   // not zero: there is an expert that is worth being kept
+  float lowest;     // score of an owner whose slot may be taken
 };
 inline constexpr uint32_t kAdmits = 1u << 16;
 inline constexpr float kNever = 3e38f;  // of slots that this step needs
@@ -84,6 +94,10 @@ struct Team {
   __device__ void set_bits(uint32_t* word, uint32_t bits) const { atomicOr(word, bits); }
   __device__ void add(uint32_t* to, uint32_t n) const { atomicAdd(to, n); }
   __device__ void count(unsigned long long* to, unsigned long long n) const { atomicAdd(to, n); }
+  // Of numbers from 0 on, whose bits have their order.
+  __device__ void lower(float* to, float x) const {
+    atomicMin(reinterpret_cast<int*>(to), __float_as_int(x));
+  }
 };
 BRAID_BOTH inline int bits_in(uint32_t word) { return __popc(word); }
 #else
@@ -94,6 +108,7 @@ struct Team {
   BRAID_BOTH void set_bits(uint32_t* word, uint32_t bits) const { *word |= bits; }
   BRAID_BOTH void add(uint32_t* to, uint32_t n) const { *to += n; }
   BRAID_BOTH void count(unsigned long long* to, unsigned long long n) const { *to += n; }
+  BRAID_BOTH void lower(float* to, float x) const { *to = x < *to ? x : *to; }
 };
 BRAID_BOTH inline int bits_in(uint32_t word) {
   int n = 0;
@@ -118,8 +133,11 @@ BRAID_BOTH inline int all_bits(const uint32_t* words, const SlotTable& b) {
 BRAID_BOTH inline void clear_choice(const Team& team, ExpertChoice& c) {
   for (int i = team.thread; i < kMostSlotExperts; i += team.threads) c.uses[i] = 0;
   for (int i = team.thread; i < ExpertChoice::kWords; i += team.threads)
-    c.missing[i] = c.wanting[i] = c.chosen[i] = 0;
-  if (team.thread == 0) c.admits = 0;
+    c.missing[i] = c.wanting[i] = c.by_host[i] = c.chosen[i] = 0;
+  if (team.thread == 0) {
+    c.admits = c.eager = 0;
+    c.lowest = kNever;
+  }
   team.sync();
 }
 
@@ -153,6 +171,86 @@ BRAID_BOTH inline void score_all(const Team& team, ExpertChoice& c, const SlotTa
     const auto age = static_cast<float>(now - b.last[e]);
     c.score[e] = b.score[e] * exp2f(-age / b.half_life) + static_cast<float>(c.uses[e] / kAdmits);
   }
+  team.sync();
+}
+
+// Times of a layer's missing experts, in ns. An expert is read or computed; both happen at the same
+// time, and the host's results are due `ahead` before the end of what it began with: negative if the
+// GPU has more to do after reading than the host needs to begin.
+struct ShareTimes {
+  float read = 0;
+  float compute = 0;
+  float ahead = 0;
+};
+// How many of `missing` experts to read so that the later of the two ends first.
+BRAID_BOTH inline int experts_to_read(int missing, const ShareTimes& t) {
+  const auto end = [&](int read) {
+    const int computed = missing - read;
+    const float reading = static_cast<float>(read) * t.read;
+    const float computing = computed == 0 ? 0 : t.ahead + static_cast<float>(computed) * t.compute;
+    return reading > computing ? reading : computing;
+  };
+  const float even = (t.ahead + static_cast<float>(missing) * t.compute) / (t.read + t.compute);
+  int read = even < 0 ? 0 : even > static_cast<float>(missing) ? missing : static_cast<int>(even);
+  return read < missing && end(read + 1) < end(read) ? read + 1 : read;
+}
+
+// Uses from which on reading an expert, to keep it, costs less than to compute it each time. Its
+// score has the past ones; as many again are likely.
+BRAID_BOTH inline float worth_keeping(const ShareTimes& t) {
+  const float uses = t.read / (2 * t.compute);
+  return uses < 1 ? 1 : uses > 4 ? 4 : uses;
+}
+
+// A few of every kRetrySteps steps send one expert the way that none went, so that its time is
+// known. It takes a few: the host's threads are slow when they were asleep.
+inline constexpr uint32_t kRetrySteps = 256;
+inline constexpr uint32_t kRetries = 3;
+BRAID_BOTH inline bool tries_both(const SlotTable& b) { return *b.clock % kRetrySteps < kRetries; }
+
+// Whether the host gets some of the missing experts: then choose_read() says how many are read.
+BRAID_BOTH inline bool host_helps(const SlotTable& b, int missing, const ShareTimes& t) {
+  return missing > 0 && (experts_to_read(missing, t) < missing || (missing > 1 && tries_both(b)));
+}
+
+// The same number for all threads. After score_all(), if host_helps().
+BRAID_BOTH inline int choose_read(const Team& team, ExpertChoice& c, const SlotTable& b,
+                                  int missing, const ShareTimes& t) {
+  for (int s = team.thread; s < b.slots; s += team.threads) {
+    const int owner = b.owner[s];
+    if (owner == kNoSlot || c.uses[owner] == 0)
+      team.lower(&c.lowest, owner == kNoSlot ? 0.0f : c.score[owner]);
+  }
+  team.sync();
+  for (int i = team.thread; i < missing; i += team.threads) {
+    const int e = c.missing_id[i];
+    if (has_bit(c.wanting, e) && c.score[e] >= worth_keeping(t) && c.score[e] > kMargin * c.lowest)
+      c.eager = 1;
+  }
+  team.sync();
+  const int read = experts_to_read(missing, t);
+  if (read == missing) return missing - 1;  // of tries_both()
+  return read == 0 && (tries_both(b) || c.eager != 0) ? 1 : read;
+}
+
+// The host computes all but `read` of the missing experts. After score_all().
+BRAID_BOTH inline void give_to_host(const Team& team, ExpertChoice& c, const SlotTable& b,
+                                    int missing, int read) {
+  for (int i = team.thread; i < missing; i += team.threads) {
+    const int e = c.missing_id[i];
+    int rank = 0;
+    for (int j = 0; j < missing; ++j) {
+      const float other = c.score[c.missing_id[j]];
+      rank += other > c.score[e] || (other == c.score[e] && j < i) ? 1 : 0;
+    }
+    if (rank >= read) team.set_bits(&c.by_host[e / 32], 1u << e % 32);
+  }
+  team.sync();
+  for (int w = team.thread; w < ExpertChoice::kWords; w += team.threads)
+    c.wanting[w] &= ~c.by_host[w];
+  for (int e = team.thread; e < b.experts; e += team.threads)
+    if (has_bit(c.missing, e) && !has_bit(c.by_host, e))
+      c.missing_id[bits_below(c.missing, e) - bits_below(c.by_host, e)] = static_cast<int16_t>(e);
   team.sync();
 }
 
@@ -198,6 +296,8 @@ BRAID_BOTH inline void publish(const Team& team, ExpertChoice& c, const SlotTabl
       // An evicted expert was not chosen, so any slot of the layer will do for it.
       const int place = b.place[e];
       b.slot_of[e] = place == kNoSlot ? 0 : place;
+    } else if (has_bit(c.by_host, e)) {
+      b.slot_of[e] = 0;
     } else {
       const int to = c.dest[e];
       b.slot_of[e] = to;
@@ -215,14 +315,16 @@ BRAID_BOTH inline void publish(const Team& team, ExpertChoice& c, const SlotTabl
   if (team.thread != 0) return;
   if (c.admits != 0) *b.clock = now + 1;
   int admitted = 0;
-  const int missing = all_bits(c.missing, b);
-  for (int i = 0; i < missing; ++i) admitted += c.dest[c.missing_id[i]] < b.slots ? 1 : 0;
-  *b.staged = missing - admitted;
+  const int computed = all_bits(c.by_host, b);
+  const int read = all_bits(c.missing, b) - computed;
+  for (int i = 0; i < read; ++i) admitted += c.dest[c.missing_id[i]] < b.slots ? 1 : 0;
+  *b.staged = read - admitted + computed;
   b.counts[0] += 1;
   b.counts[1] += static_cast<unsigned long long>(all_bits(c.chosen, b));
   b.counts[2] += static_cast<unsigned long long>(admitted);
-  b.counts[3] += static_cast<unsigned long long>(missing - admitted);
-  for (int i = 0; b.told != nullptr && i < kCounts; ++i) b.told[i] = b.counts[i];
+  b.counts[3] += static_cast<unsigned long long>(read - admitted);
+  b.counts[4] += static_cast<unsigned long long>(computed);
+  for (int i = 0; b.told != nullptr && i < kToldByTable; ++i) b.told[i] = b.counts[i];
 }
 
 // Instead of all that, if every chosen expert has a slot and none was left in staging: slot_of is

@@ -84,7 +84,7 @@ struct TestTable {
   std::vector<uint32_t> last;
   uint32_t clock = 0;
   int32_t staged = 0;
-  unsigned long long counts[4] = {};
+  unsigned long long counts[kCounts] = {};
   SlotTable view;
 
   TestTable(int experts, int slots)
@@ -252,6 +252,106 @@ TEST(ExpertPolicy, KeepsWhatIsUsed) {
     publish(team, *choice, table.view);
     EXPECT_NE(table.place[5], kNoSlot) << step;
   }
+}
+
+TEST(ExpertPolicy, ReadsAsManyAsEndTogetherWithThoseOfTheHost) {
+  test::Random random(3);
+  for (int i = 0; i < 10000; ++i) {
+    const ShareTimes t{static_cast<float>(random.between(1, 200)),
+                       static_cast<float>(random.between(1, 200)),
+                       static_cast<float>(random.between(-100, 100))};
+    const auto missing = static_cast<int>(random.between(1, 60));
+    const auto end = [&](int read) {
+      const int computed = missing - read;
+      return std::max(read * t.read, computed == 0 ? 0 : t.ahead + computed * t.compute);
+    };
+    float best = end(0);
+    for (int read = 1; read <= missing; ++read) best = std::min(best, end(read));
+    EXPECT_LE(end(experts_to_read(missing, t)), best * 1.0001f + 1e-3f)
+        << missing << " " << t.read << " " << t.compute << " " << t.ahead;
+  }
+  EXPECT_EQ(experts_to_read(1, {35, 25, 8}), 0);
+  EXPECT_EQ(experts_to_read(1, {35, 2500, 8}), 1);
+  EXPECT_EQ(experts_to_read(8, {100, 100, 0}), 4);
+}
+
+// Experts of the host are those with the lowest scores; they keep their scores and get no slot.
+TEST(ExpertPolicy, TheHostsExpertsStayMissing) {
+  test::Random random(4);
+  const auto choice = std::make_unique<ExpertChoice>();
+  const Team team;
+  TestTable table(64, 12);
+  unsigned long long computed = 0, chosen = 0, missed = 0;
+  for (int step = 0; step < 2000; ++step) {
+    std::set<int> ids;
+    while (ids.size() < 8)
+      ids.insert(static_cast<int>(random.between(0, 3) == 0 ? random.between(0, 63)
+                                                            : random.between(0, 20)));
+    clear_choice(team, *choice);
+    for (const int id : ids) count_use(team, *choice, table.view, id, true);
+    const int missing = find_missing(team, *choice, table.view);
+    score_all(team, *choice, table.view);
+    std::vector<int> gone;
+    for (const int id : ids)
+      if (table.place[id] == kNoSlot) gone.push_back(id);
+    std::stable_sort(gone.begin(), gone.end(),
+                     [&](int a, int b) { return choice->score[a] > choice->score[b]; });
+    ASSERT_EQ(std::ssize(gone), missing);
+    int read = missing;
+    if (missing > 0) {
+      const ShareTimes times{static_cast<float>(random.between(1, 50)), 10, 5};
+      if (host_helps(table.view, missing, times)) {
+        read = choose_read(team, *choice, table.view, missing, times);
+        ASSERT_LE(read, missing);
+        give_to_host(team, *choice, table.view, missing, read);
+      }
+      choose_slots(team, *choice, table.view);
+    }
+    publish(team, *choice, table.view);
+    for (int i = 0; i < missing; ++i) {
+      const int e = gone[static_cast<size_t>(i)];
+      EXPECT_EQ(has_bit(choice->by_host, e), i >= read);
+      if (i < read) continue;
+      EXPECT_EQ(table.place[e], kNoSlot);
+      EXPECT_EQ(table.slot_of[e], 0);
+      EXPECT_EQ(table.last[e], static_cast<uint32_t>(step));
+    }
+    std::set<int> listed;
+    for (int i = 0; i < read; ++i) listed.insert(choice->missing_id[i]);
+    EXPECT_EQ(listed, std::set<int>(gone.begin(), gone.begin() + read));
+    chosen += ids.size();
+    missed += static_cast<unsigned long long>(missing);
+    computed += static_cast<unsigned long long>(missing - read);
+    if (step % 100 == 0) expect_whole(table);
+  }
+  EXPECT_EQ(table.counts[1], chosen);
+  EXPECT_EQ(table.counts[2] + table.counts[3] + table.counts[4], missed);
+  EXPECT_EQ(table.counts[4], computed);
+  EXPECT_GT(computed, 0u);
+  EXPECT_GT(table.counts[2], 0u);
+}
+
+// If the host is far faster than the link, experts that are used again and again are read all the
+// same, one a step, and are then resident.
+TEST(ExpertPolicy, WhatIsUsedOftenIsReadAndKept) {
+  const auto choice = std::make_unique<ExpertChoice>();
+  const Team team;
+  TestTable table(16, 4);
+  for (int step = 0; step < 40; ++step) {
+    clear_choice(team, *choice);
+    for (const int id : {8, 9, 10}) count_use(team, *choice, table.view, id, true);
+    const int missing = find_missing(team, *choice, table.view);
+    score_all(team, *choice, table.view);
+    if (missing > 0) {
+      ASSERT_TRUE(host_helps(table.view, missing, {500, 10, 0}));
+      const int read = choose_read(team, *choice, table.view, missing, {500, 10, 0});
+      EXPECT_LE(read, 1);
+      give_to_host(team, *choice, table.view, missing, read);
+      choose_slots(team, *choice, table.view);
+    }
+    publish(team, *choice, table.view);
+  }
+  for (const int id : {8, 9, 10}) EXPECT_NE(table.place[id], kNoSlot);
 }
 
 }  // namespace

@@ -143,6 +143,7 @@ SlotRange::~SlotRange() {
 }
 
 ExpertSlots::~ExpertSlots() {
+  std::erase_if(context_.watches, [&](const auto& watch) { return watch.owner == this; });
   if (stream_ == nullptr) return;
   context_.make_current();
   cudaStreamSynchronize(stream_);
@@ -191,6 +192,8 @@ Status ExpertSlots::add(const Weight& w, PackedWeight& p) {
   ExpertStack& stack = layer.stack[part];
   stack.weight = &p;
   stack.expert_bytes = p.expert_bytes();
+  stack.n = w.n;
+  stack.k = w.k;
   const auto own_bytes = static_cast<size_t>(w.slots * stack.expert_bytes);
   BRAID_TRY(stack.range.map(context_.gpu, own_bytes, staging_[layer.number % kStagings][part]));
   context_.note(cudaMemsetAsync(stack.range.data(), 0, stack.range.own_bytes(), context_.stream),
@@ -276,12 +279,12 @@ Status ExpertSlots::finish() {
     }
   }
   runs_.resize(layers_.size());
-  device_.synchronize();
-  return device_.health();
+  return start_share();
 }
 
 void ExpertSlots::will_fetch() {
   known_ = false;
+  if (share_ != nullptr) share_->wake();
   if (queued_ < 0) return;
   queued_ = -1;
   for (const cudaEvent_t filled : filled_)
@@ -367,9 +370,13 @@ std::vector<ExpertLayer> ExpertSlots::layers() const {
     to.slots = layer->table.slots;
     to.expert_bytes = static_cast<uint64_t>(layer->expert_bytes());
     const uint64_t streamed = layer->streamed_experts.load(std::memory_order_relaxed);
-    to.counts = {n[0], n[1], n[2], n[3], streamed, 0};
+    to.counts = {n[0], n[1], n[2], n[3], n[4], streamed, 0, n[5]};
     to.counts.read_bytes = (to.counts.admitted + to.counts.passed_by + streamed) * to.expert_bytes;
     n += kCounts;
+    if (share_ == nullptr || to.counts.computed == 0) continue;
+    const ShareAnswer::Rates rates = share_->rates();
+    to.read_bytes_s = 1024e9 / rates.read_ns;
+    to.computed_bytes_s = 1024e9 / rates.compute_ns;
   }
   return out;
 }

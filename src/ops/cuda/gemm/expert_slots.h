@@ -24,6 +24,7 @@
 #include "ops/cuda/choose.cuh"
 #include "ops/cuda/context.h"
 #include "ops/cuda/gemm/expert_policy.h"
+#include "ops/cuda/gemm/expert_share.h"
 #include "ops/cuda/gemm/packed.h"
 #include "ops/device.h"
 #include "ops/ops.h"
@@ -71,6 +72,7 @@ struct ExpertStack {
   const uint8_t* mapped = nullptr;    // the same, for the GPU
   const float* all_scales = nullptr;  // [experts][blocks]; weight->scales has those of slots
   int64_t expert_bytes = 0;
+  int64_t n = 0, k = 0;  // rows and columns of an expert
 };
 
 struct SlotLayer {
@@ -79,6 +81,7 @@ struct SlotLayer {
   Buffer memory;  // of the table
   ExpertStack stack[kStackParts];
   const int32_t* slot_of = nullptr;  // of the step that is being queued: table.slot_of or streamed
+  bool shared = false;               // the host can compute its experts
   int32_t* streamed = nullptr;       // [experts]
   std::atomic<uint64_t> streamed_experts{0};
 
@@ -87,6 +90,23 @@ struct SlotLayer {
     for (const ExpertStack& s : stack) sum += s.expert_bytes;
     return sum;
   }
+};
+
+// In device memory.
+struct ShareState {
+  uint32_t calls;                           // so far
+  uint32_t call;                            // number of this layer's; 0: none
+  uint32_t rows_with[kMostShareRows / 32];  // a bit for each row that the answer has
+  unsigned long long called_ns, read_ns;    // when: of the call, and of the end of reading
+  float read_kib;
+  ShareAnswer::Rates rates;
+};
+
+// What kernels need of the share: addresses of the GPU.
+struct ShareView {
+  ShareState* state = nullptr;  // null: the host computes nothing
+  ExpertShare::Places host;
+  int64_t width = 0;
 };
 
 // In device memory, so that recorded steps follow the newest trace.
@@ -105,6 +125,7 @@ void spread_scales(Context& context, const SlotLayer& layer);
 class ExpertSlots {
  public:
   ExpertSlots(Device& device, Context& context) : device_(device), context_(context) {}
+  int share_threads = 0;  // of the host, for experts that are missing; 0: none. Before finish()
   ~ExpertSlots();
 
   // Takes the staging memory, for all weights of the device; once.
@@ -128,7 +149,16 @@ class ExpertSlots {
   static bool routes(int64_t rows, int64_t used) {
     return rows <= kMostRoutedRows && rows * used <= kMostQuickIds;
   }
-  void fetch(SlotLayer& layer, Tensor ids, const Batch& batch, const Route* route = nullptr);
+  // With `shared`, which shares() must allow, the host may compute some experts; then their weights
+  // become 0, and collect() adds their part of y after the layer's products.
+  struct Shared {
+    Tensor x;
+    Tensor weights;
+  };
+  bool shares(const SlotLayer& layer, Tensor x) const;
+  void fetch(SlotLayer& layer, Tensor ids, const Batch& batch, const Route* route = nullptr,
+             const Shared* shared = nullptr);
+  void collect(SlotLayer& layer, Tensor y);
   // Recorded steps were, or are about to be queued, which fetch.
   void will_fetch();
   // By any thread: what the GPU has told so far.
@@ -140,6 +170,7 @@ class ExpertSlots {
   bool recording = false;  // a step is being recorded
 
  private:
+  Status start_share();
   void stream(SlotLayer& layer);
   void queue_copies(SlotLayer& layer);
   void learn_residents();
@@ -165,6 +196,11 @@ class ExpertSlots {
   Buffer host_slot_of_;                 // [layers][experts], pinned
   Buffer host_counts_;                  // [layers][kCounts], written by the GPU
   Buffer trace_memory_;                 // a TraceHeader, then ids; empty: no step follows a trace
+  std::vector<float> host_scales_;      // of all experts
+  Buffer share_memory_;                 // pinned, for calls and answers
+  Buffer share_state_;                  // a ShareState
+  ShareView share_view_;
+  std::unique_ptr<ExpertShare> share_;
 };
 
 }  // namespace braid::cuda

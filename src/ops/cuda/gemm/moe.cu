@@ -424,16 +424,20 @@ void CudaOps::moe_route(Tensor ids, Tensor weights, Tensor logits, const RoutePa
 void CudaOps::moe(Tensor y, Tensor x, Tensor ids, Tensor weights, Tensor logits,
                   const RouteParams& params, const MoeWeights& w, const Batch& batch) {
   if (SlotLayer* const layer = packed(*w.gate).slots) {
+    const ExpertSlots::Shared given{x, weights};
+    const ExpertSlots::Shared* const shared = slots_.shares(*layer, x) ? &given : nullptr;
     if (ExpertSlots::routes(x.rows, params.used)) {
       const RouteArgs args = route_args(ids, weights, logits, params);
       const ExpertSlots::Route route{args.logits, args.stride, args.weights, args.weights_stride,
                                      args.rule};
-      slots_.fetch(*layer, ids.top(x.rows), batch, &route);
+      slots_.fetch(*layer, ids.top(x.rows), batch, &route, shared);
     } else {
       moe_route(ids, weights, logits, params);
-      fetch_experts(ids.top(x.rows), w, batch);
+      slots_.fetch(*layer, ids.top(x.rows), batch, nullptr, shared);
     }
-    return moe_ffn(y, x, ids, weights, w);
+    moe_ffn(y, x, ids, weights, w);
+    if (shared != nullptr) slots_.collect(*layer, y.top(x.rows));
+    return;
   }
   if (run_skinny(context_, needs_, moe_work_, y, x, ids, weights, &logits, choice_rule(params), w))
     return;

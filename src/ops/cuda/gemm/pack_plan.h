@@ -36,6 +36,28 @@ BRAID_BOTH constexpr int unit_bytes(Pack pack) {
   return 0;
 }
 
+// Bytes of a half of a unit, and of the part of both halves.
+BRAID_BOTH constexpr int half_bytes(Pack pack) {
+  switch (pack) {
+    case Pack::f16:
+      return 8192;
+    case Pack::q8:
+      return 4096 + 256;
+    case Pack::q4k:
+      return 2048 + 192;
+    case Pack::q6k:
+      return 2048 + 1024 + 256;
+    case Pack::q5:
+      return 2048 + 512 + 512;
+    case Pack::t4:
+      return 2048 + 512 + 16;
+    case Pack::fp4:
+      return 2048 + 512;
+  }
+  return 0;
+}
+BRAID_BOTH constexpr int shared_bytes(Pack pack) { return unit_bytes(pack) - 2 * half_bytes(pack); }
+
 Pack pack_of(GgmlType type);
 
 // Types whose rows are looked up as the file has them; others become f32.

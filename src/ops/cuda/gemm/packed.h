@@ -78,28 +78,4 @@ inline const PackedWeight& packed(const Weight& w) {
   return *static_cast<const PackedWeight*>(w.device_data);
 }
 
-// Bytes of a half of a unit, and of the part of both halves.
-__host__ __device__ constexpr int half_bytes(Pack pack) {
-  switch (pack) {
-    case Pack::f16:
-      return 8192;
-    case Pack::q8:
-      return 4096 + 256;
-    case Pack::q4k:
-      return 2048 + 192;
-    case Pack::q6k:
-      return 2048 + 1024 + 256;
-    case Pack::q5:
-      return 2048 + 512 + 512;
-    case Pack::t4:
-      return 2048 + 512 + 16;
-    case Pack::fp4:
-      return 2048 + 512;
-  }
-  return 0;
-}
-__host__ __device__ constexpr int shared_bytes(Pack pack) {
-  return unit_bytes(pack) - 2 * half_bytes(pack);
-}
-
 }  // namespace braid::cuda

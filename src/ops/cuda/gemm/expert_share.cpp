@@ -1,0 +1,182 @@
+// expert_share.cpp -- see expert_share.h: the host's side.
+#include "ops/cuda/gemm/expert_share.h"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <utility>
+
+#include "base/check.h"
+#include "base/threads.h"
+
+namespace braid::cuda {
+namespace {
+
+// Until calls have told better: a link of 25 GB/s, threads that compute 20 GB/s.
+constexpr ShareAnswer::Rates kFirstRates{40, 50, 8000};
+constexpr double kBeginNs = 8000;    // from a call until threads compute, and back
+constexpr double kNewest = 1.0 / 8;  // weight of the newest time in an average
+
+// Between calls the thread spins; without calls it sleeps, at first for short times, as a step that
+// was queued long ago may yet call.
+constexpr int64_t kSpinNs = 5'000'000;
+constexpr int64_t kAwakeNs = 60'000'000'000;
+constexpr auto kShortSleep = std::chrono::microseconds(500);
+constexpr auto kLongSleep = std::chrono::milliseconds(500);
+
+int64_t clock_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+uint32_t read_word(uint32_t& word) {
+  return std::atomic_ref<uint32_t>(word).load(std::memory_order_acquire);
+}
+
+size_t page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+size_t x_at() { return page(sizeof(ShareCall)) + page(sizeof(ShareAnswer)); }
+size_t y_at(const HostExperts::Limits& limits) {
+  return x_at() + page(static_cast<size_t>(limits.rows * limits.width) * sizeof(uint16_t));
+}
+
+float load(float& from) { return std::atomic_ref<float>(from).load(std::memory_order_relaxed); }
+
+void approach(float& average, double newest) {
+  const double before = load(average);
+  std::atomic_ref<float>(average).store(static_cast<float>(before + (newest - before) * kNewest),
+                                        std::memory_order_relaxed);
+}
+// A time far above the average, as when a thread was suspended, counts as four times the average.
+void approach_time(float& average, double newest) {
+  approach(average, std::min(newest, 4.0 * load(average)));
+}
+
+}  // namespace
+
+size_t ExpertShare::memory_bytes(const HostExperts::Limits& limits) {
+  return y_at(limits) + static_cast<size_t>(limits.rows * limits.width) * sizeof(float);
+}
+
+ExpertShare::Places ExpertShare::places(const HostExperts::Limits& limits, void* memory) {
+  auto* const at = static_cast<std::byte*>(memory);
+  return {reinterpret_cast<ShareCall*>(at),
+          reinterpret_cast<ShareAnswer*>(at + page(sizeof(ShareCall))),
+          reinterpret_cast<uint16_t*>(at + x_at()), reinterpret_cast<float*>(at + y_at(limits))};
+}
+
+ExpertShare::ExpertShare(Options options, void* memory)
+    : options_(std::move(options)), at_(places(options_.limits, memory)) {
+  BRAID_CHECK(options_.limits.rows <= kMostShareRows && options_.limits.used <= kMostShareUsed &&
+              options_.expert_kib.size() == options_.layers.size());
+  new (at_.call) ShareCall();
+  new (at_.answer) ShareAnswer();
+  at_.answer->rates = kFirstRates;
+  thread_ = std::thread([this] { serve(); });
+}
+
+ExpertShare::~ExpertShare() {
+  stop_ = true;
+  { const std::lock_guard lock(mutex_); }
+  woken_.notify_all();
+  thread_.join();
+}
+
+void ExpertShare::wake() {
+  woken_ns_.store(clock_ns(), std::memory_order_relaxed);
+  if (!resting_.load()) return;
+  const std::lock_guard lock(mutex_);
+  woken_.notify_all();
+}
+
+std::string ExpertShare::fault() const {
+  if (read_word(at_.answer->late) == 0) return {};
+  return "threads of the CPU did not answer with experts within " +
+         std::to_string(kMostWaitNs / 1'000'000'000) + " s";
+}
+
+ShareAnswer::Rates ExpertShare::rates() const {
+  ShareAnswer::Rates& now = at_.answer->rates;
+  return {load(now.read_ns), load(now.compute_ns), load(now.ahead_ns)};
+}
+
+void ExpertShare::serve() {
+  ThreadPool pool(options_.threads);
+  HostExperts experts(pool, options_.limits);
+  uint32_t served = 0;
+  int64_t served_ns = clock_ns();
+  while (!stop_.load(std::memory_order_relaxed)) {
+    const uint32_t number = read_word(at_.call->number);
+    if (number != served) {
+      answer(experts, number);
+      served = number;
+      served_ns = clock_ns();
+    } else if (rest(clock_ns(), served_ns)) {
+      served_ns = std::max(served_ns, woken_ns_.load(std::memory_order_relaxed));
+    }
+  }
+}
+
+// Between two looks. True: it slept.
+bool ExpertShare::rest(int64_t now_ns, int64_t served_ns) {
+  const int64_t woken_ns = woken_ns_.load(std::memory_order_relaxed);
+  const int64_t idle_ns = now_ns - std::max(served_ns, woken_ns);
+  if (idle_ns < kSpinNs) {
+    for (int i = 0; i < 8; ++i) pause_cpu();
+    return false;
+  }
+  std::unique_lock lock(mutex_);
+  resting_ = true;
+  const auto ends = [&] { return stop_.load() || woken_ns_.load() != woken_ns; };
+  if (now_ns - woken_ns < kAwakeNs) {
+    woken_.wait_for(lock, kShortSleep, ends);
+  } else {
+    woken_.wait_for(lock, kLongSleep, ends);
+  }
+  resting_ = false;
+  return true;
+}
+
+void ExpertShare::answer(HostExperts& experts, uint32_t number) {
+  const int64_t begin_ns = clock_ns();
+  const ShareCall& call = *at_.call;
+  const auto layer = static_cast<size_t>(call.layer);
+  learn(call.told, computed_ns_);
+  HostExperts::Job job;
+  job.layer = &options_.layers[layer];
+  job.rows = call.rows;
+  job.used = call.used;
+  job.x = at_.x;
+  job.x_stride = options_.limits.width;
+  job.ids = call.ids;
+  job.weights = call.weights;
+  job.mine = call.mine;
+  job.y = at_.y;
+  const int64_t computed = experts.run(job);
+  std::atomic_ref<uint32_t>(at_.answer->number).store(number, std::memory_order_release);
+  computed_ns_ = static_cast<double>(clock_ns() - begin_ns);
+  computed_kib_ = static_cast<double>(computed) * options_.expert_kib[layer];
+}
+
+// The GPU reads rates at any time; each is a word.
+void ExpertShare::learn(const ShareCall::Told& told, double computed_ns) {
+  if (computed_kib_ == 0) return;
+  ShareAnswer::Rates& rates = at_.answer->rates;
+  if (told.read_kib > 0) approach_time(rates.read_ns, told.read_ns / told.read_kib);
+  // A thread that came late has measured less than the GPU has waited.
+  const double seen_ns =
+      told.waited_ns > 500 ? double{told.read_ns} + told.after_ns + told.waited_ns : 0;
+  const double all_ns = std::max(computed_ns + kBeginNs / 2, seen_ns);
+  approach_time(rates.compute_ns, std::max(all_ns - kBeginNs, 0.2 * all_ns) / computed_kib_);
+  approach(rates.ahead_ns, kBeginNs - told.after_ns);
+}
+
+}  // namespace braid::cuda
