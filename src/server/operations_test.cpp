@@ -42,6 +42,26 @@ TEST(Operations, ProbesInEveryState) {
   expect(503, 200, "draining, new work refused");
 }
 
+TEST(Operations, HealthTellsWhereExpertsLie) {
+  TestServer server([](const Request&) { return FakeBackend::Script{}; });
+  Client client(server.port());
+  EXPECT_FALSE(client.ask("GET", "/health").json().contains("experts"));
+  ExpertLayer layer;
+  layer.experts = 256;
+  layer.slots = 64;
+  layer.counts.chosen = 80;
+  layer.counts.admitted = 4;
+  layer.counts.passed_by = 6;
+  layer.counts.computed = 10;
+  TestServer some([](const Request&) { return FakeBackend::Script{}; });
+  some.backend->expert_layers = {layer, layer};
+  Client other(some.port());
+  const auto experts = other.ask("GET", "/health").json()["experts"];
+  EXPECT_EQ(experts["on_gpu"], 0.25);
+  EXPECT_EQ(experts["hits"], 0.75);
+  EXPECT_EQ(experts["computed_by_cpu"], 0.125);
+}
+
 // Before its first token, a failed replica has sent nothing, so a proxy may try another.
 TEST(Operations, AHeadThatWaitsForTheFirstToken) {
   constexpr int64_t kNever = 1'000'000'000;

@@ -90,12 +90,14 @@ class FakeBackend : public Backend {
     out.running = running_;
     out.alive = alive;
     out.stalled_ms = stalled_ms;
+    out.expert_layers = expert_layers;
     return out;
   }
   int32_t context_tokens() const override { return context_; }
 
   std::atomic<bool> alive{true};
   std::atomic<double> stalled_ms{0};
+  std::vector<ExpertLayer> expert_layers;  // set before the first request
   size_t max_queued = 1000;
   std::set<RequestId> cancelled;  // guarded by mutex_
   Request last;                   // guarded by mutex_

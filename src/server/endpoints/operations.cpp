@@ -44,6 +44,27 @@ Json engine_fault(const ServerContext& context, const BackendStats& stats) {
             {"code", "engine_stalled"}}}};
 }
 
+// Of all experts those on the GPU; of the chosen ones those found there, and those that the CPU has
+// computed. Null: all experts lie on the GPU, or there are none.
+Json expert_residency(const BackendStats& stats) {
+  double experts = 0, slots = 0;
+  ExpertCounts sum;
+  for (const ExpertLayer& layer : stats.expert_layers) {
+    experts += layer.experts;
+    slots += layer.slots;
+    sum.chosen += layer.counts.chosen;
+    sum.admitted += layer.counts.admitted;
+    sum.passed_by += layer.counts.passed_by;
+    sum.computed += layer.counts.computed;
+  }
+  if (experts == 0) return {};
+  const auto chosen = static_cast<double>(std::max<uint64_t>(sum.chosen, 1));
+  const auto missing = static_cast<double>(sum.admitted + sum.passed_by + sum.computed);
+  return {{"on_gpu", slots / experts},
+          {"hits", sum.chosen == 0 ? 0 : std::max(0.0, 1 - missing / chosen)},
+          {"computed_by_cpu", static_cast<double>(sum.computed) / chosen}};
+}
+
 }  // namespace
 
 // Liveness. Draining is not a fault: a restart would cut off running answers.
@@ -69,6 +90,8 @@ void health(ServerContext& context, const SharedExchange& exchange) {
   } else if (context.host->swapping()) {
     out = {{"status", "loading"}};  // not an error: requests wait until it is loaded
   }
+  if (Json experts = expert_residency(stats); !experts.is_null())
+    out["experts"] = std::move(experts);
   if (exchange->request().query.find("slots=1") != std::string::npos) {
     out["slots_idle"] = std::max(0, stats.slots - stats.running);
     out["slots_busy"] = stats.running;

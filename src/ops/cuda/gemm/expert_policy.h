@@ -174,9 +174,9 @@ BRAID_BOTH inline void score_all(const Team& team, ExpertChoice& c, const SlotTa
   team.sync();
 }
 
-// Times of a layer's missing experts, in ns. An expert is read or computed; both happen at the same
-// time, and the host's results are due `ahead` before the end of what it began with: negative if the
-// GPU has more to do after reading than the host needs to begin.
+// Times of a layer's missing experts, in ns. Some are read while others are computed. `ahead`: from
+// the call until the host computes, less what the GPU does between reading and the use of the
+// answer.
 struct ShareTimes {
   float read = 0;
   float compute = 0;

@@ -135,7 +135,7 @@ TEST(ExpertShare, AnswersEachCall) {
   EXPECT_EQ(share.fault(), "");
 }
 
-// A call that comes when the threads sleep is answered, whether somebody wakes them or not.
+// A call that comes when the threads sleep is answered, with and without wake().
 TEST(ExpertShare, AnswersAfterARest) {
   if (!HostExperts::takes(Pack::q8)) GTEST_SKIP() << "no vector instructions";
   Numbers random(2);
