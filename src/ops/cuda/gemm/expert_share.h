@@ -30,7 +30,7 @@ namespace braid::cuda {
 // Of steps with more rows all experts are read: the link's time does not grow with rows.
 inline constexpr int kMostShareRows = 64;
 inline constexpr int kMostShareUsed = HostExperts::kMostUsed;
-inline constexpr unsigned long long kMostWaitNs = 5'000'000'000;
+inline constexpr unsigned long long kMostWaitNs = 30'000'000'000;  // also of a stopped process
 
 // In host memory that the GPU has mapped. Each word has one writer, and each number comes after
 // what it announces.
