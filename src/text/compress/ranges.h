@@ -1,0 +1,26 @@
+// ranges.h -- parts of a text, in tokens and in bytes, and the chunks that are kept or dropped.
+// All ranges are half open. Chunk k holds tokens k * kChunkTokens to (k + 1) * kChunkTokens; the
+// last one may be shorter.
+#pragma once
+
+#include <cstddef>
+
+namespace braid {
+
+inline constexpr size_t kChunkTokens = 32;
+
+constexpr size_t chunk_count(size_t tokens) { return (tokens + kChunkTokens - 1) / kChunkTokens; }
+
+struct TokenRange {
+  size_t begin = 0, end = 0;  // tokens
+
+  bool operator==(const TokenRange&) const = default;
+};
+
+struct ByteRange {
+  size_t begin = 0, end = 0;  // bytes
+
+  bool operator==(const ByteRange&) const = default;
+};
+
+}  // namespace braid
