@@ -11,14 +11,17 @@
 namespace braid {
 namespace {
 
-// A part may reach back over those before it.
+// A part may reach back over those before it. Tokens inside of one need no borders of their own.
 std::vector<ByteRange> extended_parts(const KeptTextInput& input, const WordCuts& cuts) {
   std::vector<ByteRange> parts;
   size_t done = 0;
   for (const TokenRange& tokens : input.kept) {
     BRAID_CHECK(tokens.begin >= done && tokens.begin <= tokens.end);
     done = tokens.end;
-    if (cuts.start_of(tokens.begin) == cuts.start_of(tokens.end)) continue;
+    BRAID_CHECK(done <= input.token_ends.size());
+    const size_t begin = cuts.start_of(tokens.begin), end = cuts.start_of(tokens.end);
+    const bool inside = !parts.empty() && parts.back().begin <= begin && end <= parts.back().end;
+    if (begin == end || inside) continue;
     ByteRange part = cuts.extended(tokens);
     while (!parts.empty() && parts.back().end >= part.begin) {
       part.begin = std::min(part.begin, parts.back().begin);

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 
+#include "text/compress/chunk_scores.h"
+#include "text/compress/code_share.h"
 #include "text/compress/compress_test_text.h"
+#include "text/compress/selection.h"
 #include "text/compress/word_cuts.h"
 #include "text/unicode.h"
 
@@ -16,6 +19,7 @@ using Ranges = std::vector<TokenRange>;
 
 // What holds for each result.
 void check(const KeptTextInput& input, const KeptText& out) {
+  const std::vector<ByteRange> fences = fence_lines(input.text);
   size_t source = 0, output = 0;
   for (const KeptPart& part : out.parts) {
     ASSERT_LT(part.source.begin, part.source.end);
@@ -37,8 +41,7 @@ void check(const KeptTextInput& input, const KeptText& out) {
       ASSERT_TRUE(is_character_border(input.text, edge));
       for (const ByteRange& marker : input.markers)
         ASSERT_FALSE(marker.begin < edge && edge < marker.end);
-      for (const ByteRange& line : fence_lines(input.text))
-        ASSERT_FALSE(line.begin < edge && edge < line.end);
+      for (const ByteRange& line : fences) ASSERT_FALSE(line.begin < edge && edge < line.end);
     }
   }
   ASSERT_EQ(output, out.text.size());
@@ -133,8 +136,11 @@ TEST(KeptText, ANumberAcrossTheBorderOfChunksStaysWhole) {
       for (size_t i = 0; i < 32 + offset; ++i) before += words ? " word" : script;
       for (size_t i = 0; i < 64; ++i) after += words ? " word" : script;
       if (words) before.replace(before.size() - 5, 5, " ");  // one token: a blank before a digit
-      const TokenizedText t = tokenized(before + number + after, words ? 5 : 3);
-      ASSERT_EQ(t.ends[32 + offset - 1], before.size()) << offset;
+      const size_t number_begin = before.size();
+      before += number;
+      before += after;
+      const TokenizedText t = tokenized(before, words ? 5 : 3);
+      ASSERT_EQ(t.ends[32 + offset - 1], number_begin) << offset;
       EXPECT_NE(keep(t, {{32, 64}}).text.find(number), std::string::npos) << offset;
       if (offset + 7 > 32) {
         EXPECT_NE(keep(t, {{64, 96}}).text.find(number), std::string::npos) << offset;
@@ -219,6 +225,50 @@ TEST(KeptText, HostileBytesMarkersAndRangesAreCutWithinBounds) {
     std::shuffle(protected_tokens.begin(), protected_tokens.end(), random);
     const KeptText out = keep(t, kept, markers, protected_tokens);
     EXPECT_LE(out.kept_tokens, out.total_tokens);
+  }
+}
+
+// From scores to the text, for prompts with turns.
+TEST(KeptText, OfSelectedChunksHoldsAllThatIsProtected) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 200; ++round) {
+    std::string text;
+    std::vector<ByteRange> markers;
+    for (size_t turns = random() % 12; turns > 0; --turns) {
+      const std::string_view marker = random() % 2 == 0 ? "<|im_start|>user\n" : "<|im_end|>\n";
+      markers.push_back({text.size(), text.size() + marker.size()});
+      text += marker;
+      text += mixed_script_text(random, random() % 400);
+    }
+    const TokenizedText t = tokenized(text, 1 + random() % 6);
+    std::vector<ProtectedRange> ranges;
+    for (const ByteRange& marker : markers) {
+      const auto token_of = [&](size_t byte) {
+        return static_cast<size_t>(std::upper_bound(t.ends.begin(), t.ends.end(), byte) -
+                                   t.ends.begin());
+      };
+      ranges.push_back(
+          {{token_of(marker.begin), token_of(marker.end - 1) + 1}, KeptBecause::role_marker});
+    }
+    for (size_t i = random() % 4; i > 0 && !t.ids.empty(); --i) {
+      const size_t begin = random() % t.ids.size();
+      ranges.push_back({{begin, std::min(t.ids.size(), begin + random() % 300)}});
+    }
+    std::vector<float> scores(t.ids.size());
+    for (float& score : scores) score = static_cast<float>(random() % 1000);
+    const Selection selection = select_chunks(
+        {t.ids, chunk_scores(scores), code_shares(t.text, t.ends), ranges, kAutoRatios});
+    Ranges protected_tokens;
+    for (const ProtectedRange& range : ranges) protected_tokens.push_back(range.tokens);
+    const KeptText out = keep(t, selection.kept, markers, protected_tokens);
+    EXPECT_GE(out.kept_tokens, selection.kept_tokens);
+    size_t at = 0;
+    for (const ByteRange& marker : markers) {  // with the bytes around them
+      const std::string bytes = text.substr(marker.begin, marker.end - marker.begin);
+      const size_t found = out.text.find(bytes, at);
+      ASSERT_NE(found, std::string::npos);
+      at = found + bytes.size();
+    }
   }
 }
 
