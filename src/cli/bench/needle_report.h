@@ -1,0 +1,31 @@
+// needle_report.h -- how often hidden facts were found, by filler, length, depth and needle.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "cli/bench/needle_case.h"
+
+namespace braid::cli {
+
+struct NeedleResult {
+  NeedleShape shape;
+  int64_t prompt_tokens = 0;
+  bool passed = false;
+  int64_t kept_tokens = 0;  // of the prompt, after compression; without it all of them
+  double seconds = 0;
+};
+
+// Two tables in Markdown: pass rates by filler and length, and by needle with share kept and mean
+// time. Empty without results.
+std::string needle_tables(std::span<const NeedleResult> results);
+
+// An SVG of pass rates by length (x) and depth (y), which also stand in the cells as numbers; empty
+// without results.
+std::string needle_heat_map(const std::string& title, std::span<const NeedleResult> results);
+
+// An object per line.
+std::string needle_json_lines(std::span<const NeedleResult> results);
+
+}  // namespace braid::cli
