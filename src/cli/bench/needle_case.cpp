@@ -191,7 +191,7 @@ Result<int64_t> CaseLayout::local_position(const PadList& lead) const {
   std::string text = placed.unit == 0 ? "" : stock_.unit(placed.unit - 1).text;
   for (const FillerStock::Pad& pad : lead) text += pad.unit.text;
   text += placed.text;
-  if (placed.unit == 0) text = without_leading_blanks(text);
+  if (placed.unit == 0) text = std::string(without_leading_blanks(text));
   const size_t value = text.rfind(set_.facts.front().value);
   BRAID_ASSIGN(const std::vector<int32_t> whole, encode_(text));
   BRAID_ASSIGN(const std::vector<int32_t> before, encode_(std::string_view(text).substr(0, value)));
@@ -284,6 +284,9 @@ Result<NeedleCase> make_needle_case(const NeedleShape& shape, const EncodeText& 
   if (!(shape.depth >= 0 && shape.depth <= 1))
     return Error{ErrorKind::invalid_argument,
                  fmt::format("depth {} is not between 0 and 1", shape.depth)};
+  if (shape.tokens_before < 0)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("{} tokens cannot be before the context", shape.tokens_before)};
   // The filler is the same for all facts, depths and lengths of a seed; the facts are not.
   BRAID_ASSIGN(auto filler, make_filler(shape.filler, shape.seed, file));
   FillerStock stock(std::move(filler), encode);

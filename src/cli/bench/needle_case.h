@@ -55,10 +55,12 @@ struct NeedleCase {
   int64_t tokens = 0;               // of needle_prompt(), with what the encoder adds
 };
 
-// `file` is the text of Filler::file. Errors: invalid_argument (a depth, too few tokens for facts
-// and question, a file without text or with the answers); unsupported (a tokenizer whose counts do
-// not come near any number, or that has a token for a whole number of Needle::border); those of
-// the encoder.
+// `file` is the text of Filler::file. Errors:
+// - invalid_argument: a depth or tokens_before out of range, too few tokens for facts and question,
+//   a file without text or with the answers.
+// - unsupported: a tokenizer whose counts do not come near any number, or that has a token for a
+//   whole number of Needle::border.
+// - those of the encoder.
 Result<NeedleCase> make_needle_case(const NeedleShape& shape, const EncodeText& encode,
                                     std::string_view file = {});
 

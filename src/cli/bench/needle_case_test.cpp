@@ -278,6 +278,8 @@ TEST(NeedleCase, ImpossibleShapesAreErrors) {
   EXPECT_EQ(kind_of({1, 4096, NAN}, demo_encode), ErrorKind::invalid_argument);
   EXPECT_EQ(kind_of({1, 20, 0.5}, demo_encode), ErrorKind::invalid_argument);
   EXPECT_EQ(kind_of({1, -5, 0.5}, demo_encode), ErrorKind::invalid_argument);
+  EXPECT_EQ(kind_of({1, 4096, 0.5, Filler::prose, Needle::border, -1}, demo_encode),
+            ErrorKind::invalid_argument);
   const EncodeText failing = [](std::string_view) -> Result<std::vector<int32_t>> {
     return Error{ErrorKind::exhausted, "full"};
   };

@@ -34,35 +34,75 @@ constexpr CodeWords kCodeTexts = {"no such entry", "limit reached",  "checksum d
 // $a: a field.
 constexpr CodeWords kPythonStatements = {
     "$v = $p.get(\"$a\", $n)\n",
-    "for index, item in enumerate($p):\n    if item is None:\n        continue\n"
-    "    $v = $f(item, $n)\n",
-    "if not $p:\n    return None\n",
-    "try:\n    $v = $f($p, $q)\nexcept ValueError as error:\n"
-    "    logger.warning(\"$x: %s\", error)\n    raise\n",
-    "while len($q) > $n:\n    $q.pop()\n",
+    R"(for index, item in enumerate($p):
+    if item is None:
+        continue
+    $v = $f(item, $n)
+)",
+    R"(if not $p:
+    return None
+)",
+    R"(try:
+    $v = $f($p, $q)
+except ValueError as error:
+    logger.warning("$x: %s", error)
+    raise
+)",
+    R"(while len($q) > $n:
+    $q.pop()
+)",
     "$v = [$f(item) for item in $p if item != $q]\n",
     "# $x\n",
     "assert isinstance($p, dict), \"$x\"\n",
     "logger.debug(\"$a %s\", $p)\n",
     "$v = sorted($p, key=lambda item: item.$a)[:$n]\n",
-    "with open($q, \"rb\") as stream:\n    $v = stream.read($n)\n",
-    "if $p.$a > $n:\n    $v = $f($q)\nelse:\n    $v = $f($p, $n)\n",
+    R"(with open($q, "rb") as stream:
+    $v = stream.read($n)
+)",
+    R"(if $p.$a > $n:
+    $v = $f($q)
+else:
+    $v = $f($p, $n)
+)",
     "$q[\"$a\"] = $f($p)\n",
     "yield $p, $q\n",
 };
 constexpr CodeWords kCStatements = {
-    "if ($p == NULL) {\n    return -1;\n}\n",
-    "for (size_t i = 0; i < $q; ++i) {\n    $v += $p[i] * $n;\n}\n",
-    "if ($f($p, $q) != 0) {\n    log_error(\"$x\");\n    return -1;\n}\n",
+    R"(if ($p == NULL) {
+    return -1;
+}
+)",
+    R"(for (size_t i = 0; i < $q; ++i) {
+    $v += $p[i] * $n;
+}
+)",
+    R"(if ($f($p, $q) != 0) {
+    log_error("$x");
+    return -1;
+}
+)",
     "/* $x */\n",
     "$v = $f($p + $n, $q - 1);\n",
-    "while ($v > $n) {\n    $v >>= 1;\n    $f($p, $v);\n}\n",
-    "if ($q > $n) {\n    $v = $p[$n];\n} else {\n    $v = $p[0];\n}\n",
+    R"(while ($v > $n) {
+    $v >>= 1;
+    $f($p, $v);
+}
+)",
+    R"(if ($q > $n) {
+    $v = $p[$n];
+} else {
+    $v = $p[0];
+}
+)",
     "$v ^= ($v << 13) | $n;\n",
     "$v = (uint32_t)($q / $n) + 1;\n",
     "assert($q <= $n);\n",
-    "switch ($v & 3) {\n    case 0: $v += $n; break;\n    case 1: $f($p, $q); break;\n"
-    "    default: break;\n}\n",
+    R"(switch ($v & 3) {
+    case 0: $v += $n; break;
+    case 1: $f($p, $q); break;
+    default: break;
+}
+)",
 };
 
 class CodeFiller : public FillerSource {

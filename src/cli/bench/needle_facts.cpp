@@ -44,7 +44,7 @@ std::string random_uuid(NeedleRandom& random) {
   return out + "-" + random.hex(12);
 }
 
-std::string in_camel_case(std::string text) {
+std::string in_camel_case(std::string_view text) {
   std::string out;
   bool up = false;
   for (const char c : text) {
