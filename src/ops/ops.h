@@ -74,6 +74,11 @@ struct AttentionParams {
   AttentionGate gate;
   int32_t first_cell = 0;  // cells below it are seen only by their own rows
 
+  AttentionParams without_window() const {
+    AttentionParams p = *this;
+    p.window = 0;
+    return p;
+  }
   int32_t lowest_position(int32_t own) const {
     const int32_t first = own < first_cell ? own : first_cell;
     return window > 0 && own - window >= first ? own - window + 1 : first;
@@ -169,6 +174,10 @@ struct PairInputs {
 inline constexpr int32_t kMostPairCandidates = 32;  // K
 inline constexpr int32_t kMostPairRank = 512;       // R
 
+// Of tail_scores().
+inline constexpr int32_t kMostTailRows = 16;
+inline constexpr int32_t kMostTailHeads = 128;
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -212,6 +221,23 @@ class Ops {
   // q, o [T, H * Dh]; gates as in AttentionGate::Layout: qg itself if joint, empty without gates.
   virtual void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
                          const KvLayer& kv, const Batch& batch) = 0;
+
+  // Attention that the last rows of sequence 0 pay to each position (prompt compression):
+  //   scores[t, j] = max(scores[t, j], max_h softmax_j(scale * q[t, h] . K[j]))
+  // over the positions j that row t sees without a window, its own the last one; others stay as
+  // they are. Windows do not apply because content counts, so no block may have been freed behind
+  // them. K is read from units as attention() reads it. params.gate is ignored. A rank of a tensor
+  // split has the maximum over its own heads; the caller merges those of all ranks.
+  // q [T', H * Dh]: the last T' <= kMostTailRows rows of the sequence in this batch, all certain,
+  // as qk_norm_rope_store leaves them, H <= kMostTailHeads. scores [T', positions] f32; positions
+  // >= own position of the last row + 1.
+  // rope_of_position [positions, dims]: the rope_table of positions 0, 1, ... If it is not empty,
+  // angles are taken out of q and K: softmax_j(scale * q0 . k0), with the vectors before rotation.
+  // Then `rope` [T, dims] is the table of all rows of the step, and both are made with `magnitude`
+  // (RopeParams).
+  virtual void tail_scores(Tensor scores, Tensor q, Tensor rope, Tensor rope_of_position,
+                           float magnitude, const AttentionParams& params, const KvLayer& kv,
+                           const Batch& batch) = 0;
 
   // qk_norm_rope_store, then attention. The content of q afterwards is unspecified.
   virtual void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,

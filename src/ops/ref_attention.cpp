@@ -179,6 +179,20 @@ void attend(float* o, const float* q, int32_t own, const std::vector<Visible>& s
   for (int64_t j = 0; j < head_dim; ++j) o[j] = static_cast<float>(sum[j] / total);
 }
 
+// The vector whose norm_and_rotate() with this table gave x.
+std::vector<double> unrotated(const float* x, int64_t head_dim, const float* rope, int64_t dims,
+                              double magnitude) {
+  std::vector<double> y(x, x + head_dim);
+  const double factor = 1 / (magnitude * magnitude);
+  for (int64_t i = 0; i < dims / 2; ++i) {
+    const double cosine = rope[2 * i], sine = rope[2 * i + 1];
+    const double a = x[i], b = x[i + dims / 2];
+    y[i] = factor * (a * cosine + b * sine);
+    y[i + dims / 2] = factor * (b * cosine - a * sine);
+  }
+  return y;
+}
+
 // A NaN gives zeros.
 void seal_unit(const KvCodec& codec, KvSide side, const std::byte* rows, int32_t head_dim,
                std::byte* unit) {
@@ -265,6 +279,47 @@ void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
           for (int64_t i = 0; i < head_dim; ++i)
             out[i] = static_cast<float>(out[i] * ref::gate(gate.act, values[per_head ? 0 : i]));
         }
+      }
+    }
+  }
+}
+
+void RefOps::tail_scores(Tensor scores, Tensor q, Tensor rope, Tensor rope_of_position,
+                         float magnitude, const AttentionParams& params, const KvLayer& kv,
+                         const Batch& batch) {
+  const int64_t head_dim = kv.shape.head_dim;
+  const int32_t group = params.heads / kv.shape.kv_heads;
+  const auto rows = static_cast<int32_t>(q.rows);
+  const int32_t first = batch.first_row[0] + batch.rows[0] - rows;
+  const int32_t cells = batch.position[first + rows - 1] + 1;
+  BRAID_CHECK(q.cols == params.heads * head_dim && rows <= kMostTailRows);
+  BRAID_CHECK(rows <= batch.certain[0] && batch.certain[0] == batch.rows[0]);
+  BRAID_CHECK(scores.rows == rows && scores.cols >= cells);
+  const int64_t dims = rope_of_position.cols;
+  if (rope_of_position) BRAID_CHECK(rope_of_position.rows >= cells && rope.cols == dims);
+  const auto plain = [&](const float* x, const Tensor& table, int32_t row) {
+    if (!rope_of_position) return std::vector<double>(x, x + head_dim);
+    return unrotated(x, head_dim, table.f32(row), dims, magnitude);
+  };
+  for (int32_t h = 0; h < params.heads; ++h) {
+    const HeadCache cache(kv, batch, 0, h / group, 0, cells);
+    for (int32_t i = 0; i < rows; ++i) {
+      const int32_t own = batch.position[first + i];
+      const int32_t lowest = params.without_window().lowest_position(own);
+      const std::vector<double> query = plain(q.f32(i) + h * head_dim, rope, first + i);
+      std::vector<double> score;
+      double largest = -INFINITY, total = 0;
+      for (int32_t j = lowest; j <= own; ++j) {
+        const std::vector<double> key = plain(cache.k(j, own), rope_of_position, j);
+        double sum = 0;
+        for (int64_t d = 0; d < head_dim; ++d) sum += query[d] * key[d];
+        score.push_back(params.scale * sum);
+        largest = std::max(largest, score.back());
+      }
+      for (double& x : score) total += x = std::exp(x - largest);
+      for (int32_t j = lowest; j <= own; ++j) {
+        float& to = scores.f32(i)[j];
+        to = std::max(to, static_cast<float>(score[j - lowest] / total));
       }
     }
   }

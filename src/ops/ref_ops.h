@@ -32,6 +32,8 @@ class RefOps final : public Ops {
                           const KvLayer& kv, const Batch& batch) override;
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
+  void tail_scores(Tensor scores, Tensor q, Tensor rope, Tensor rope_of_position, float magnitude,
+                   const AttentionParams& params, const KvLayer& kv, const Batch& batch) override;
   void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
   void kv_move(const KvLayer& kv, std::span<const CellMove> moves, const Batch& batch) override;
   void block_copy(const KvLayer& kv, int32_t dst, int32_t src) override;

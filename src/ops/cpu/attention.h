@@ -72,6 +72,8 @@ struct Panel {
 // Positions begin .. begin+31; `params` limits what a row sees (window, first_cell).
 void panel_block(const Panel& panel, const float* k, const float* v, float* scores,
                  int64_t head_dim, int32_t begin, const AttentionParams& params);
+// scores [32][16] = K q, for the q of a panel.
+void panel_scores(float* scores, const float* q, const float* k, int64_t head_dim);
 void panel_clear(const Panel& panel, int64_t head_dim);
 // get_rows skips rows whose o is null.
 void panel_set_rows(const Panel& panel, const float* const* q, float scale, int64_t head_dim);

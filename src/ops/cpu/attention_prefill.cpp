@@ -110,11 +110,15 @@ HWY_INLINE void soften(const cpu::Panel& panel, float* scores, float* factor, in
   }
 }
 
+void panel_scores_here(float* scores, const float* q, const float* k, int64_t head_dim) {
+  product<false>(scores, nullptr, q, k, cpu::padded_dim(head_dim), 1, static_cast<int32_t>(kBlock),
+                 head_dim);
+}
+
 void panel_block_here(const cpu::Panel& panel, const float* k, const float* v, float* scores,
                       int64_t head_dim, int32_t begin, const AttentionParams& params) {
   float factor[kRows];
-  product<false>(scores, nullptr, panel.q, k, cpu::padded_dim(head_dim), 1,
-                 static_cast<int32_t>(kBlock), head_dim);
+  panel_scores_here(scores, panel.q, k, head_dim);
   soften(panel, scores, factor, begin, params);
   product<true>(panel.acc, factor, scores, v, 1, cpu::padded_dim(head_dim),
                 static_cast<int32_t>(head_dim), kBlock);
@@ -238,6 +242,7 @@ HWY_AFTER_NAMESPACE();
 namespace braid {
 namespace {
 HWY_EXPORT(panel_block_here);
+HWY_EXPORT(panel_scores_here);
 HWY_EXPORT(expand_here);
 HWY_EXPORT(set_rows_here);
 HWY_EXPORT(get_rows_here);
@@ -253,6 +258,10 @@ void expand_block(float* out, const std::byte* rows, KvFormat format, int64_t he
 void panel_block(const Panel& panel, const float* k, const float* v, float* scores,
                  int64_t head_dim, int32_t begin, const AttentionParams& params) {
   HWY_DYNAMIC_DISPATCH(panel_block_here)(panel, k, v, scores, head_dim, begin, params);
+}
+
+void panel_scores(float* scores, const float* q, const float* k, int64_t head_dim) {
+  HWY_DYNAMIC_DISPATCH(panel_scores_here)(scores, q, k, head_dim);
 }
 
 void panel_clear(const Panel& panel, int64_t head_dim) {

@@ -42,6 +42,8 @@ class CpuOps final : public Ops {
 
   void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params, const KvLayer& kv,
                  const Batch& batch) override;
+  void tail_scores(Tensor scores, Tensor q, Tensor rope, Tensor rope_of_position, float magnitude,
+                   const AttentionParams& params, const KvLayer& kv, const Batch& batch) override;
 
   void kv_seal(const KvLayer& kv, std::span<const KvSeal> blocks) override;
 

@@ -254,6 +254,26 @@ void Profiler::store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, T
         [&] { ops_.store_attend(o, q, qg, k, v, gates, rope_table, w, params, kv, batch); });
 }
 
+void Profiler::tail_scores(Tensor scores, Tensor q, Tensor rope, Tensor rope_of_position,
+                           float magnitude, const AttentionParams& params, const KvLayer& kv,
+                           const Batch& batch) {
+  const auto run = [&] {
+    ops_.tail_scores(scores, q, rope, rope_of_position, magnitude, params, kv, batch);
+  };
+  if (!times("tail_scores")) return run();
+  const double cells =
+      step_.rows.empty() ? 0.0 : step_.context[0] + step_.rows[0] - step_.certain[0];
+  const double block_bytes =
+      kv.cold ? static_cast<double>(kv.shape.kv_heads) * static_cast<double>(kv.cold.k_unit_bytes)
+              : static_cast<double>(kv.shape.k_block_bytes());
+  const double rows = static_cast<double>(q.rows);
+  double bytes = cells * (block_bytes / kBlockTokens + 8 * rows) + tensor_bytes(q);
+  if (rope_of_position) bytes += cells * 4 * static_cast<double>(rope_of_position.cols);
+  timed({"tail_scores", std::to_string(params.heads) + " heads", bytes,
+         2 * rows * cells * static_cast<double>(q.cols)},
+        run);
+}
+
 // States in and out (state.h), entries read, rows written, and the convolution's ring.
 Profiler::Cost Profiler::cost_of_rule(const Tensor& o, const DeltaInputs& in,
                                       const DeltaLayer& layer) const {

@@ -46,6 +46,8 @@ class Profiler final : public Ops {
   void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
                     Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
                     const KvLayer& kv, const Batch& batch) override;
+  void tail_scores(Tensor scores, Tensor q, Tensor rope, Tensor rope_of_position, float magnitude,
+                   const AttentionParams& params, const KvLayer& kv, const Batch& batch) override;
   void delta_rule(Tensor o, const DeltaInputs& in, const DeltaWeights& w, const DeltaLayer& layer,
                   const Batch& batch) override;
   void delta_move(std::span<const DeltaLayer> layers, std::span<const CellMove> moves,

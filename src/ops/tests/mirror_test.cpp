@@ -236,6 +236,14 @@ class MirrorOps final : public Ops {
                            cells(call, kv), call.batch(batch));
     call.finish();
   }
+  void tail_scores(Tensor scores, Tensor q, Tensor rope, Tensor rope_of_position, float magnitude,
+                   const AttentionParams& params, const KvLayer& kv, const Batch& batch) override {
+    Call call(inner_, type_);
+    inner_.ops().tail_scores(call.wide(scores), call.in(q), call.wide(rope),
+                             call.wide(rope_of_position), magnitude, params, cells(call, kv),
+                             call.batch(batch));
+    call.finish();
+  }
   void store_attend(Tensor o, Tensor q, Tensor qg, Tensor k, Tensor v, Tensor gates,
                     Tensor rope_table, const AttentionWeights& w, const AttentionParams& params,
                     const KvLayer& kv, const Batch& batch) override {
