@@ -77,7 +77,7 @@ int gpu_count(const EngineOptions& options) {
 std::vector<Name> repeated(const Name& name, int count, int gpus) {
   std::vector<Name> names(static_cast<size_t>(count), name);
   const bool is_gpu = gpus > 0 && name.kind != "cpu" && name.kind != "ref";
-  for (int i = 0; is_gpu && i < count; ++i)
+  for (int i = 1; is_gpu && i < count; ++i)
     names[static_cast<size_t>(i)].gpu = (name.gpu + i) % gpus;
   return names;
 }

@@ -97,7 +97,9 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
     r.sampling.seed = random();
     return r;
   }
-  std::vector<Answer> alone(const EngineOptions& options, bool scored) const {
+  // `computed`: experts that the CPU has computed.
+  std::vector<Answer> alone(const EngineOptions& options, bool scored,
+                            uint64_t* computed = nullptr) const {
     std::vector<Answer> out(prompts.size());
     auto engine = start(options);
     for (size_t i = 0; i < prompts.size(); ++i) {
@@ -112,6 +114,8 @@ class GpuEngine : public ::testing::TestWithParam<Subject> {
       out[i].scored = std::move(rows);
       EXPECT_EQ(out[i].tokens.size(), static_cast<size_t>(kAnswer));
     }
+    for (const ExpertLayer& layer : engine->devices().first().expert_layers())
+      if (computed != nullptr) *computed += layer.counts.computed;
     return out;
   }
 
@@ -219,7 +223,8 @@ TEST_P(GpuEngine, ExpertsThatTheCpuComputesAnswerAlike) {
   const std::vector<Answer> right = alone(options, true);
   options.expert_slots = ffn.experts_used;
   options.threads = 4;
-  const std::vector<Answer> got = alone(options, true);
+  uint64_t computed = 0;
+  const std::vector<Answer> got = alone(options, true, &computed);
   // Of the rows of the same tokens; a row is another where its experts are.
   std::vector<double> errors;
   for (size_t i = 0; i < right.size(); ++i)
@@ -236,7 +241,10 @@ TEST_P(GpuEngine, ExpertsThatTheCpuComputesAnswerAlike) {
   std::sort(errors.begin(), errors.end());
   std::printf("[report] %s: of %zu rows the median error is %.2g, the largest %.2g\n",
               GetParam().name, errors.size(), errors[errors.size() / 2], errors.back());
+  for (const double error : errors) ASSERT_TRUE(std::isfinite(error));
   EXPECT_LT(errors[errors.size() / 2], 0.01);
+  EXPECT_LT(errors[errors.size() * 9 / 10], 0.1);
+  EXPECT_GT(computed, 0u);
 }
 
 // Other row counts use other kernels, so greedy answers agree up to near ties. The mixture's

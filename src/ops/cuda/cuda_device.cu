@@ -214,9 +214,12 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::make(const DeviceOptions& option
   BRAID_ASSIGN(static_cast<cuda::Card&>(context), card_to_use(gpu));
   context.devices_on_gpu = std::max(1, options.devices_on_gpu);
   device->has_slots_ = cuda::has_mapped_memory(options.gpu);
-  // One core is the engine's.
-  if (options.experts_on_host)
-    device->slots_.share_threads = (options.threads > 0 ? options.threads : usable_cores()) - 1;
+  // One core is the engine's. Where there are many, another is left to the server's threads.
+  if (options.experts_on_host) {
+    const int cores = usable_cores();
+    const int wanted = options.threads > 0 ? std::min(options.threads, cores) : cores;
+    device->slots_.share_threads = wanted - (cores >= 8 && wanted == cores ? 2 : 1);
+  }
   context.processors = std::max(1, context.processors / context.devices_on_gpu);
   device->description_ = "cuda (" + number + properties.name + ", " +
                          std::to_string(properties.totalGlobalMem >> 30) + " GiB" +

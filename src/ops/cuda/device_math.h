@@ -16,6 +16,12 @@
 namespace braid::cuda {
 
 using Act = __half;
+
+__device__ inline unsigned long long gpu_clock_ns() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
 inline constexpr DType kActType = DType::f16;
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 

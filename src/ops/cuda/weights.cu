@@ -743,16 +743,19 @@ Status load_weights(Device& device, Context& context, ExpertSlots& slots,
                     std::span<Weight* const> weights, const Device::WeightDone& done,
                     std::vector<std::unique_ptr<PackedWeight>>& out) {
   if (weights.empty()) return {};
-  Loader loader(device, context, slots, weights);
-  BRAID_TRY(loader.start());
-  BRAID_TRY(slots.prepare(weights));
-  for (Weight* w : weights) {
-    out.push_back(std::make_unique<PackedWeight>());
-    BRAID_TRY(loader.load(*w, *out.back()));
-    w->device_data = out.back().get();
-    w->device_bytes = planned_bytes(*w);
-    if (done) done(*w);
+  {
+    Loader loader(device, context, slots, weights);
+    BRAID_TRY(loader.start());
+    BRAID_TRY(slots.prepare(weights));
+    for (Weight* w : weights) {
+      out.push_back(std::make_unique<PackedWeight>());
+      BRAID_TRY(loader.load(*w, *out.back()));
+      w->device_data = out.back().get();
+      w->device_bytes = planned_bytes(*w);
+      if (done) done(*w);
+    }
   }
+  // Starts a thread, which must not inherit the CPU that the loader's pool gives to this one.
   BRAID_TRY(slots.finish());
   device.synchronize();
   return device.health();

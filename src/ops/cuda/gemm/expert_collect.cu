@@ -2,8 +2,10 @@
 // that adds their answer.
 #include <algorithm>
 #include <string>
+#include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "ops/cuda/gemm/expert_slots.h"
 #include "ops/cuda/launch.h"
 
@@ -26,33 +28,31 @@ __device__ inline uint32_t read_host(const uint32_t* word) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];\n" : "=r"(v) : "l"(word) : "memory");
   return v;
 }
-__device__ inline unsigned long long clock_of_gpu() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
 // By one thread. False: it does not come.
 __device__ inline bool wait_for_answer(const CollectArgs& a, uint32_t call, bool tells) {
   ShareAnswer& answer = *a.share.host.answer;
-  const unsigned long long begin = clock_of_gpu();
+  const unsigned long long begin = gpu_clock_ns();
   bool answered = read_host(&answer.number) == call;
   const bool waits = !answered;
   for (unsigned looks = 1; !answered; ++looks) {
     answered = read_host(&answer.number) == call;
     if (answered || looks % kLooksBetweenClocks != 0) continue;
-    if (read_host(&answer.late) != 0) break;
-    if (clock_of_gpu() - begin < kMostWaitNs) continue;
+    if (gpu_clock_ns() - begin < kMostWaitNs) continue;
     *static_cast<volatile uint32_t*>(&answer.late) = call;
+    a.share.state->late = call;
     break;
   }
   if (!tells) return answered;
   const ShareState& state = *a.share.state;
-  const unsigned long long waited = waits ? clock_of_gpu() - begin : 0;
+  const unsigned long long waited = waits ? gpu_clock_ns() - begin : 0;
   ShareCall::Told& told = a.share.host.call->told;
-  told.read_ns = static_cast<float>(state.read_ns - state.called_ns);
+  // The clocks of multiprocessors may differ a little.
+  const auto from = [](unsigned long long first, unsigned long long last) {
+    return last > first ? static_cast<float>(last - first) : 0.0f;
+  };
+  told.read_ns = from(state.called_ns, state.read_ns);
   told.read_kib = state.read_kib;
-  told.after_ns = static_cast<float>(begin - state.read_ns);
+  told.after_ns = from(state.read_ns, begin);
   told.waited_ns = static_cast<float>(waited);
   a.counts[kCounts - 1] += waited;
   a.told[kCounts - 1] = a.counts[kCounts - 1];
@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(kCollectThreads) collect_kernel(const CollectA
   if (first) {  // on its way during the products
     const volatile ShareAnswer::Rates& now = a.share.host.answer->rates;
     rates.read_ns = now.read_ns;
-    rates.compute_ns = now.compute_ns;
+    for (int i = 0; i < kShareRowClasses; ++i) rates.compute_ns[i] = now.compute_ns[i];
     rates.ahead_ns = now.ahead_ns;
   }
-  let_next_start();  // short unless it waits for the host, see launch.h
+  let_next_start();  // see launch.h; the next kernel then waits as long as this one
   wait_for_previous();
   if (first) state.rates = rates;
   if (state.call == 0 || !has_bit(state.rows_with, row)) return;
@@ -87,8 +87,16 @@ __global__ void __launch_bounds__(kCollectThreads) collect_kernel(const CollectA
   const float missing = answered ? 0.0f : __int_as_float(0x7fc00000);
   const float* from = a.share.host.y + row * a.share.width;
   float* to = a.y + row * a.y_stride;
-  for (int64_t i = thread; i < a.share.width; i += kCollectThreads)
-    to[i] += missing + *static_cast<const volatile float*>(from + i);
+  constexpr int kAtOnce = 16;
+  for (int64_t first = thread; first < a.share.width; first += kAtOnce * kCollectThreads) {
+    float v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i * kCollectThreads < a.share.width) v[i] = __ldcv(from + first + i * kCollectThreads);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i * kCollectThreads < a.share.width) to[first + i * kCollectThreads] += missing + v[i];
+  }
 }
 
 }  // namespace
@@ -116,7 +124,6 @@ Status ExpertSlots::start_share() {
   options.threads = share_threads;
   HostExperts::Limits& limits = options.limits;
   limits.rows = kMostShareRows;
-  limits.used = kMostShareUsed;
   size_t scales = 0;
   for (const auto& layer : layers_)
     for (const ExpertStack& stack : layer->stack)
@@ -143,25 +150,44 @@ Status ExpertSlots::start_share() {
     layer->shared = layer->shared && own.gate.k == limits.width && limits.width % 8 == 0;
     limits.hidden = std::max(limits.hidden, own.gate.n);
     limits.experts = std::max<int64_t>(limits.experts, layer->table.experts);
+    limits.used = std::min<int64_t>(kMostShareUsed, limits.experts);
     any = any || layer->shared;
   }
   device_.synchronize();
   if (!any) return device_.health();
-  const size_t bytes = ExpertShare::memory_bytes(limits);
-  BRAID_ASSIGN(share_memory_, device_.allocate_host(bytes, "experts of the CPU"));
+  // Without it the GPU reads all experts, so a failure here is no failure of the model.
+  if (const Status made = make_share(std::move(options)); !made.ok()) {
+    share_.reset();
+    log_warning("missing experts are read, and not computed by the CPU: " + made.error().message);
+  }
+  return device_.health();
+}
+
+Status ExpertSlots::make_share(ExpertShare::Options options) {
+  const HostExperts::Limits limits = options.limits;
+  int watched = 0;
+  if (cudaDeviceGetAttribute(&watched, cudaDevAttrKernelExecTimeout, context_.gpu) != cudaSuccess ||
+      watched != 0)
+    return Error{ErrorKind::unsupported, "the GPU shows a screen, so its kernels must not wait"};
+  BRAID_ASSIGN(share_memory_,
+               device_.allocate_host(ExpertShare::memory_bytes(limits), "experts of the CPU"));
   void* mapped = nullptr;
   if (const cudaError_t error = cudaHostGetDevicePointer(&mapped, share_memory_.data(), 0);
       error != cudaSuccess)
     return gpu_error(error, "mapping experts of the CPU", ErrorKind::unsupported);
   BRAID_ASSIGN(share_state_, device_.allocate(sizeof(ShareState), "experts of the CPU"));
-  share_view_ = {static_cast<ShareState*>(share_state_.data()), ExpertShare::places(limits, mapped),
-                 limits.width};
-  share_ = std::make_unique<ExpertShare>(std::move(options), share_memory_.data());
-  const ShareAnswer::Rates rates = ExpertShare::places(limits, share_memory_.data()).answer->rates;
+  share_view_ = {static_cast<ShareState*>(share_state_.data()),
+                 ExpertShare::places(limits, mapped), limits.width};
+  try {
+    share_ = std::make_unique<ExpertShare>(std::move(options), share_memory_.data());
+  } catch (const std::system_error& error) {
+    return Error{ErrorKind::exhausted, std::string("no thread: ") + error.what()};
+  }
+  const ShareAnswer::Rates rates = share_->rates();
   device_.to_device(&share_view_.state->rates, &rates, sizeof rates);
   device_.synchronize();
   context_.watches.push_back({this, [share = share_.get()] { return share->fault(); }});
-  return device_.health();
+  return {};
 }
 
 }  // namespace braid::cuda

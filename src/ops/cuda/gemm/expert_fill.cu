@@ -175,15 +175,10 @@ __device__ inline bool hits_alone(const FillArgs& a, FewChoices& few, const int3
   return true;
 }
 
-__device__ inline unsigned long long now_ns() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
 __device__ inline ShareTimes times_of(const FillArgs& a) {
   const ShareAnswer::Rates& rates = a.share.state->rates;
-  return {rates.read_ns * a.expert_kib, rates.compute_ns * a.expert_kib, rates.ahead_ns};
+  return {rates.read_ns * a.expert_kib, rates.compute_ns[share_row_class(a.rows)] * a.expert_kib,
+          rates.ahead_ns};
 }
 
 // By one block. The choice has experts for the host.
@@ -210,11 +205,23 @@ __device__ inline void call_host(const FillArgs& a, const ExpertChoice& choice, 
     call.mine[i] = choice.by_host[i];
   __syncthreads();
   const int pieces = static_cast<int>(a.share.width) / 8;
-  for (int row = 0; row < a.rows; ++row) {
-    if (!has_bit(rows_with, row)) continue;
-    const auto* from = reinterpret_cast<const uint4*>(a.x + row * a.x_stride);
-    auto* to = reinterpret_cast<uint4*>(a.share.host.x + row * a.share.width);
-    for (int i = thread; i < pieces; i += kFillThreads) to[i] = from[i];
+  const int all = a.rows * pieces;
+  for (int first = thread; first < all; first += kLoads * kFillThreads) {
+    uint4 v[kLoads];
+    const auto wanted = [&](int i) {
+      const int at = first + i * kFillThreads;
+      return at < all && has_bit(rows_with, at / pieces);
+    };
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = first + i * kFillThreads;
+      if (wanted(i))
+        v[i] = *reinterpret_cast<const uint4*>(a.x + at / pieces * a.x_stride + at % pieces * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      if (wanted(i))
+        reinterpret_cast<uint4*>(a.share.host.x)[first + i * kFillThreads] = v[i];
   }
   if (thread == 0) {
     call.layer = a.layer;
@@ -229,7 +236,7 @@ __device__ inline void call_host(const FillArgs& a, const ExpertChoice& choice, 
   state.calls = state.call = number;
   for (int w = 0; w < kMostShareRows / 32; ++w) state.rows_with[w] = rows_with[w];
   state.read_kib = static_cast<float>(read) * a.expert_kib;
-  state.called_ns = state.read_ns = now_ns();
+  state.called_ns = state.read_ns = gpu_clock_ns();
   __threadfence_system();
   *static_cast<volatile uint32_t*>(&call.number) = number;
 }
@@ -246,9 +253,12 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   wait_for_previous();
   let_next_start();
   ShareTimes times;
-  const bool shares = a.share.state != nullptr;
-  if (shares) times = times_of(a);
-  if (shares && blockIdx.x == 0 && thread == 0) a.share.state->call = 0;
+  bool shares = a.share.state != nullptr;
+  if (shares) {
+    times = times_of(a);
+    shares = a.share.state->late == 0;
+  }
+  if (a.share.state != nullptr && blockIdx.x == 0 && thread == 0) a.share.state->call = 0;
   const int32_t* traced = traced_ids(a);
   const bool quick = a.rows * a.used <= kMostQuickIds;
   if (quick && hits_alone<kRouting>(a, few, traced, words, thread)) return;
@@ -291,7 +301,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
   if (!last) return;
   if (thread == 0) {
     *a.table.arrived = 0;
-    if (shares && read < missing) a.share.state->read_ns = now_ns();
+    if (shares && read < missing) a.share.state->read_ns = gpu_clock_ns();
   }
   publish(team, choice, a.table);
 }

@@ -42,6 +42,8 @@ BRAID_BOTH inline float half_life_of(int slots, int chosen) {
 
 // Of a layer, in device memory.
 struct SlotTable {
+  int layer = 0;   // of `layers` with slots
+  int layers = 1;
   int experts = 0;
   int slots = 0;
   float half_life = kMostHalfLife;  // steps
@@ -202,15 +204,26 @@ BRAID_BOTH inline float worth_keeping(const ShareTimes& t) {
   return uses < 1 ? 1 : uses > 4 ? 4 : uses;
 }
 
-// A few of every kRetrySteps steps send one expert the way that none went, so that its time is
-// known. It takes a few: the host's threads are slow when they were asleep.
+// In a few of every kRetrySteps steps, some neighboring layers send one expert the way that none
+// went, so that its time is known. They are neighbors because the host's threads are slow when they
+// were asleep. If the host was far slower, it is tried less often.
 inline constexpr uint32_t kRetrySteps = 256;
 inline constexpr uint32_t kRetries = 3;
-BRAID_BOTH inline bool tries_both(const SlotTable& b) { return *b.clock % kRetrySteps < kRetries; }
+inline constexpr int kRetryLayers = 8;
+inline constexpr uint32_t kRareRetries = 8;
+inline constexpr float kFarSlower = 8;
+BRAID_BOTH inline bool tries_both(const SlotTable& b, const ShareTimes& t) {
+  const auto steps = static_cast<uint32_t>(b.counts[0]);
+  const uint32_t window = steps / kRetrySteps;
+  const auto groups = static_cast<uint32_t>((b.layers + kRetryLayers - 1) / kRetryLayers);
+  if (steps % kRetrySteps >= kRetries || b.layer / kRetryLayers != static_cast<int>(window % groups))
+    return false;
+  return t.compute < kFarSlower * t.read || window / groups % kRareRetries == 0;
+}
 
 // Whether the host gets some of the missing experts: then choose_read() says how many are read.
 BRAID_BOTH inline bool host_helps(const SlotTable& b, int missing, const ShareTimes& t) {
-  return missing > 0 && (experts_to_read(missing, t) < missing || (missing > 1 && tries_both(b)));
+  return missing > 0 && (experts_to_read(missing, t) < missing || tries_both(b, t));
 }
 
 // The same number for all threads. After score_all(), if host_helps().
@@ -230,7 +243,7 @@ BRAID_BOTH inline int choose_read(const Team& team, ExpertChoice& c, const SlotT
   team.sync();
   const int read = experts_to_read(missing, t);
   if (read == missing) return missing - 1;  // of tries_both()
-  return read == 0 && (tries_both(b) || c.eager != 0) ? 1 : read;
+  return read == 0 && (tries_both(b, t) || c.eager != 0) ? 1 : read;
 }
 
 // The host computes all but `read` of the missing experts. After score_all().

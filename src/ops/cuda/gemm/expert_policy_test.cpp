@@ -331,6 +331,28 @@ TEST(ExpertPolicy, TheHostsExpertsStayMissing) {
   EXPECT_GT(table.counts[2], 0u);
 }
 
+// A few layers are tried in a few steps, and rarely if the host was far slower.
+TEST(ExpertPolicy, TriesTheOtherWayNowAndThen) {
+  for (const float compute : {20.0f, 2000.0f}) {
+    const ShareTimes times{10, compute, 0};
+    uint64_t tries = 0;
+    constexpr int kLayers = 40;
+    constexpr unsigned long long kSteps = 1ull << 18;
+    for (int layer = 0; layer < kLayers; ++layer) {
+      TestTable table(16, 4);
+      table.view.layer = layer;
+      table.view.layers = kLayers;
+      uint64_t own = 0;
+      for (table.counts[0] = 0; table.counts[0] < kSteps; ++table.counts[0])
+        own += host_helps(table.view, 1, times) ? 1 : 0;
+      EXPECT_GT(own, 0u) << layer;
+      tries += own;
+    }
+    const double a_step = static_cast<double>(tries) / kSteps;
+    EXPECT_LT(a_step, compute < 100 ? 0.1 : 0.013);
+  }
+}
+
 // If the host is far faster than the link, experts that are used again and again are read all the
 // same, one a step, and are then resident.
 TEST(ExpertPolicy, WhatIsUsedOftenIsReadAndKept) {

@@ -4,8 +4,8 @@
 // The step stays on the GPU: the kernel that fetches experts (expert_fill.cu) decides which ones
 // the host gets, writes a call into host memory and goes on. A thread of the host polls that
 // memory, computes (host_experts.h), and writes an answer. A last kernel of the layer
-// (expert_collect.cu) waits for the answer and adds it. So recorded steps need nothing of the
-// engine's thread, and there is one call at a time.
+// (expert_collect.cu) waits for the answer and adds it. So there is one call at a time, and the
+// engine's thread does nothing but wake() the others before a step.
 //
 // How many experts go which way follows from times measured in the calls before, while both were
 // busy (choose_read). Both sides tell them; the host averages. A host that is too slow is tried
@@ -30,7 +30,11 @@ namespace braid::cuda {
 // Of steps with more rows all experts are read: the link's time does not grow with rows.
 inline constexpr int kMostShareRows = 64;
 inline constexpr int kMostShareUsed = HostExperts::kMostUsed;
-inline constexpr unsigned long long kMostWaitNs = 30'000'000'000;  // also of a stopped process
+// An expert takes longer with more rows, so times are kept for steps of up to 4, 16 and 64 rows.
+inline constexpr int kShareRowClasses = 3;
+BRAID_BOTH constexpr int share_row_class(int rows) { return rows <= 4 ? 0 : rows <= 16 ? 1 : 2; }
+// Only a process that is stopped answers as late.
+inline constexpr unsigned long long kMostWaitNs = 600'000'000'000;
 
 // In host memory that the GPU has mapped. Each word has one writer, and each number comes after
 // what it announces.
@@ -58,8 +62,8 @@ struct ShareAnswer {
   alignas(64) uint32_t number = 0;  // of the newest call that is answered
   // Read by a kernel of each layer.
   struct Rates {
-    float read_ns = 0;     // a KiB
-    float compute_ns = 0;  // a KiB
+    float read_ns = 0;                        // a KiB
+    float compute_ns[kShareRowClasses] = {};  // a KiB
     float ahead_ns = 0;
   };
   alignas(64) Rates rates;        // each is changed as a whole
@@ -101,13 +105,19 @@ class ExpertShare {
  private:
   void serve();
   void answer(HostExperts& experts, uint32_t number);
-  void learn(const ShareCall::Told& told, double computed_ns);
-  bool rest(int64_t now_ns, int64_t served_ns);
+  void learn(const ShareCall::Told& told);
+  void rest(int64_t now_ns, int64_t served_ns);
 
   const Options options_;
   const Places at_;
-  double computed_kib_ = 0;  // of the call before
+  // Of the call before.
+  double computed_kib_ = 0;
   double computed_ns_ = 0;
+  int row_class_ = 0;
+  // Of this one: a GPU that has given up may write the call again.
+  std::vector<int32_t> ids_;
+  std::vector<float> weights_;
+  std::vector<uint32_t> mine_;
   std::atomic<int64_t> woken_ns_{0};
   std::atomic<bool> resting_{false};
   std::atomic<bool> stop_{false};

@@ -247,6 +247,8 @@ Status ExpertSlots::finish() {
     return gpu_error(error, "mapping counts of experts", ErrorKind::unsupported);
   for (auto& layer : layers_) {
     SlotTable& b = layer->table;
+    b.layer = layer->number;
+    b.layers = static_cast<int>(layers_.size());
     const auto experts = static_cast<size_t>(b.experts);
     // counts, then place, score, last, slot_of, streamed, owner, clock, arrived, staged
     const size_t bytes = 64 + (6 * experts + 3) * sizeof(int32_t);
@@ -376,7 +378,7 @@ std::vector<ExpertLayer> ExpertSlots::layers() const {
     if (share_ == nullptr || to.counts.computed == 0) continue;
     const ShareAnswer::Rates rates = share_->rates();
     to.read_bytes_s = 1024e9 / rates.read_ns;
-    to.computed_bytes_s = 1024e9 / rates.compute_ns;
+    to.computed_bytes_s = 1024e9 / rates.compute_ns[0];
   }
   return out;
 }

@@ -4,7 +4,7 @@
 // address range of a stack goes on behind them: there lies staging memory, which all layers share.
 // So an expert's place is one number, its slot, and product kernels need no second form. Host
 // memory, mapped for the GPU, has a copy of all experts in the same bytes, so that results do not
-// depend on what is resident.
+// depend on what is resident. They do depend on which experts the host computes (expert_share.h).
 //
 // Two ways to bring experts:
 // - fetch(): a kernel of the step reads the chosen experts that are missing (expert_policy.h). It
@@ -99,8 +99,10 @@ struct ShareState {
   uint32_t rows_with[kMostShareRows / 32];  // a bit for each row that the answer has
   unsigned long long called_ns, read_ns;    // when: of the call, and of the end of reading
   float read_kib;
+  uint32_t late;  // an answer did not come, so nobody is called any more
   ShareAnswer::Rates rates;
 };
+static_assert(kMostShareUsed == kMostUsed);
 
 // What kernels need of the share: addresses of the GPU.
 struct ShareView {
@@ -171,6 +173,7 @@ class ExpertSlots {
 
  private:
   Status start_share();
+  Status make_share(ExpertShare::Options options);
   void stream(SlotLayer& layer);
   void queue_copies(SlotLayer& layer);
   void learn_residents();
