@@ -18,6 +18,7 @@ void add_inspect(CLI::App& app, int* exit_code);
 void add_ppl(CLI::App& app, int* exit_code);
 void add_kv_report(CLI::App& app, int* exit_code);
 void add_quantize(CLI::App& app, int* exit_code);
+void add_compress(CLI::App& app, int* exit_code);
 void add_bench(CLI::App& app, int* exit_code);
 // These describe all other commands, so they are added last.
 void add_completion(CLI::App& app, int* exit_code);

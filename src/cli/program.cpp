@@ -50,6 +50,7 @@ std::unique_ptr<CLI::App> make_program(int* exit_code) {
   add_plan(*app, exit_code);
   add_inspect(*app, exit_code);
   add_quantize(*app, exit_code);
+  add_compress(*app, exit_code);
   add_bench(*app, exit_code);
   add_ppl(*app, exit_code);
   add_kv_report(*app, exit_code);

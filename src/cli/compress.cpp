@@ -1,0 +1,273 @@
+// compress.cpp -- `braid compress`: which parts of a text a question needs, and how sure that is.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/output_file.h"
+#include "cli/bench/needle_case.h"
+#include "cli/bench/needle_report.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/load_model.h"
+#include "cli/terminal.h"
+#include "server/prompt_compressor.h"
+
+namespace braid::cli {
+namespace {
+
+using server::CompressedPrompt;
+using server::PromptCompressor;
+using server::PromptPart;
+
+constexpr int kMostNeedleTokens = 1 << 20;
+
+struct CompressFlags {
+  ModelFlags model;
+  std::string file;
+  std::string question;
+  std::string keep = "auto";
+  int rows = TailScoreOptions().rows;
+  bool angles = false;
+  int layers = 0;
+  bool json = false;
+  bool show = false;
+  std::vector<int> needle_tokens;
+  std::vector<std::string> fillers = {"prose", "code", "logs", "uniform", "multilingual"};
+  std::vector<std::string> needles = {"number"};
+  int depths = 11;
+  std::string heat_map;
+};
+
+bool stop_or_show(ProgressLine& line, size_t done, size_t all) {
+  line.update(done, all);
+  return interrupted();
+}
+
+// The original, with what is dropped in gray; without colors as "[... N bytes ...]".
+void show_parts(const CompressedPrompt& prompt) {
+  const bool colour = use_colour() && ::isatty(STDOUT_FILENO) == 1;
+  const std::string_view text = prompt.original;
+  size_t at = 0;
+  const auto dropped = [&](size_t end) {
+    if (end <= at) return;
+    if (colour) {
+      print_result("\033[2m{}\033[0m", text.substr(at, end - at));
+    } else {
+      print_result("[... {} bytes ...]", end - at);
+    }
+  };
+  for (const KeptPart& part : prompt.kept.parts) {
+    dropped(part.source.begin);
+    write_result(text.substr(part.source.begin, part.source.end - part.source.begin));
+    at = part.source.end;
+  }
+  dropped(text.size());
+  write_result("\n");
+}
+
+void print_json(const CompressedPrompt& prompt) {
+  nlohmann::ordered_json parts = nlohmann::ordered_json::array();
+  for (const KeptPart& part : prompt.kept.parts)
+    parts.push_back({part.source.begin, part.source.end});
+  const nlohmann::ordered_json out = {{"tokens", prompt.kept.total_tokens},
+                                      {"kept_tokens", prompt.kept.kept_tokens},
+                                      {"ratio", prompt.kept.ratio()},
+                                      {"scoring_ms", prompt.scoring_ms},
+                                      {"selecting_ms", prompt.selecting_ms},
+                                      {"parts", parts},
+                                      {"text", prompt.kept.text}};
+  print_result("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+struct Loaded {
+  LoadedModel model;
+  std::unique_ptr<PromptCompressor> compressor;
+};
+
+Result<Loaded> load(CompressFlags& flags) {
+  BRAID_ASSIGN(const KeepCurve keep, KeepCurve::parse(flags.keep));
+  Loaded out;
+  BRAID_ASSIGN(out.model, load_model(flags.model, [](EngineOptions& options) {
+                 options.prefix_cache = false;
+                 options.max_sequences = 1;
+               }));
+  PromptCompressor::Options options;
+  options.keep = keep;
+  options.scores = {flags.rows, flags.angles, flags.layers};
+  BRAID_ASSIGN(out.compressor,
+               PromptCompressor::create(*out.model.engine, *out.model.tokenizer, options));
+  return out;
+}
+
+Status compress_file(CompressFlags& flags) {
+  BRAID_ASSIGN(const std::string text, read_text(flags.file));
+  BRAID_ASSIGN(const Loaded loaded, load(flags));
+  const std::string question = flags.question.empty() ? "" : "\n\n" + flags.question;
+  const PromptPart parts[] = {{text}, {question, KeptBecause::last_user_turn}};
+  ProgressLine line("reading");
+  auto compressed = loaded.compressor->compress(
+      parts, [&](size_t done, size_t all) { return stop_or_show(line, done, all); });
+  line.clear();
+  if (!compressed.ok()) return compressed.error();
+  const CompressedPrompt& prompt = *compressed;
+  if (flags.json) {
+    print_json(prompt);
+  } else if (flags.show) {
+    show_parts(prompt);
+  } else {
+    print_result("{}\n", prompt.kept.text);
+  }
+  print_status("kept {} of {} tokens ({:.0f} %); scored in {:.2f} s, chosen in {:.0f} ms\n",
+               prompt.kept.kept_tokens, prompt.kept.total_tokens, 100 * prompt.kept.ratio(),
+               prompt.scoring_ms / 1000, prompt.selecting_ms);
+  return result_status();
+}
+
+Result<std::vector<NeedleShape>> shapes_of(const CompressFlags& flags) {
+  std::vector<NeedleShape> shapes;
+  for (const std::string& filler : flags.fillers)
+    for (const std::string& needle : flags.needles)
+      for (const int tokens : flags.needle_tokens)
+        for (int i = 0; i < flags.depths; ++i) {
+          NeedleShape shape;
+          shape.seed = static_cast<uint64_t>(i) + 1;
+          shape.tokens = tokens;
+          shape.depth = flags.depths == 1 ? 0.5 : static_cast<double>(i) / (flags.depths - 1);
+          BRAID_ASSIGN(shape.filler, parse_filler(filler));
+          BRAID_ASSIGN(shape.needle, parse_needle(needle));
+          shapes.push_back(shape);
+        }
+  return shapes;
+}
+
+// Whether the kept text still has the fact.
+Status run_needles(CompressFlags& flags) {
+  BRAID_ASSIGN(const std::vector<NeedleShape> shapes, shapes_of(flags));
+  const int most = *std::max_element(flags.needle_tokens.begin(), flags.needle_tokens.end());
+  if (flags.model.context == 0) flags.model.context = most + 64;
+  BRAID_ASSIGN(const Loaded loaded, load(flags));
+  const EncodeText encode = [&](std::string_view text) {
+    return loaded.model.tokenizer->encode(text, {.add_special = false, .parse_special = false});
+  };
+  std::vector<NeedleResult> results;
+  ProgressLine line("needles");
+  for (const NeedleShape& shape : shapes) {
+    BRAID_ASSIGN(const NeedleCase needle, make_needle_case(shape, encode));
+    const std::string question = "\n\n" + needle.question;
+    const PromptPart parts[] = {{needle.context}, {question, KeptBecause::last_user_turn}};
+    BRAID_ASSIGN(const CompressedPrompt prompt,
+                 loaded.compressor->compress(parts, [&](size_t, size_t) {
+                   return stop_or_show(line, results.size(), shapes.size());
+                 }));
+    results.push_back({shape, static_cast<int64_t>(prompt.kept.total_tokens),
+                       contains_needles(prompt.kept.text, needle),
+                       static_cast<int64_t>(prompt.kept.kept_tokens),
+                       (prompt.scoring_ms + prompt.selecting_ms) / 1000});
+  }
+  line.clear();
+  if (flags.json) {
+    write_result(needle_json_lines(results));
+  } else {
+    write_result(needle_tables(results));
+  }
+  if (!flags.heat_map.empty())
+    BRAID_TRY(write_output_file(flags.heat_map,
+                                needle_heat_map("Facts that survive compression", results)));
+  return result_status();
+}
+
+template <typename List, typename Name>
+std::string names_of(const List& list, Name name) {
+  std::string names;
+  for (const auto kind : list) {
+    if (!names.empty()) names += ", ";
+    names += name(kind);
+  }
+  return names;
+}
+
+int run_compress(CompressFlags flags) {
+  if (flags.file.empty() == flags.needle_tokens.empty())
+    return fail(
+        {ErrorKind::invalid_argument,
+         "compress takes a text (-f FILE) or lengths of made texts (--needles 4096,16384)"});
+  const InterruptScope interrupt;
+  const Status status = flags.file.empty() ? run_needles(flags) : compress_file(flags);
+  return status.ok() ? 0 : fail(status.error());
+}
+
+}  // namespace
+
+void add_compress(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<CompressFlags>();
+  auto* command = app.add_subcommand(
+      "compress", "Show which parts of a long text a question needs, by a small model");
+  flags->model.spec_type = "none";
+  add_model_options(*command, flags->model, kModelPart | kCachePart);
+  command->add_option("-f,--file", flags->file, "text to compress; - for stdin")
+      ->group("Input")
+      ->type_name("FILE");
+  command->add_option("-q,--question", flags->question, "what the text is needed for; it is kept")
+      ->group("Input")
+      ->type_name("TEXT");
+  command
+      ->add_option("--keep", flags->keep,
+                   "share of the tokens to keep: auto (a tenth of prose, three tenths of code), "
+                   "0.05, or by length, as in \"10000:0.5 40000:0.2\"")
+      ->group("Compression")
+      ->capture_default_str()
+      ->type_name("SHARE");
+  command
+      ->add_option("--score-rows", flags->rows,
+                   "last tokens whose attention is the score of each token")
+      ->group("Compression")
+      ->check(CLI::Range(1, kMostTailRows))
+      ->capture_default_str();
+  command->add_option("--score-layers", flags->layers, "last attention layers that score; 0: all")
+      ->group("Compression")
+      ->check(CLI::Range(0, 1 << 16))
+      ->capture_default_str();
+  command
+      ->add_flag("--score-angles", flags->angles,
+                 "score with rotated queries and keys: far tokens count less")
+      ->group("Compression");
+  command->add_flag("--show", flags->show, "print the whole text, with what is dropped in gray")
+      ->group("Output");
+  command->add_flag("--json", flags->json, "print JSON")->group("Output");
+  command
+      ->add_option("--needles", flags->needle_tokens,
+                   "instead of -f: hide a fact in made texts of these numbers of tokens, and "
+                   "count how often it is kept")
+      ->group("Needles")
+      ->delimiter(',')
+      ->check(CLI::Range(256, kMostNeedleTokens))
+      ->type_name("LENGTHS");
+  command
+      ->add_option("--fillers", flags->fillers,
+                   "texts around the fact: " + names_of(kGeneratedFillers, filler_name))
+      ->group("Needles")
+      ->delimiter(',')
+      ->capture_default_str();
+  command
+      ->add_option("--kinds", flags->needles,
+                   "kinds of facts: " + names_of(kAllNeedles, needle_name))
+      ->group("Needles")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--depths", flags->depths, "places of the fact, from the first to the last")
+      ->group("Needles")
+      ->check(CLI::Range(1, 101))
+      ->capture_default_str();
+  command->add_option("--heat-map", flags->heat_map, "also write an SVG by length and depth")
+      ->group("Needles")
+      ->type_name("FILE");
+  command->callback([flags, exit_code] { *exit_code = run_compress(*flags); });
+}
+
+}  // namespace braid::cli
