@@ -229,8 +229,8 @@ class Ops {
   // them. K is read from units as attention() reads it. params.gate is ignored. A rank of a tensor
   // split has the maximum over its own heads; the caller merges those of all ranks.
   // q [T', H * Dh]: the last T' <= kMostTailRows rows of the sequence in this batch, all certain,
-  // as qk_norm_rope_store leaves them, H <= kMostTailHeads. scores [T', positions] f32; positions
-  // >= own position of the last row + 1.
+  // as qk_norm_rope_store (not store_attend) leaves them; H <= kMostTailHeads. scores
+  // [T', positions] f32; positions >= own position of the last row + 1.
   // rope_of_position [positions, dims]: the rope_table of positions 0, 1, ... If it is not empty,
   // angles are taken out of q and K: softmax_j(scale * q0 . k0), with the vectors before rotation.
   // Then `rope` [T, dims] is the table of all rows of the step, and both are made with `magnitude`

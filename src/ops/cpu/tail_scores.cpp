@@ -50,8 +50,8 @@ void tail_unrotate(float* x, const float* rope, int64_t dims, float factor) {
   }
 }
 
-// Adds scores [32][16] to the maxima and sums of lanes, which see cells first .. last-1. A lane that has seen nothing has the
-// maximum kNoScore and any sum: its factor becomes 0 with the first score.
+// Adds scores [32][16] to the maxima and sums of lanes, which see cells first .. last-1. While a
+// lane has seen none, its maximum is kNoScore and its sum any number: the first score makes that 0.
 void tail_sums(float* scores, const int32_t* first_cell, const int32_t* last_cell, float* max,
                float* sum) {
   const FloatTag d;
@@ -104,7 +104,7 @@ HWY_EXPORT(tail_probabilities);
 constexpr int32_t kTailSegment = 512;
 constexpr int32_t kTailPiece = 128;
 
-// A panel's lanes see cells first .. last-1 of a block; without any: 0 .. -1.
+// A panel's lanes see cells first .. last-1 of a block; both are 0 if there are none.
 struct TailLanes {
   int32_t first[cpu::kPanelRows];
   int32_t last[cpu::kPanelRows];
