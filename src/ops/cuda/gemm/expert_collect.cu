@@ -92,10 +92,12 @@ __global__ void __launch_bounds__(kCollectThreads) collect_kernel(const CollectA
     float v[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      if (first + i * kCollectThreads < a.share.width) v[i] = __ldcv(from + first + i * kCollectThreads);
+      if (first + i * kCollectThreads < a.share.width)
+        v[i] = __ldcv(from + first + i * kCollectThreads);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      if (first + i * kCollectThreads < a.share.width) to[first + i * kCollectThreads] += missing + v[i];
+      if (first + i * kCollectThreads < a.share.width)
+        to[first + i * kCollectThreads] += missing + v[i];
   }
 }
 
@@ -176,8 +178,8 @@ Status ExpertSlots::make_share(ExpertShare::Options options) {
       error != cudaSuccess)
     return gpu_error(error, "mapping experts of the CPU", ErrorKind::unsupported);
   BRAID_ASSIGN(share_state_, device_.allocate(sizeof(ShareState), "experts of the CPU"));
-  share_view_ = {static_cast<ShareState*>(share_state_.data()),
-                 ExpertShare::places(limits, mapped), limits.width};
+  share_view_ = {static_cast<ShareState*>(share_state_.data()), ExpertShare::places(limits, mapped),
+                 limits.width};
   try {
     share_ = std::make_unique<ExpertShare>(std::move(options), share_memory_.data());
   } catch (const std::system_error& error) {

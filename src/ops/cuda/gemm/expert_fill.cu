@@ -220,8 +220,7 @@ __device__ inline void call_host(const FillArgs& a, const ExpertChoice& choice, 
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      if (wanted(i))
-        reinterpret_cast<uint4*>(a.share.host.x)[first + i * kFillThreads] = v[i];
+      if (wanted(i)) reinterpret_cast<uint4*>(a.share.host.x)[first + i * kFillThreads] = v[i];
   }
   if (thread == 0) {
     call.layer = a.layer;

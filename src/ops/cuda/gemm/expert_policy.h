@@ -42,7 +42,7 @@ BRAID_BOTH inline float half_life_of(int slots, int chosen) {
 
 // Of a layer, in device memory.
 struct SlotTable {
-  int layer = 0;   // of `layers` with slots
+  int layer = 0;  // of `layers` with slots
   int layers = 1;
   int experts = 0;
   int slots = 0;
@@ -216,7 +216,8 @@ BRAID_BOTH inline bool tries_both(const SlotTable& b, const ShareTimes& t) {
   const auto steps = static_cast<uint32_t>(b.counts[0]);
   const uint32_t window = steps / kRetrySteps;
   const auto groups = static_cast<uint32_t>((b.layers + kRetryLayers - 1) / kRetryLayers);
-  if (steps % kRetrySteps >= kRetries || b.layer / kRetryLayers != static_cast<int>(window % groups))
+  if (steps % kRetrySteps >= kRetries ||
+      b.layer / kRetryLayers != static_cast<int>(window % groups))
     return false;
   return t.compute < kFarSlower * t.read || window / groups % kRareRetries == 0;
 }

@@ -136,7 +136,7 @@ void ExpertShare::serve() {
 // Between two looks.
 void ExpertShare::rest(int64_t now_ns, int64_t served_ns) {
   const int64_t woken_ns = woken_ns_.load(std::memory_order_relaxed);
-  // Steps that call nobody need no thread that spins.
+  // Steps without calls need no thread that spins.
   const int64_t idle_ns = now_ns - std::max(served_ns, woken_ns);
   if (idle_ns < kSpinNs && now_ns - served_ns < kCallingNs) {
     for (int i = 0; i < 8; ++i) pause_cpu();

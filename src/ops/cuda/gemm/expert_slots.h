@@ -99,7 +99,7 @@ struct ShareState {
   uint32_t rows_with[kMostShareRows / 32];  // a bit for each row that the answer has
   unsigned long long called_ns, read_ns;    // when: of the call, and of the end of reading
   float read_kib;
-  uint32_t late;  // an answer did not come, so nobody is called any more
+  uint32_t late;  // not zero: an answer did not come, and there are no more calls
   ShareAnswer::Rates rates;
 };
 static_assert(kMostShareUsed == kMostUsed);
