@@ -91,6 +91,65 @@ TEST_F(CommandLine, PlansGiveExpertsSlotsByTheCard) {
   EXPECT_LT(slots_with({"--kv-memory", "4G", "-np", "8"}), plain);
 }
 
+// Profiles of experts, by braid and by others.
+TEST_F(CommandLine, PlacementShowsImportsAndSimulates) {
+  std::ofstream(path("other.csv")) << "Expert;Layer_ID;Hits;note\n0;3;90;a\n1;3;10;b\n2;4;50;c\n";
+  const Outcome shown =
+      run_braid({"placement", path("other.csv"), "--slots", "1,2", "--export", path("mine.csv")});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_NE(shown.out.find("2 layers with 3 experts each, 3 of 6 were never used"),
+            std::string::npos)
+      << shown.out;
+  EXPECT_EQ(shown.out.find('#'), std::string::npos) << "bars are for terminals";
+  std::ifstream exported(path("mine.csv"));
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(exported), {}),
+            "layer,expert,score\n0,0,90\n0,1,10\n1,2,50\n");
+
+  const Outcome json = run_braid({"placement", path("mine.csv"), "--experts", "32", "--slots", "1",
+                                  "--json", "--simulate", "8", "--used", "2", "--tokens", "300"});
+  ASSERT_EQ(json.exit_code, 0) << json.err;
+  const auto parsed = nlohmann::json::parse(json.out, nullptr, false);
+  ASSERT_TRUE(parsed.is_object()) << json.out;
+  EXPECT_EQ(parsed["experts"], 32);
+  EXPECT_EQ(parsed["layers"][0]["never_used"], 30);
+  EXPECT_DOUBLE_EQ(parsed["layers"][0]["served_by_slots"]["1"], 0.9);
+  EXPECT_NEAR(parsed["mean"]["served_by_slots"]["1"].get<double>(), 0.95, 1e-9);
+  ASSERT_EQ(parsed["simulated"].size(), 2u);
+  const auto &local = parsed["simulated"][0], &uniform = parsed["simulated"][1];
+  EXPECT_GT(local["hits"].get<double>(), uniform["hits"].get<double>() + 0.2);
+  EXPECT_NEAR(local["hits_a_token"].get<double>() + local["kept_a_token"].get<double>() +
+                  local["passed_by_a_token"].get<double>(),
+              2 * 2, 1e-9);
+
+  const Outcome shape =
+      run_braid({"placement", "--shape", "qwen3-30b-a3b", "--simulate", "32", "--tokens", "20"});
+  EXPECT_EQ(shape.exit_code, 0) << shape.err;
+  EXPECT_EQ(shape.out.find("Synthetic routing, not that of a text: 48 layers with 128 experts"), 0u)
+      << shape.out;
+}
+
+TEST_F(CommandLine, PlacementRefusesInOneSentence) {
+  std::ofstream(path("twice.csv")) << "layer,expert,score\n0,0,1\n0,0,1\n";
+  std::ofstream(path("few.csv")) << "0,0,1\n0,1,1\n";
+  const auto refused = [](const std::vector<std::string>& arguments, const std::string& reason) {
+    const Outcome outcome = run_braid(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << reason;
+    EXPECT_EQ(outcome.err, "error: " + reason + "\n");
+    EXPECT_EQ(outcome.out, "");
+  };
+  refused({"placement"}, "a profile comes first; only --shape NAME --simulate N needs none");
+  refused({"placement", path("twice.csv"), "--export", path("no.csv")},
+          path("twice.csv") + ": line 3 repeats expert 0 of layer 0");
+  EXPECT_FALSE(fs::exists(path("no.csv")));
+  refused({"placement", "/dev/zero"}, "/dev/zero: is larger than 64.0 MiB");
+  refused({"placement", path("few.csv"), "--slots", "3"}, "--slots 3: a layer has 2 experts");
+  refused({"placement", path("few.csv"), "--simulate", "1"},
+          "--used 8: a trace uses at most half of the 2 experts for a token");
+  refused({"placement", path("few.csv"), "--shape", "35b-a3b"},
+          path("few.csv") + ": has experts of 1 layers, --shape 35b-a3b of 40");
+  refused({"placement", path("few.csv"), "--shape", "27b"}, "--shape 27b has no experts");
+}
+
 // Names of llama.cpp ask for the same.
 TEST_F(CommandLine, HabitsOfExpertsInHostMemory) {
   const std::vector<std::vector<std::string>> habits = {

@@ -462,7 +462,8 @@ TEST_F(BadInput, KvReport) {
 TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
   const auto all = run_braid({"--help"});
   EXPECT_EQ(all.exit_code, 0);
-  for (const char* command : {"run", "plan", "bench", "ppl", "kv-report", "inspect", "quantize"}) {
+  for (const char* command : {"run", "plan", "placement", "compress", "bench", "ppl", "kv-report",
+                              "inspect", "quantize"}) {
     EXPECT_NE(all.out.find(command), std::string::npos);
     EXPECT_EQ(run_braid({command, "--help"}).exit_code, 0);
   }

@@ -1,6 +1,5 @@
 // compress.cpp -- `braid compress`: which parts of a text a question needs, and how sure that is.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -51,7 +50,7 @@ bool stop_or_show(ProgressLine& line, size_t done, size_t all) {
 
 // The original, with what is dropped in gray; without colors as "[... N bytes ...]".
 void show_parts(const CompressedPrompt& prompt) {
-  const bool colour = use_colour() && ::isatty(STDOUT_FILENO) == 1;
+  const bool colour = use_colour() && stdout_is_terminal();
   const std::string_view text = prompt.original;
   size_t at = 0;
   const auto dropped = [&](size_t end) {

@@ -48,6 +48,7 @@ std::unique_ptr<CLI::App> make_program(int* exit_code) {
   add_run(*app, exit_code);
   add_serve(*app, exit_code);
   add_plan(*app, exit_code);
+  add_placement(*app, exit_code);
   add_inspect(*app, exit_code);
   add_quantize(*app, exit_code);
   add_compress(*app, exit_code);

@@ -67,6 +67,8 @@ void write_status(std::string_view text) {
   [[maybe_unused]] const size_t written = std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
+bool stdout_is_terminal() { return ::isatty(STDOUT_FILENO) == 1; }
+
 bool stderr_is_terminal() {
   static const bool terminal = ::isatty(STDERR_FILENO) == 1;
   return terminal;

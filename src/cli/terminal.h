@@ -18,6 +18,7 @@ namespace braid::cli {
 // that no other file gets their number. SIGPIPE and SIGXFSZ become write errors.
 void open_standard_streams();
 
+bool stdout_is_terminal();
 bool stderr_is_terminal();
 bool use_colour();
 

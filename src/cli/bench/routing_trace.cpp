@@ -2,6 +2,7 @@
 #include "cli/bench/routing_trace.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <numeric>
 #include <random>
@@ -37,6 +38,7 @@ double likely_hits(double share) {
 std::vector<int32_t> local_routing(const RoutingShape& shape, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
+  const double bend = std::log(kLocalShare) / std::log(share_for(shape.locality));
   const auto experts = static_cast<size_t>(shape.experts);
   const auto used = static_cast<size_t>(shape.used);
   // [layers][rows]: experts, the latest used first.
@@ -52,8 +54,9 @@ std::vector<int32_t> local_routing(const RoutingShape& shape, uint64_t seed) {
     for (auto& order : orders) {
       std::vector<size_t> places;
       while (places.size() < used) {
-        const auto place =
-            std::min(experts - 1, static_cast<size_t>(share_for(uniform(random)) * shape.experts));
+        const auto place = std::min(
+            experts - 1,
+            static_cast<size_t>(std::pow(share_for(uniform(random)), bend) * shape.experts));
         if (std::count(places.begin(), places.end(), place) == 0) places.push_back(place);
       }
       std::sort(places.begin(), places.end());

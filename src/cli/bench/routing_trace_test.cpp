@@ -36,6 +36,29 @@ TEST(RoutingTrace, HasTheLocalityOfItsCurve) {
   }
 }
 
+TEST(RoutingTrace, ALocalityIsThatOfTheMostRecentEighth) {
+  for (const double locality : {0.13, 0.3, 0.61, 0.75}) {
+    RoutingShape shape{1, 256, 8, 1, 1200};
+    shape.locality = locality;
+    const std::vector<int32_t> ids = local_routing(shape, 3);
+    std::vector<int32_t> recent;  // the latest first
+    size_t hits = 0, chosen = 0;
+    for (size_t step = 0; step < 1200; ++step) {
+      const int32_t* token = ids.data() + step * 8;
+      for (int j = 0; j < 8 && step >= 200; ++j, ++chosen) {
+        const auto at = std::find(recent.begin(), recent.end(), token[j]);
+        hits += at - recent.begin() < std::min<ptrdiff_t>(32, std::ssize(recent)) ? 1 : 0;
+      }
+      for (int j = 0; j < 8; ++j) {
+        recent.erase(std::remove(recent.begin(), recent.end(), token[j]), recent.end());
+        recent.insert(recent.begin(), token[j]);
+      }
+    }
+    EXPECT_NEAR(static_cast<double>(hits) / static_cast<double>(chosen), locality, 0.05)
+        << locality;
+  }
+}
+
 TEST(RoutingTrace, UniformChoicesUseAllExpertsAlike) {
   const RoutingShape shape{2, 64, 8, 1, 400};
   const std::vector<int32_t> ids = uniform_routing(shape, 3);

@@ -17,7 +17,8 @@ const std::set<std::string_view> kCommon = {
     "--cache-type-k", "--cache-type-v", "--cache-dir", "--host",     "--port",    "--api-key-file",
     "--alias",        "--models-dir",   "--help",      "--help-all", "--config",  "--chat-template",
     "--verbose",      "--memory",       "--shape",     "--json",     "--tensors", "--n-prompt",
-    "--n-gen",        "--batch",        "--spec",      "--formats",  "--parts"};
+    "--n-gen",        "--batch",        "--spec",      "--formats",  "--parts",   "--slots",
+    "--export",       "--simulate",     "--question",  "--keep",     "--show",    "--needles"};
 
 // "TEXT:{auto,on,off}" and "{auto,on,off}" -> auto on off
 std::vector<std::string> choices_of(const std::string& type) {
