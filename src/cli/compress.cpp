@@ -84,14 +84,14 @@ void print_json(const CompressedPrompt& prompt) {
   print_result("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
+// The compressor refers to the model, so this stays where it is.
 struct Loaded {
   LoadedModel model;
   std::unique_ptr<PromptCompressor> compressor;
 };
 
-Result<Loaded> load(CompressFlags& flags) {
+Status load(const CompressFlags& flags, Loaded& out) {
   BRAID_ASSIGN(const KeepCurve keep, KeepCurve::parse(flags.keep));
-  Loaded out;
   BRAID_ASSIGN(out.model, load_model(flags.model, [](EngineOptions& options) {
                  options.prefix_cache = false;
                  options.max_sequences = 1;
@@ -101,12 +101,13 @@ Result<Loaded> load(CompressFlags& flags) {
   options.scores = {flags.rows, flags.angles, flags.layers};
   BRAID_ASSIGN(out.compressor,
                PromptCompressor::create(*out.model.engine, *out.model.tokenizer, options));
-  return out;
+  return {};
 }
 
 Status compress_file(CompressFlags& flags) {
   BRAID_ASSIGN(const std::string text, read_text(flags.file));
-  BRAID_ASSIGN(const Loaded loaded, load(flags));
+  Loaded loaded;
+  BRAID_TRY(load(flags, loaded));
   const std::string question = flags.question.empty() ? "" : "\n\n" + flags.question;
   const PromptPart parts[] = {{text}, {question, KeptBecause::last_user_turn}};
   ProgressLine line("reading");
@@ -150,7 +151,8 @@ Status run_needles(CompressFlags& flags) {
   BRAID_ASSIGN(const std::vector<NeedleShape> shapes, shapes_of(flags));
   const int most = *std::max_element(flags.needle_tokens.begin(), flags.needle_tokens.end());
   if (flags.model.context == 0) flags.model.context = most + 64;
-  BRAID_ASSIGN(const Loaded loaded, load(flags));
+  Loaded loaded;
+  BRAID_TRY(load(flags, loaded));
   const EncodeText encode = [&](std::string_view text) {
     return loaded.model.tokenizer->encode(text, {.add_special = false, .parse_special = false});
   };

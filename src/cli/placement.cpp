@@ -289,7 +289,7 @@ void add_placement(CLI::App& app, int* exit_code) {
       "placement", "How the use of experts is spread, and what slots for them would serve");
   command->footer(
       "  braid placement model.gguf.experts.csv --slots 64,96    what a profile says\n"
-      "  braid placement other.csv --export mine.csv             for --expert-profile mine.csv\n"
+      "  braid placement other.csv --export mine.csv   for --expert-profile\n"
       "  braid placement --shape 35b-a3b --simulate 64,96        synthetic routing");
   command
       ->add_option(

@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/log.h"
+#include "base/log_line.h"
 #include "ops/cuda/gemm/expert_slots.h"
 #include "ops/cuda/launch.h"
 
