@@ -283,7 +283,8 @@ TEST_P(FailedStep, ARefusedLaunchNamesCardAndWork) {
   Machine m(o);
   const Answer answer = m.ask(healthy(100), 12);
   EXPECT_EQ(answer.end.reason, FinishReason::error);
-  const std::regex sentence(R"(the GPU \(NVIDIA .+, \d+\.\d\) refused a fault on purpose: .+)");
+  const std::regex sentence(
+      R"(the GPU \((cuda:\d+, )?NVIDIA .+, \d+\.\d\) refused a fault on purpose: .+)");
   EXPECT_TRUE(std::regex_match(answer.end.error, sentence)) << answer.end.error;
   ASSERT_FALSE(m.engine->health().ok());
   EXPECT_EQ(m.engine->health().error().message, answer.end.error);
