@@ -69,13 +69,21 @@ struct GramHits {
   std::vector<uint32_t> places;  // the first ones, up to the most that count
 };
 
+size_t question_tokens(const SelectionInput& input) {
+  size_t tokens = input.ids.size() > kQuestionTokens ? kQuestionTokens : 0;
+  for (const auto& [range, because] : input.protected_ranges)
+    if (because == KeptBecause::last_user_turn && range.end == input.ids.size())
+      tokens = std::min(tokens, range.end - range.begin);
+  return tokens;
+}
+
 class ChunkChooser {
  public:
   explicit ChunkChooser(const SelectionInput& input)
       : input_(input),
         chunks_(chunk_count(input.ids.size()), KeptBecause::dropped),
-        question_(input.ids.size() > kQuestionTokens ? input.ids.last(kQuestionTokens) : Ids{}),
-        body_(input.ids.first(question_.empty() ? 0 : input.ids.size() - kQuestionTokens)),
+        question_(input.ids.last(question_tokens(input))),
+        body_(input.ids.first(question_.empty() ? 0 : input.ids.size() - question_.size())),
         places_(body_) {
     BRAID_CHECK(input.chunk_scores.size() == chunks_.size());
     BRAID_CHECK(input.code_shares.empty() || input.code_shares.size() == chunks_.size());

@@ -7,8 +7,9 @@
 // Free chunks are kept by these rules, in this order:
 //   1. Head and tail: the first kHeadChunks and the last kTailChunks. Where the budget is not above
 //      both, they shrink in proportion and leave one chunk for scores.
-//   2. Anchors: chunks with a run of four tokens of the question (the last kQuestionTokens), and
-//      their neighbors; runs with more hits than AnchorRule allows are filler.
+//   2. Anchors: chunks with a run of four tokens of the question, and their neighbors; runs with
+//      more hits than AnchorRule allows are filler. The question is the last user turn if a
+//      protected range at the end says so, and at most the last kQuestionTokens.
 //   3. Rare: tokens of the question with at most kRareHits hits, rarest first, with one neighbor.
 //   4. Linked: the same for tokens of the chunks that 2 and 3 found, without neighbors. This finds
 //      the second fact of a chain.

@@ -52,7 +52,15 @@ size_t kept_chunks(const Selection& selection) {
 class PlainModel {
  public:
   explicit PlainModel(const Prompt& prompt) : p_(prompt), chunks_(chunk_count(p_.ids.size())) {
-    if (p_.ids.size() > kQuestionTokens) body_ = p_.ids.size() - kQuestionTokens;
+    const size_t tokens = p_.ids.size();
+    if (tokens > kQuestionTokens) {
+      body_ = tokens - kQuestionTokens;
+      for (const ProtectedRange& range : p_.protected_ranges)
+        if (range.because == KeptBecause::last_user_turn && range.tokens.end == tokens)
+          body_ = std::max(body_, range.tokens.begin);
+    } else {
+      body_ = 0;
+    }
     for (size_t i = 0; i < body_; ++i) places_[p_.ids[i]].push_back(i);
   }
 
@@ -102,7 +110,8 @@ class PlainModel {
     return false;
   }
 
-  // Here all ranges have one reason unless they are markers, which are short.
+  // Here all ranges have one reason unless they are markers, which are short, or the last turn,
+  // which comes last.
   void protect() {
     for (size_t k = 0; k < chunks_.size(); ++k) {
       bool whole = true;
@@ -112,7 +121,11 @@ class PlainModel {
           token = token || (range.tokens.begin <= i && i < range.tokens.end);
         whole = whole && token;
       }
-      if (whole) chunks_[k] = KeptBecause::client_mark;
+      if (!whole) continue;
+      chunks_[k] = KeptBecause::client_mark;
+      for (const auto& range : p_.protected_ranges)
+        if (range.because == KeptBecause::last_user_turn && k * 32 + 32 > range.tokens.begin)
+          chunks_[k] = range.because;
     }
   }
   void ends() {
@@ -256,10 +269,14 @@ Prompt random_prompt(std::mt19937& random) {
                                            : static_cast<float>(random() % 1000) / 1000);
     if (tokens % 2 == 0) out.code.push_back(k / 10 % 2 == 0 ? 0.9f : 0.1f);
   }
-  for (size_t i = random() % 6; i > 0 && tokens > 0; --i) {
-    const size_t begin = random() % tokens;
+  // The last turn, if there is one, and ranges before it.
+  const size_t turn = random() % 3 == 0 ? std::min<size_t>(tokens, 1 + random() % 120) : 0;
+  const size_t before = tokens - turn;
+  if (turn > 0) out.protected_ranges.push_back({{before, tokens}, KeptBecause::last_user_turn});
+  for (size_t i = random() % 6; i > 0 && before > 0; --i) {
+    const size_t begin = random() % before;
     const bool marker = random() % 2 == 0;
-    const size_t end = std::min(tokens, begin + random() % (marker ? 4 : 200));
+    const size_t end = std::min(before, begin + random() % (marker ? 4 : 200));
     out.protected_ranges.push_back(
         {{begin, end}, marker ? KeptBecause::role_marker : KeptBecause::client_mark});
   }
