@@ -177,8 +177,9 @@ struct Crowd {
                       "Content-Type: application/json\r\nx-api-key: " + name + "\r\n");
   }
 
-  // The first one's stream has begun, so the server has counted it as running.
-  bool is_running() { return clients[0].read_until("data:"); }
+  // The first one's text has come, so the server has counted it as running. A stream may open
+  // before that.
+  bool is_running() { return clients[0].read_until("\"content\":\"x\""); }
 
   const TestServer& server;
   std::deque<Client> clients;
