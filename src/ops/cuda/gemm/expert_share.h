@@ -66,7 +66,7 @@ struct ShareAnswer {
     float compute_ns[kShareRowClasses] = {};  // a KiB
     float ahead_ns = 0;
   };
-  alignas(64) Rates rates;        // each is changed as a whole
+  alignas(64) Rates rates;        // each number is written at once
   alignas(64) uint32_t late = 0;  // by the GPU: number of a call whose answer did not come
 };
 
