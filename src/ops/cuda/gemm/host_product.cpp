@@ -206,6 +206,18 @@ struct Decoder<Pack::q5> {
   }
 };
 
+// Levels at the bytes of `low` and `high`.
+HWY_INLINE void look_up(hn::Vec<Octets> levels, hn::Vec<Pairs> low, hn::Vec<Pairs> high,
+                        hn::Vec<Pairs> (&out)[4]) {
+  const auto first = hn::BitCast(Pairs(), hn::TableLookupBytes(levels, hn::BitCast(Octets(), low)));
+  const auto second =
+      hn::BitCast(Pairs(), hn::TableLookupBytes(levels, hn::BitCast(Octets(), high)));
+  out[0] = hn::And(first, pairs_of(0xff));
+  out[1] = hn::ShiftRight<8>(first);
+  out[2] = hn::And(second, pairs_of(0xff));
+  out[3] = hn::ShiftRight<8>(second);
+}
+
 template <>
 struct Decoder<Pack::t4> {
   template <int kHalf>
@@ -214,14 +226,7 @@ struct Decoder<Pack::t4> {
     const auto levels = hn::LoadDup128(Octets(), part + 2560);
     const auto low = hn::And(v, pairs_of(0x0f0f));
     const auto high = hn::And(hn::ShiftRight<4>(v), pairs_of(0x0f0f));
-    const auto first =
-        hn::BitCast(Pairs(), hn::TableLookupBytes(levels, hn::BitCast(Octets(), low)));
-    const auto second =
-        hn::BitCast(Pairs(), hn::TableLookupBytes(levels, hn::BitCast(Octets(), high)));
-    out[0] = hn::And(first, pairs_of(0xff));
-    out[1] = hn::ShiftRight<8>(first);
-    out[2] = hn::And(second, pairs_of(0xff));
-    out[3] = hn::ShiftRight<8>(second);
+    look_up(levels, low, high, out);
   }
 };
 
@@ -246,14 +251,7 @@ struct Decoder<Pack::fp4> {
                            hn::ShiftRight<1>(v));
     const auto high = index(hn::ShiftRight<3>(v), hn::ShiftRight<11>(v), hn::ShiftLeft<8>(v),
                             hn::ShiftRight<2>(v));
-    const auto first =
-        hn::BitCast(Pairs(), hn::TableLookupBytes(levels, hn::BitCast(Octets(), low)));
-    const auto second =
-        hn::BitCast(Pairs(), hn::TableLookupBytes(levels, hn::BitCast(Octets(), high)));
-    out[0] = hn::And(first, pairs_of(0xff));
-    out[1] = hn::ShiftRight<8>(first);
-    out[2] = hn::And(second, pairs_of(0xff));
-    out[3] = hn::ShiftRight<8>(second);
+    look_up(levels, low, high, out);
   }
 };
 
