@@ -15,7 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/load_model.h"
 #include "cli/terminal.h"
-#include "server/prompt_compressor.h"
+#include "server/compress/prompt_compressor.h"
 
 namespace braid::cli {
 namespace {
@@ -84,23 +84,21 @@ void print_json(const CompressedPrompt& prompt) {
   print_result("{}\n", out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
-// The compressor refers to the model, so this stays where it is.
+// Later members refer to earlier ones, so this stays where it is.
 struct Loaded {
-  LoadedModel model;
+  LoadedModel model;  // its engine is the scorer's
+  std::unique_ptr<PromptScorer> scorer;
   std::unique_ptr<PromptCompressor> compressor;
 };
 
 Status load(const CompressFlags& flags, Loaded& out) {
   BRAID_ASSIGN(const KeepCurve keep, KeepCurve::parse(flags.keep));
   BRAID_ASSIGN(out.model, load_model(flags.model, [](EngineOptions& options) {
-                 options.prefix_cache = false;
-                 options.max_sequences = 1;
+                 options = PromptScorer::engine_options(options);
                }));
-  PromptCompressor::Options options;
-  options.keep = keep;
-  options.scores = {flags.rows, flags.angles, flags.layers};
-  BRAID_ASSIGN(out.compressor,
-               PromptCompressor::create(*out.model.engine, *out.model.tokenizer, options));
+  const TailScoreOptions scores{flags.rows, flags.angles, flags.layers};
+  BRAID_ASSIGN(out.scorer, PromptScorer::create(std::move(out.model.engine), scores));
+  out.compressor = std::make_unique<PromptCompressor>(*out.scorer, *out.model.tokenizer, keep);
   return {};
 }
 

@@ -133,8 +133,13 @@ Result<std::shared_ptr<server::ServedModel>> load_served(const ServeFlags& flags
   BRAID_ASSIGN(options.engine, engine_options(flags.model));
   options.engine.max_checkpoints = std::max(16, kCheckpointsPerSlot * options.engine.max_sequences);
   BRAID_ASSIGN(auto file, open_model_file(path));
+  options.compression = flags.compression;
+  std::optional<GgufFile> scorer;
+  if (options.compression) {
+    BRAID_ASSIGN(scorer, open_model_file(options.compression->file));
+  }
   LoadProgress progress(options.name, options.engine);
-  return server::load_model(std::move(file), options);
+  return server::load_model(std::move(file), options, std::move(scorer));
 }
 
 server::ModelHost::Load loader(const ServeFlags& flags) {

@@ -121,6 +121,8 @@ Status complete(ServeFlags& flags) {
   BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
   BRAID_TRY(complete_limits(flags));
   BRAID_TRY(resolve_host(flags.http.address));
+  BRAID_ASSIGN(flags.compression,
+               compression_options(flags.prefill, flags.model.device, flags.model.threads));
   flags.http.port = static_cast<uint16_t>(flags.port);
   const int cores = usable_cores();
   if (flags.http.threads == 0) flags.http.threads = std::clamp(cores / 8, 2, 8);
@@ -446,6 +448,7 @@ void add_serve_options(CLI::App& command, ServeFlags& flags) {
   add_sampling_options(command, flags.sampling);
   add_limit_options(command, flags);
   add_client_options(command, flags);
+  add_compression_options(command, flags.prefill);
   add_operation_options(command, flags);
 }
 

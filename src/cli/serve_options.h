@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "cli/options/compression_flags.h"
 #include "cli/options/model_flags.h"
 #include "server/app.h"
 #include "server/endpoints/access.h"
@@ -58,6 +59,8 @@ struct ServeFlags {
   double watchdog_s = 60;
   LogOptions log;
   std::string log_format = "text";
+  CompressionFlags prefill;
+  std::optional<server::CompressionOptions> compression;  // set by complete()
 };
 
 void add_serve_options(CLI::App& command, ServeFlags& flags);

@@ -7,6 +7,7 @@
 #include <bitset>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <thread>
 
 namespace braid {
@@ -120,6 +121,28 @@ void Engine::run_until_idle() {
   }
 }
 
+bool Engine::step_beside(double slice_ms) {
+  BRAID_CHECK(options_.beside_another);
+  scheduler_->pacer().set_outer_slice_ms(slice_ms);
+  disturbed_ = false;
+  const bool more = step();
+  scheduler_->pacer().set_outer_slice_ms(-1);
+  return more;
+}
+
+double Engine::slice_for_others_ms(double share) {
+  Pacer& pacer = scheduler_->pacer();
+  const auto decodes = [this](const auto& s) { return scheduler_->goes_by_rows(*s); };
+  const auto running = scheduler_->running();
+  if (!pacer.limits() || std::none_of(running.begin(), running.end(), decodes))
+    return std::numeric_limits<double>::infinity();
+  pacer.set_share(1);
+  const double slice_ms = pacer.slice_ms();
+  const bool prompts = !std::all_of(running.begin(), running.end(), decodes);
+  pacer.set_share(prompts ? share : 1);
+  return prompts ? (1 - share) * slice_ms : slice_ms;
+}
+
 bool Engine::step() {
   const bool more = turn();
   // While sequences run, the next turn first queues work and then delivers events.
@@ -143,7 +166,7 @@ bool Engine::turn() {
     interleaved_.reset();  // preempted
   for (const auto& s : scheduler_->running()) announce(*s);
   const bool whole = !plan.items.empty() || !in_flight_.empty();
-  const int32_t answering = plan.answering;
+  const int32_t answering = plan.answering + (scheduler_->pacer().has_outer_slice() ? 1 : 0);
   const bool awaits_masks = plan.awaits_masks;
   if (!late_events_ || (!whole && !interleaved_)) events_.deliver();
   if (!plan.items.empty()) queue(std::move(plan), begin);

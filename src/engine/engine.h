@@ -94,6 +94,14 @@ class Engine {
   void cancel_all();
 
   bool step();
+  // A step while sequences of another engine decode on this thread: at most `slice_ms` of prompts,
+  // which pause in the middle of a step. Needs EngineOptions::beside_another.
+  bool step_beside(double slice_ms);
+  // What others may take between two steps; infinite if no sequence decodes. `share`: of the time
+  // for prompts, what this engine keeps for its own.
+  double slice_for_others_ms(double share);
+  // Those that wait for the next step to be queued; call it before other work of this thread.
+  void deliver_events() { events_.deliver(); }
   void run_until_idle();
   bool idle() const { return scheduler_->idle(); }
 

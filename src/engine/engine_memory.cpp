@@ -101,7 +101,7 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   slots = slots_of(devices);
   const int32_t per_sequence = 1 + options.max_drafts;
   max_rows = most_rows(options);
-  if (options.max_sequences > 1 && options.gap_limit > 0)
+  if ((options.max_sequences > 1 || options.beside_another) && options.gap_limit > 0)
     interleaved_tokens =
         std::min(options.ubatch_tokens,
                  options.keeps_all_experts() ? kInterleavedTokens : kInterleavedWithSlots);

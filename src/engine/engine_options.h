@@ -53,6 +53,8 @@ struct EngineOptions {
   int32_t ubatch_tokens = 512;   // prompt tokens a step may always carry; 0: automatic
   int32_t max_batch_tokens = 0;  // of a step, if larger; 0: ubatch_tokens
   double gap_limit = 3.95;       // limit of token gaps beside prompts, in undisturbed steps; 0: off
+  // Another engine's sequences decode on the same thread (Engine::step_beside()).
+  bool beside_another = false;
   // Drafts per sequence and step, and the longest chain; 0: the drafters' default.
   int32_t max_drafts = 0;
   int32_t draft_depth = 0;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <utility>
 
 #include "base/guard.h"
@@ -58,9 +59,12 @@ class EngineService::HeldSink : public Sink {
 };
 
 std::unique_ptr<EngineService> EngineService::start(std::unique_ptr<Engine> engine,
-                                                    const ServiceOptions& options) {
+                                                    const ServiceOptions& options,
+                                                    std::unique_ptr<PromptScorer> scorer) {
+  BRAID_CHECK(engine != nullptr || scorer != nullptr);
   std::unique_ptr<EngineService> service(new EngineService);
   service->engine_ = std::move(engine);
+  service->scorer_ = std::move(scorer);
   service->options_ = options;
   service->publish_status();
   service->thread_ = std::thread([raw = service.get()] { raw->run(); });
@@ -108,12 +112,44 @@ void EngineService::cancel(RequestId id) {
   wake_.notify_one();
 }
 
+Result<RequestId> EngineService::score(PromptToScore prompt) {
+  BRAID_CHECK(scorer_ != nullptr);
+  prompt.id = next_id_++;
+  const RequestId id = prompt.id;
+  prompt.done = [this, done = std::move(prompt.done)](Result<std::vector<float>> scores) {
+    --scoring_;
+    guarded("the scores of a prompt", [&] { done(std::move(scores)); });
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (!status_.alive) return Error{ErrorKind::io, "the engine has stopped"};
+    if (draining_) return Error{ErrorKind::cancelled, "the server is shutting down"};
+    if (scoring_ >= options_.max_queued_prompts)
+      return Error{ErrorKind::exhausted,
+                   fmt::format("{} prompts wait to be scored already; try again later",
+                               options_.max_queued_prompts)};
+    prompts_.push_back(std::move(prompt));
+    ++scoring_;
+  }
+  wake_.notify_one();
+  return id;
+}
+
+void EngineService::cancel_score(RequestId id) {
+  {
+    const std::lock_guard lock(mutex_);
+    cancelled_prompts_.push_back(id);
+  }
+  wake_.notify_one();
+}
+
 EngineStatus EngineService::status() const {
   EngineStatus status;
   {
     const std::lock_guard lock(mutex_);
     status = status_;
   }
+  status.scoring = scoring_;
   // The disk's threads also work while the engine is idle.
   if (status.has_disk) status.disk = engine_->disk()->stats();
   return status;
@@ -124,17 +160,35 @@ void EngineService::drain() {
   draining_ = true;
 }
 
+bool EngineService::idle() const {
+  return (engine_ == nullptr || engine_->idle()) && (scorer_ == nullptr || scorer_->idle());
+}
+
 void EngineService::take_queue(bool may_wait) {
   std::vector<Incoming> incoming;
-  std::vector<RequestId> cancelled;
+  std::vector<PromptToScore> prompts;
+  std::vector<RequestId> cancelled, cancelled_prompts;
   {
     std::unique_lock lock(mutex_);
-    const auto called = [&] { return stopping_ || !incoming_.empty() || !cancelled_.empty(); };
+    const auto called = [&] {
+      return stopping_ || !incoming_.empty() || !cancelled_.empty() || !prompts_.empty() ||
+             !cancelled_prompts_.empty();
+    };
     if (may_wait) wake_.wait(lock, called);
     incoming.swap(incoming_);
     cancelled.swap(cancelled_);
+    prompts.swap(prompts_);
+    cancelled_prompts.swap(cancelled_prompts_);
     status_.waiting += static_cast<int32_t>(incoming.size());  // until the next publish_status()
   }
+  take_requests(std::move(incoming));
+  take_prompts(std::move(prompts));
+  // After the submits: a request may be cancelled before the engine receives it.
+  for (const RequestId id : cancelled) engine_->cancel(id);
+  for (const RequestId id : cancelled_prompts) scorer_->cancel(id);
+}
+
+void EngineService::take_requests(std::vector<Incoming> incoming) {
   for (Incoming& in : incoming) {
     const auto submit = [&] {
       const Status accepted = engine_->submit_as(in.id, std::move(in.sequence), *in.sink);
@@ -147,12 +201,29 @@ void EngineService::take_queue(bool may_wait) {
     };
     if (guarded("a new request", submit) != Guarded::fine) guarded("the end of a request", refuse);
   }
-  // After the submits: a request may be cancelled before the engine receives it.
-  for (const RequestId id : cancelled) engine_->cancel(id);
+}
+
+void EngineService::take_prompts(std::vector<PromptToScore> prompts) {
+  for (PromptToScore& prompt : prompts) {
+    const auto submit = [&] { scorer_->submit(std::move(prompt)); };
+    const auto refuse = [&] {  // unless it was taken
+      if (prompt.done)
+        prompt.done(Error{ErrorKind::exhausted, "there is no memory left for the prompt"});
+    };
+    if (guarded("a prompt to score", submit) != Guarded::fine)
+      guarded("the end of a prompt", refuse);
+  }
 }
 
 void EngineService::publish_status() {
   EngineStatus now;
+  now.last_progress = std::chrono::steady_clock::now();
+  if (engine_ == nullptr) {
+    now.alive = scorer_->engine().health().ok();
+    const std::lock_guard lock(mutex_);
+    status_ = now;
+    return;
+  }
   const Scheduler& s = engine_->scheduler();
   now.running = static_cast<int32_t>(s.running().size());
   for (const auto& sequence : s.running()) now.prefilling += sequence->generated() == 0 ? 1 : 0;
@@ -178,7 +249,6 @@ void EngineService::publish_status() {
   now.scheduler = s.stats();
   now.alive = engine_->health().ok();
   now.has_disk = engine_->disk() != nullptr;
-  now.last_progress = std::chrono::steady_clock::now();
   const std::lock_guard lock(mutex_);
   status_ = now;
 }
@@ -187,15 +257,20 @@ void EngineService::publish_status() {
 void EngineService::die(const std::string& why) {
   spdlog::error("the engine has stopped: {}", why);
   std::vector<std::pair<RequestId, HeldSink*>> held;
+  std::vector<PromptToScore> prompts;
   {
     const std::lock_guard lock(mutex_);
     status_.alive = false;
     incoming_.clear();
+    prompts.swap(prompts_);
     for (const auto& [id, sink] : held_) held.emplace_back(id, sink.get());
   }
   Finished end;
   end.reason = FinishReason::error;
   end.error = "the engine has stopped: " + why;
+  const Error error{ErrorKind::io, end.error};
+  for (PromptToScore& prompt : prompts) prompt.done(error);
+  if (scorer_ != nullptr) scorer_->fail_all(error);
   for (const auto& request : held)
     guarded("the end of a request", [&] { request.second->finished(request.first, end); });
 }
@@ -211,22 +286,39 @@ void EngineService::run() {
   guarded("the end of the engine", [&] { die(why); });
 }
 
+// While sequences decode, a prompt of the engine and one of the scorer share the time beside them.
+void EngineService::step() {
+  const bool scores = scorer_ != nullptr && !scorer_->idle();
+  if (engine_ == nullptr) return scorer_->step();
+  const double slice_ms = scorer_ == nullptr ? 0 : engine_->slice_for_others_ms(scores ? 0.5 : 1);
+  engine_->step();
+  if (!scores) return;
+  engine_->deliver_events();
+  if (std::isinf(slice_ms)) {
+    scorer_->step();
+  } else {
+    scorer_->step_beside(slice_ms);
+  }
+}
+
 void EngineService::loop() {
   while (true) {
-    take_queue(engine_->idle());
+    take_queue(idle());
     bool stop = false;
     {
       const std::lock_guard lock(mutex_);
       stop = stopping_;
     }
-    if (stop) engine_->cancel_all();
-    engine_->step();
+    if (stop && engine_ != nullptr) engine_->cancel_all();
+    if (stop && scorer_ != nullptr) scorer_->cancel_all();
+    step();
     publish_status();
-    if (engine_->idle() && std::chrono::steady_clock::now() - profile_kept_ > kProfileTime) {
+    if (engine_ != nullptr && engine_->idle() &&
+        std::chrono::steady_clock::now() - profile_kept_ > kProfileTime) {
       engine_->keep_expert_profile();
       profile_kept_ = std::chrono::steady_clock::now();
     }
-    if (stop && engine_->idle()) return;
+    if (stop && idle()) return;
   }
 }
 

@@ -1,4 +1,6 @@
-// service.h -- an engine with a thread of its own, for programs with many clients.
+// service.h -- an engine with a thread of its own, for programs with many clients. A second engine
+// may score prompts on the same thread: both take turns, and while sequences decode, scoring takes
+// no longer than a prompt may beside them (EngineOptions::gap_limit). Either may be missing.
 //
 // Any thread may call it; calls take effect between two steps. After cancel() returns, the sink
 // receives no token, except from a call in progress. Sinks run on the engine's thread and must not
@@ -24,11 +26,13 @@
 
 #include "base/result.h"
 #include "engine/engine.h"
+#include "engine/prompt_scorer.h"
 
 namespace braid {
 
 struct ServiceOptions {
-  int32_t max_queued = 1024;  // waiting requests; more are refused
+  int32_t max_queued = 1024;        // waiting requests; more are refused
+  int32_t max_queued_prompts = 64;  // the same for prompts to score
 };
 
 struct EngineStatus {
@@ -50,6 +54,7 @@ struct EngineStatus {
   SchedulerStats scheduler;
   DiskStats disk;  // current; zeros without a disk
   bool has_disk = false;
+  int32_t scoring = 0;  // prompts that are scored or wait for it
   // Last step, or arrival of work at an idle engine. Old while work exists: the engine hangs.
   std::chrono::steady_clock::time_point last_progress;
 };
@@ -57,7 +62,8 @@ struct EngineStatus {
 class EngineService {
  public:
   static std::unique_ptr<EngineService> start(std::unique_ptr<Engine> engine,
-                                              const ServiceOptions& options);
+                                              const ServiceOptions& options,
+                                              std::unique_ptr<PromptScorer> scorer = nullptr);
   ~EngineService();
   EngineService(const EngineService&) = delete;
   EngineService& operator=(const EngineService&) = delete;
@@ -67,6 +73,11 @@ class EngineService {
   Result<RequestId> submit(Request request, std::shared_ptr<Sink> sink);
   void cancel(RequestId id);
 
+  // `prompt.id` is set here. Errors: exhausted (queue full), cancelled (stopping), io (the thread
+  // ended), after which `done` is not called.
+  Result<RequestId> score(PromptToScore prompt);
+  void cancel_score(RequestId id);
+
   EngineStatus status() const;
   int32_t active() const { return active_.load(); }
 
@@ -75,6 +86,7 @@ class EngineService {
 
   // Only parts that are fixed after loading may be read from other threads.
   const Engine& engine() const { return *engine_; }
+  const PromptScorer* scorer() const { return scorer_.get(); }
 
  private:
   class HeldSink;
@@ -87,20 +99,28 @@ class EngineService {
   void run();
   void loop();
   void die(const std::string& why);
+  bool idle() const;
+  void step();
   void take_queue(bool may_wait);
+  void take_requests(std::vector<Incoming> incoming);
+  void take_prompts(std::vector<PromptToScore> prompts);
   void publish_status();
 
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<PromptScorer> scorer_;
   std::chrono::steady_clock::time_point profile_kept_ = std::chrono::steady_clock::now();
   ServiceOptions options_;
   std::atomic<RequestId> next_id_{1};
   std::atomic<int32_t> active_{0};
+  std::atomic<int32_t> scoring_{0};
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::unordered_map<RequestId, std::unique_ptr<HeldSink>> held_;  // guarded by mutex_; unfinished
   std::vector<Incoming> incoming_;                                 // guarded by mutex_
   std::vector<RequestId> cancelled_;                               // guarded by mutex_
+  std::vector<PromptToScore> prompts_;                             // guarded by mutex_
+  std::vector<RequestId> cancelled_prompts_;                       // guarded by mutex_
   bool draining_ = false;                                          // guarded by mutex_
   bool stopping_ = false;                                          // guarded by mutex_
   EngineStatus status_;                                            // guarded by mutex_

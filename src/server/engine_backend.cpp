@@ -26,6 +26,11 @@ class EngineBackend : public Backend {
     return service_->submit(std::move(request), std::move(sink));
   }
   void cancel(RequestId id) override { service_->cancel(id); }
+  Result<RequestId> score(PromptToScore prompt) override {
+    if (service_->scorer() == nullptr) return Backend::score(std::move(prompt));
+    return service_->score(std::move(prompt));
+  }
+  void cancel_score(RequestId id) override { service_->cancel_score(id); }
   int32_t context_tokens() const override { return context_tokens_; }
 
   BackendStats stats() const override {
@@ -57,6 +62,7 @@ class EngineBackend : public Backend {
     out.memory_bytes = memory_bytes_;
     for (const Device* device : service_->engine().devices().all())
       for (ExpertLayer& layer : device->expert_layers()) out.expert_layers.push_back(layer);
+    out.scoring = status.scoring;
     out.has_disk = status.has_disk;
     out.disk = status.disk;
     if (service_->active() > 0) {

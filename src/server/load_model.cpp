@@ -1,6 +1,7 @@
 // load_model.cpp -- see load_model.h.
 #include "server/load_model.h"
 
+#include <array>
 #include <utility>
 
 #include "base/log.h"
@@ -29,7 +30,8 @@ void warn_of_template(const ChatTemplate& chat) {
 
 }  // namespace
 
-Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options) {
+Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options,
+                                                std::optional<GgufFile> scorer) {
   const auto source = std::make_shared<const GgufFile>(std::move(file));
   auto model = std::make_shared<ServedModel>();
   model->names = {options.name};
@@ -49,6 +51,14 @@ Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOp
     spdlog::warn("{}; conversations are refused, completions work", chat.error().message);
   }
   model->grammars = std::make_shared<GrammarCache>(*model->tokenizer);
+  // First, because the engine takes all of the memory that is left.
+  LoadedScorer scoring;
+  if (options.compression && scorer) {
+    BRAID_ASSIGN(scoring, load_scorer(std::move(*scorer), *options.compression, true));
+    model->compressor = scoring.compressor;
+    spdlog::info("prompts are compressed by a model that reads {} tokens at once",
+                 scoring.scorer->engine().context_tokens());
+  }
   BRAID_ASSIGN(auto engine, Engine::create(*source, options.engine));
   model->trained_context_tokens = engine->config().context_length;
   spdlog::info("{} on {}", options.name, engine->devices().description());
@@ -56,9 +66,11 @@ Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOp
   if (const std::string slow = engine->slow_kv_formats(); !slow.empty())
     spdlog::warn("a CPU has no kernels for {}: attention is 15 to 110 times slower than with q8_0",
                  slow);
-  model->source = source;
-  model->backend = make_engine_backend(EngineService::start(std::move(engine), options.service),
-                                       options.engine.max_sequences);
+  model->source = std::make_shared<const std::array<std::shared_ptr<const GgufFile>, 2>>(
+      std::array{source, scoring.file});
+  model->backend = make_engine_backend(
+      EngineService::start(std::move(engine), options.service, std::move(scoring.scorer)),
+      options.engine.max_sequences);
   return model;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/result.h"
@@ -9,6 +10,7 @@
 #include "engine/sampling_defaults.h"
 #include "engine/service.h"
 #include "gguf/gguf.h"
+#include "server/compress/load_scorer.h"
 #include "server/served_model.h"
 
 namespace braid::server {
@@ -19,12 +21,16 @@ struct LoadModelOptions {
   std::string chat_template;  // read_chat_template()'s choice; empty: the file's own
   SamplingChoice sampling;
   ServiceOptions service;
+  // Of prompts; empty: none.
+  std::optional<CompressionOptions> compression;
 };
 
-// Loads weights, which may take minutes; any thread. A file whose own template cannot be used is
+// Loads weights, which may take minutes; any thread. `scorer`: the file of the model that compresses
+// prompts, if options.compression is set. A file whose own template cannot be used is
 // offered for completions alone, with a warning. Errors: those of the engine, of the tokenizer, of
 // a chosen chat template.
-Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options);
+Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options,
+                                                std::optional<GgufFile> scorer = std::nullopt);
 
 // Whether load_model() would get as far as the weights. Errors: those of the tokenizer.
 Status check_model(const GgufFile& file);

@@ -187,11 +187,19 @@ Metrics::Metrics()
       max_tokens_(size_bounds()),
       choices_({1, 2, 5, 10, 20}) {}
 
+void Metrics::compressed(const CompressionReport& report) {
+  const std::lock_guard lock(mutex_);
+  ++compressions_[report.result];
+  compression_read_tokens_ += static_cast<uint64_t>(report.read_tokens);
+  compression_dropped_tokens_ += static_cast<uint64_t>(std::max<int64_t>(0, report.dropped_tokens));
+  compression_s_ += report.seconds;
+}
+
 void Metrics::answered(const AnswerReport& report) {
   const std::lock_guard lock(mutex_);
   ++finished_[{report.reason, report.endpoint}];
   const AnswerUsage& usage = report.usage;
-  prompt_tokens_ += static_cast<uint64_t>(usage.prompt_tokens - usage.cached_tokens);
+  prompt_tokens_ += static_cast<uint64_t>(usage.run_tokens() - usage.cached_tokens);
   cached_tokens_ += static_cast<uint64_t>(usage.cached_tokens);
   generated_tokens_ += static_cast<uint64_t>(usage.generated_tokens);
   reasoning_tokens_ += static_cast<uint64_t>(usage.reasoning_tokens);
@@ -211,7 +219,7 @@ void Metrics::answered(const AnswerReport& report) {
   generation_s_ += report.generation_s;
   if (report.prompt_s > 0) {
     last_prompt_rate_ =
-        static_cast<double>(usage.prompt_tokens - usage.cached_tokens) / report.prompt_s;
+        static_cast<double>(usage.run_tokens() - usage.cached_tokens) / report.prompt_s;
   }
   if (report.generation_s > 0) {
     last_generation_rate_ = static_cast<double>(usage.generated_tokens) / report.generation_s;
@@ -399,6 +407,7 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   page.one("braid_http_request_bytes", "gauge",
            "Memory that requests hold, until their answers have ended.",
            number(load.request_bytes));
+  compression_metrics(stats, page);
   page.one("braid_tool_calls_total", "counter", "Tool calls of models.", number(calls_));
   page.family("braid_parser_repairs_total", "counter",
               "How often a model's markup had to be repaired.");
@@ -427,6 +436,22 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
 }
 
 // vLLM's names, as gateways poll them 20 times a second. A missing family is an error there.
+void Metrics::compression_metrics(const BackendStats& stats, MetricsPage& page) const {
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  page.family("braid_compressions_total", "counter",
+              "Requests that could be compressed, by what became of them.");
+  for (const auto& [result, count] : compressions_)
+    page.sample("braid_compressions_total", number(count), fmt::format("result=\"{}\"", result));
+  page.one("braid_compression_read_tokens_total", "counter",
+           "Tokens of prompts that were compressed, before.", number(compression_read_tokens_));
+  page.one("braid_compression_dropped_tokens_total", "counter", "Tokens that compression left out.",
+           number(compression_dropped_tokens_));
+  page.one("braid_compression_seconds_total", "counter",
+           "From a request to the end of its compression.", compression_s_);
+  page.one("braid_compressions_running", "gauge",
+           "Prompts that the small model reads, or that wait for it.", stats.scoring);
+}
+
 void Metrics::vllm_metrics(const BackendStats& stats, MetricsPage& page) const {
   const auto number = [](auto value) { return static_cast<double>(value); };
   const double kv =

@@ -45,6 +45,13 @@ struct AnswerReport {
   AnswerLoops loops;
 };
 
+// A request on a server that compresses prompts.
+struct CompressionReport {
+  const char* result = "";  // compressed, skipped, failed
+  int64_t read_tokens = 0, dropped_tokens = 0;
+  double seconds = 0;
+};
+
 // Labels come from closed sets, because a counted series is reported forever.
 class Metrics {
  public:
@@ -53,6 +60,7 @@ class Metrics {
 
   Metrics();
   void answered(const AnswerReport& report);
+  void compressed(const CompressionReport& report);
   void rejected(int status);
   void limited(const std::string& limit);
   static constexpr const char* kLimits[] = {"queue_full", "client_requests", "client_queue",
@@ -66,7 +74,8 @@ class Metrics {
   int retry_after_s(const BackendStats& stats) const;
 
  private:
-  void vllm_metrics(const BackendStats& stats, MetricsPage& page) const;  // under the lock
+  void compression_metrics(const BackendStats& stats, MetricsPage& page) const;  // under the lock
+  void vllm_metrics(const BackendStats& stats, MetricsPage& page) const;         // under the lock
 
   mutable std::mutex mutex_;
   std::map<std::pair<std::string, std::string>, uint64_t> finished_;  // reason, endpoint
@@ -76,6 +85,9 @@ class Metrics {
   std::map<std::string, uint64_t> repairs_;
   uint64_t prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0, reasoning_tokens_ = 0,
            calls_ = 0;
+  std::map<std::string, uint64_t> compressions_;
+  uint64_t compression_read_tokens_ = 0, compression_dropped_tokens_ = 0;
+  double compression_s_ = 0;
   uint64_t looped_thoughts_ = 0, looped_contents_ = 0;
   double prompt_s_ = 0, generation_s_ = 0;
   double last_prompt_rate_ = 0, last_generation_rate_ = 0;

@@ -16,6 +16,7 @@
 
 namespace braid::server {
 
+class ConversationCompressor;
 class GrammarCache;
 
 struct ServedModel {
@@ -32,7 +33,8 @@ struct ServedModel {
   SamplingParams defaults;
   std::shared_ptr<const void> source;  // the backend's data; destroyed after it
   std::shared_ptr<Backend> backend;
-  std::shared_ptr<GrammarCache> grammars;  // structured output; null: not offered
+  std::shared_ptr<ConversationCompressor> compressor;  // null: nothing is compressed
+  std::shared_ptr<GrammarCache> grammars;              // structured output; null: not offered
 
   const std::string& name() const { return names.front(); }
 };

@@ -65,6 +65,33 @@ class FakeBackend : public Backend {
     cancelled.insert(id);
     wake_.notify_all();
   }
+  Result<RequestId> score(PromptToScore prompt) override {
+    if (!scores) return Backend::score(std::move(prompt));
+    {
+      const std::lock_guard lock(mutex_);
+      if (hold_scores) {
+        held_scores_[++ids_] = std::move(prompt);
+        wake_.notify_all();
+        return ids_;
+      }
+      ++scored;
+    }
+    prompt.done(scores(prompt.ids));
+    return RequestId{1};
+  }
+  void cancel_score(RequestId id) override {
+    PromptToScore prompt;
+    {
+      const std::lock_guard lock(mutex_);
+      cancelled.insert(id);
+      const auto held = held_scores_.find(id);
+      if (held == held_scores_.end()) return;
+      prompt = std::move(held->second);
+      held_scores_.erase(held);
+      wake_.notify_all();
+    }
+    prompt.done(Error{ErrorKind::cancelled, "interrupted"});
+  }
   void release() {
     const std::lock_guard lock(mutex_);
     released_ = true;
@@ -98,6 +125,10 @@ class FakeBackend : public Backend {
   std::atomic<bool> alive{true};
   std::atomic<double> stalled_ms{0};
   std::vector<ExpertLayer> expert_layers;  // set before the first request
+  // Of score(); empty: there is no model for it.
+  std::function<Result<std::vector<float>>(const std::vector<int32_t>&)> scores;
+  std::atomic<bool> hold_scores{false};  // until cancel_score()
+  std::atomic<int> scored{0};
   size_t max_queued = 1000;
   std::set<RequestId> cancelled;  // guarded by mutex_
   Request last;                   // guarded by mutex_
@@ -217,6 +248,7 @@ class FakeBackend : public Backend {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Queued> queue_;
+  std::map<RequestId, PromptToScore> held_scores_;  // guarded by mutex_
   RequestId ids_ = 0, started_ = 0;
   int32_t running_ = 0;
   bool stop_ = false, released_ = false;

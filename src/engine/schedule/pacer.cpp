@@ -30,9 +30,10 @@ double Pacer::weight(StepPart part, int32_t rows, int32_t position) {
 }
 
 double Pacer::slice_ms() const {
+  if (has_outer_slice()) return outer_slice_ms_;
   const double step = disturbed_ms_ > 0 ? disturbed_ms_ : undisturbed_ms_;
   const double base = undisturbed_ms_ > 0 ? std::min(undisturbed_ms_, step) : step;
-  return std::max(0.0, gap_limit_ * kAim * base - step);
+  return share_ * std::max(0.0, gap_limit_ * kAim * base - step);
 }
 
 int32_t Pacer::chunk_rows(int32_t most) const {

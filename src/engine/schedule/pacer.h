@@ -19,6 +19,11 @@ class Pacer {
   explicit Pacer(double gap_limit) : gap_limit_(gap_limit) {}
 
   bool limits() const { return gap_limit_ > 0; }
+  // Sequences of another engine decode on this thread: the slice is theirs to give. -1: none do.
+  void set_outer_slice_ms(double ms) { outer_slice_ms_ = ms; }
+  bool has_outer_slice() const { return outer_slice_ms_ >= 0; }
+  // The share of its slice that this engine uses; the rest is another engine's.
+  void set_share(double share) { share_ = share; }
   // The prompt's time between two decoding steps; call it after the first of them.
   double slice_ms() const;
   int32_t chunk_rows(int32_t most) const;
@@ -40,6 +45,8 @@ class Pacer {
   double row_ms(StepPart part) const { return row_ms_[static_cast<int>(part)]; }
 
   double gap_limit_;
+  double outer_slice_ms_ = -1;
+  double share_ = 1;
   int32_t decoding_ = 0;       // for which the next two hold
   double undisturbed_ms_ = 0;  // 0: unknown for this number
   double disturbed_ms_ = 0;

@@ -201,7 +201,8 @@ StepPlan Scheduler::lay_out(int32_t groups) {
     }
   }
   int32_t budget = std::max(limits_.ubatch_tokens, limits_.step_tokens - plan.decoding);
-  if (plan.answering > 0 && pacer_.limits()) budget = 0;  // interleaved instead
+  if ((plan.answering > 0 || pacer_.has_outer_slice()) && pacer_.limits())
+    budget = 0;  // interleaved instead
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence& s = *running_[i];
     if (goes_by_rows(s) || s.in_flight_tokens > 0 || is_being_copied(s) || awaits_mask(plan, s))

@@ -14,6 +14,7 @@ AnswerStream::AnswerStream(PreparedAnswer prepared, std::shared_ptr<const Tokeni
     : prepared_(std::move(prepared)), tokenizer_(std::move(tokenizer)), writer_(std::move(writer)) {
   const Generation& generation = *prepared_.generation;
   usage_.prompt_tokens = prepared_.prompt_tokens;
+  usage_.compressed_tokens = prepared_.compressed_tokens;
   if (prepared_.loops.content) loop_detector_.emplace(*prepared_.loops.content);
   for (size_t i = 0; i < prepared_.requests.size(); ++i) {
     Choice choice;
@@ -32,6 +33,7 @@ void AnswerStream::started(int choice, int32_t cached_tokens) {
 void AnswerStream::open(std::string& out) {
   AnswerUsage known;
   known.prompt_tokens = usage_.prompt_tokens;
+  known.compressed_tokens = usage_.compressed_tokens;
   known.cached_tokens = usage().cached_tokens;
   writer_->open(known, out);
   for (size_t i = 0; i < prepared_.echoed.size(); ++i) echo(i, false, out);
@@ -249,7 +251,7 @@ AnswerUsage AnswerStream::usage() const {
     out.reasoning_tokens += choice.reasoning_tokens;
   }
   if (closed_ < choices_.size()) out.cached_tokens = cached_at_start_;
-  out.cached_tokens = std::min(out.cached_tokens, std::max<int64_t>(0, out.prompt_tokens - 1));
+  out.cached_tokens = std::min(out.cached_tokens, std::max<int64_t>(0, out.run_tokens() - 1));
   return out;
 }
 
@@ -258,7 +260,7 @@ Json AnswerStream::extra() const {
   const Endpoint endpoint = prepared_.generation->endpoint;
   if (endpoint != Endpoint::chat && endpoint != Endpoint::completions) return Json::object();
   const AnswerUsage used = usage();
-  const int64_t prompt = used.prompt_tokens - used.cached_tokens;
+  const int64_t prompt = used.run_tokens() - used.cached_tokens;
   const auto per = [](double a, double b) { return b > 0 ? a / b : 0.0; };
   const Timings& t = timings_;
   Json out;

@@ -11,6 +11,7 @@
 #include "base/result.h"
 #include "engine/draft_stats.h"
 #include "engine/prefix/disk.h"
+#include "engine/prompt_to_score.h"
 #include "engine/request.h"
 
 #include "ops/device.h"
@@ -44,6 +45,7 @@ struct BackendStats {
     uint64_t bytes = 0;
   };
   std::vector<MemoryBytes> memory_bytes;
+  int32_t scoring = 0;                     // prompts that are scored, or wait for it
   std::vector<ExpertLayer> expert_layers;  // of GPUs that keep a part of the experts
   bool alive = true;                       // false: requests will never finish
   double stalled_ms = 0;                   // since the last step while there was work; 0 when idle
@@ -59,6 +61,14 @@ class Backend {
 
   // Ends it soon with FinishReason::cancelled, unless it ended already. Ignores unknown ids.
   virtual void cancel(RequestId id) = 0;
+
+  // Scores a prompt by the model that compresses prompts; `prompt.id` is set here. Errors:
+  // unsupported (there is none), exhausted (queue full), cancelled (shutting down), after which
+  // `prompt.done` is not called.
+  virtual Result<RequestId> score(PromptToScore prompt) {
+    return Error{ErrorKind::unsupported, "no model that compresses prompts is loaded"};
+  }
+  virtual void cancel_score(RequestId id) {}
 
   virtual BackendStats stats() const = 0;
   virtual int32_t context_tokens() const = 0;  // limit of prompt and answer of one sequence

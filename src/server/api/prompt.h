@@ -24,7 +24,8 @@ struct PreparedAnswer {
   std::shared_ptr<const Generation> generation;
   std::vector<Request> requests;     // per choice: prompt x n + i
   std::vector<EchoedPrompt> echoed;  // per choice; text is empty without echo
-  int64_t prompt_tokens = 0;         // each prompt once
+  int64_t prompt_tokens = 0;         // each prompt once, as it came
+  int64_t compressed_tokens = 0;     // that are run instead; 0: it was not compressed
   bool parsed = true;                // conversations: reasoning and calls are parsed
   AnswerFormat format;               // if parsed
   // Per choice; set by its mask.

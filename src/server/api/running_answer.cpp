@@ -113,7 +113,9 @@ void RunningAnswer::begin() {
 void RunningAnswer::send_head() {
   if (std::exchange(head_sent_, true)) return;
   if (stream_->generation().stream) {
-    exchange_->begin_stream({{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
+    Headers headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+    headers.insert(headers.end(), hooks_.headers.begin(), hooks_.headers.end());
+    exchange_->begin_stream(std::move(headers));
   }
   if (stream_->generation().endpoint != Endpoint::messages || begun_choices_ == ids_.size()) open();
 }
@@ -214,6 +216,7 @@ void RunningAnswer::finish() {
   std::optional<ApiError> error = stream_->error();
   HttpAnswer answer;
   if (!error) error = write_whole(answer);
+  answer.headers = hooks_.headers;
   if (error) answer = error_answer(*error, family_of(generation.endpoint), exchange_->request());
   report(error ? "error" : reason);
   exchange_->answer(std::move(answer));
@@ -280,7 +283,7 @@ void RunningAnswer::beat() {
 void RunningAnswer::report(const char* reason) {
   if (std::exchange(reported_, true)) return;
   const auto seconds = [this](Clock::time_point at) {
-    return std::chrono::duration<double>(at - started_).count();
+    return hooks_.before_s + std::chrono::duration<double>(at - started_).count();
   };
   AnswerReport out;
   out.endpoint = endpoint_path(stream_->generation().endpoint);

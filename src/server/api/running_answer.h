@@ -31,6 +31,8 @@ class RunningAnswer : public std::enable_shared_from_this<RunningAnswer> {
     std::function<void(const AnswerReport&)> report;  // once, before the exchange ends
     std::function<int()> retry_after_s;
     std::function<void()> begun, ended;  // on the strand, once per choice
+    Headers headers;                     // of the answer
+    double before_s = 0;                 // that the request took until here
     int64_t heartbeat_ms = 10'000;
     int64_t limit_ms = 0;  // for the whole answer; 0: no limit
     // A stream's head is sent with the first token, at the latest after this time; 0: at once.

@@ -93,6 +93,8 @@ std::unique_ptr<AnswerWriter> make_messages_writer(const Generation& generation,
 std::string dump(const Json& json);
 void append_data(std::string& out, const Json& json);                     // data: JSON
 void append_event(std::string& out, const char* type, const Json& json);  // event: TYPE, data: JSON
+// The member with cached and compressed tokens.
+Json prompt_details(const AnswerUsage& usage);
 Json openai_usage(const AnswerUsage& usage);
 Json chat_logprob(const TokenLogprob& token);
 

@@ -28,11 +28,17 @@ void append_event(std::string& out, const char* type, const Json& json) {
   append_data(out, json);
 }
 
+Json prompt_details(const AnswerUsage& usage) {
+  Json out = {{"cached_tokens", usage.cached_tokens}};
+  if (usage.compressed_tokens > 0) out["compressed_tokens"] = usage.compressed_tokens;
+  return out;
+}
+
 Json openai_usage(const AnswerUsage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.generated_tokens},
           {"total_tokens", usage.prompt_tokens + usage.generated_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+          {"prompt_tokens_details", prompt_details(usage)},
           {"completion_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}}};
 }
 

@@ -23,10 +23,12 @@ const char* stop_reason(AnswerEnd end) {
 }
 
 Json usage_json(const AnswerUsage& usage) {
-  return {{"input_tokens", usage.prompt_tokens - usage.cached_tokens},
-          {"cache_creation_input_tokens", 0},
-          {"cache_read_input_tokens", usage.cached_tokens},
-          {"output_tokens", usage.generated_tokens}};
+  Json out = {{"input_tokens", usage.prompt_tokens - usage.cached_tokens},
+              {"cache_creation_input_tokens", 0},
+              {"cache_read_input_tokens", usage.cached_tokens},
+              {"output_tokens", usage.generated_tokens}};
+  if (usage.compressed_tokens > 0) out["compressed_input_tokens"] = usage.compressed_tokens;
+  return out;
 }
 
 class MessagesWriter : public AnswerWriter {

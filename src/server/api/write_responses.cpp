@@ -63,7 +63,7 @@ class ResponsesWriter : public AnswerWriter {
 
   void close(const AnswerUsage& usage, const Json& extra, std::string& out) override {
     usage_ = {{"input_tokens", usage.prompt_tokens},
-              {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+              {"input_tokens_details", prompt_details(usage)},
               {"output_tokens", usage.generated_tokens},
               {"output_tokens_details", {{"reasoning_tokens", usage.reasoning_tokens}}},
               {"total_tokens", usage.prompt_tokens + usage.generated_tokens}};

@@ -12,6 +12,7 @@
 #include "server/api/error_answer.h"
 #include "server/api/fields.h"
 #include "server/api/json_memory.h"
+#include "server/endpoints/compression.h"
 #include "server/endpoints/tenant.h"
 
 namespace braid::server {
@@ -25,22 +26,42 @@ constexpr int kModelRetryS = 5;
 constexpr size_t kReadingFactor = 3;
 constexpr size_t kRenderingFactor = 3;
 
+// Keys must not detect each other's cached prefixes.
+std::string tenant_of(const ServerContext& context, const HttpRequest& request) {
+  const bool apart = context.access.needs_key() && !context.options.share_cache;
+  return apart ? cache_tenant(presented_key(request)) : "";
+}
+
+// A prompt that is too long only because compression failed may fit later.
+ApiError not_compressed(ApiError error, const CompressionOutcome& compression) {
+  if (!compression.failed || error.code != "context_length_exceeded") return error;
+  return {.status = 503,
+          .type = "unavailable_error",
+          .code = "compression_failed",
+          .message = "the prompt could not be compressed now, and without that it is too long: " +
+                     error.message,
+          .retry_after_s = kModelRetryS};
+}
+
 std::optional<ApiError> start_answer(ServerContext& context,
                                      const std::shared_ptr<Exchange>& exchange, const Lease& lease,
-                                     const std::shared_ptr<Generation>& generation) {
+                                     const std::shared_ptr<Generation>& generation,
+                                     const std::string& tenant,
+                                     const CompressionOutcome& compression) {
   const auto& model = lease.model;
   auto prepared = prepare_answer(generation, *model, context.options.policy,
                                  context.options.seed.value_or(context.random_number()));
-  if (!prepared.ok()) return prepared.error();
+  if (!prepared.ok()) return not_compressed(prepared.error(), compression);
+  if (compression.original_tokens > 0) {
+    prepared->compressed_tokens = prepared->prompt_tokens;
+    prepared->prompt_tokens = std::max(prepared->prompt_tokens, compression.original_tokens);
+  }
   drop_prompt(*generation);
   if (auto fault =
           memory_fault(*exchange, generation_bytes(*generation) + prepared_bytes(*prepared))) {
     return fault;
   }
 
-  // Keys must not detect each other's cached prefixes.
-  const bool apart = context.access.needs_key() && !context.options.share_cache;
-  const std::string tenant = apart ? cache_tenant(presented_key(exchange->request())) : "";
   for (Request& request : prepared->requests) request.cache_salt = tenant + request.cache_salt;
 
   AnswerContext about;
@@ -56,17 +77,23 @@ std::optional<ApiError> start_answer(ServerContext& context,
   auto stream = std::make_unique<AnswerStream>(std::move(*prepared), model->tokenizer,
                                                make_writer(*generation, std::move(about)));
   RunningAnswer::Hooks hooks;
+  hooks.before_s = compression.seconds;
+  if (!compression.note.empty())
+    hooks.headers = {{std::string(kCompressionHeader), compression.note}};
   hooks.heartbeat_ms = context.options.heartbeat_ms;
   hooks.limit_ms = context.options.request_limit_ms;
   hooks.late_head_ms = context.options.late_head_ms;
   hooks.retry_after_s = [&context] { return context.metrics.retry_after_s(context.stats()); };
   hooks.report = [&context, exchange](const AnswerReport& report) {
     context.metrics.answered(report);
-    exchange->note(fmt::format(
+    std::string note = fmt::format(
         " reason={} prompt={} cached={} generated={} reasoning={} queue_ms={:.1f} first_ms={:.1f}",
         report.reason, report.usage.prompt_tokens, report.usage.cached_tokens,
         report.usage.generated_tokens, report.usage.reasoning_tokens, 1e3 * report.queue_s,
-        1e3 * report.first_token_s));
+        1e3 * report.first_token_s);
+    if (report.usage.compressed_tokens > 0)
+      note += fmt::format(" compressed={}", report.usage.compressed_tokens);
+    exchange->note(std::move(note));
   };
   const SharedPass pass = context.pass(exchange->request());
   if (pass == nullptr) return std::nullopt;  // the client disconnected
@@ -238,7 +265,12 @@ void generate(ServerContext& context, const std::shared_ptr<Exchange>& exchange,
   with_generation(
       context, exchange, reader,
       [&context, exchange](const Lease& lease, const std::shared_ptr<Generation>& generation) {
-        return start_answer(context, exchange, lease, generation);
+        const std::string tenant = tenant_of(context, exchange->request());
+        const auto answer = [&context, exchange, lease, generation,
+                             tenant](const CompressionOutcome& compression) {
+          return start_answer(context, exchange, lease, generation, tenant, compression);
+        };
+        return compress_first(context, exchange, lease, generation, tenant, answer);
       });
 }
 

@@ -95,4 +95,11 @@ KeepRatios KeepCurve::at(uint64_t prompt_tokens) const {
           between(last.ratios.code, next->ratios.code, share)};
 }
 
+std::string KeepCurve::canonical() const {
+  std::string out;
+  for (const Point& point : points_)
+    out += fmt::format("{}:{}:{} ", point.tokens, point.ratios.prose, point.ratios.code);
+  return out;
+}
+
 }  // namespace braid

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,8 @@ class KeepCurve {
   static Result<KeepCurve> parse(std::string_view text);
 
   KeepRatios at(uint64_t prompt_tokens) const;
+  // The same for equal curves: tokens:prose:code, separated by blanks.
+  std::string canonical() const;
 
  private:
   struct Point {

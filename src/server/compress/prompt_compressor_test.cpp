@@ -1,5 +1,5 @@
 // prompt_compressor_test.cpp -- what a question needs survives, and what cannot be read is refused.
-#include "server/prompt_compressor.h"
+#include "server/compress/prompt_compressor.h"
 
 #include <gtest/gtest.h>
 
@@ -25,19 +25,18 @@ struct Compressing {
     options.device = "cpu";
     options.threads = 2;
     options.context_tokens = context;
-    options.prefix_cache = false;
-    auto started = Engine::create(*file, options);
+    auto started = Engine::create(*file, PromptScorer::engine_options(options));
     EXPECT_TRUE(started.ok());
-    engine = std::move(*started);
+    auto scorer_made = PromptScorer::create(std::move(*started), {});
+    EXPECT_TRUE(scorer_made.ok());
+    scorer = std::move(*scorer_made);
     auto curve = KeepCurve::parse(keep);
     EXPECT_TRUE(curve.ok());
-    auto compressor_made = PromptCompressor::create(*engine, *tokenizer, {*curve, {}});
-    EXPECT_TRUE(compressor_made.ok());
-    compressor = std::move(*compressor_made);
+    compressor = std::make_unique<PromptCompressor>(*scorer, *tokenizer, *curve);
   }
   std::unique_ptr<GgufFile> file;
   std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<PromptScorer> scorer;
   std::unique_ptr<PromptCompressor> compressor;
 };
 

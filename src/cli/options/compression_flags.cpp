@@ -1,0 +1,68 @@
+// compression_flags.cpp -- see compression_flags.h.
+#include "cli/options/compression_flags.h"
+
+#include <fmt/format.h>
+
+#include "cli/options/option_group.h"
+
+namespace braid::cli {
+
+void add_compression_options(CLI::App& command, CompressionFlags& flags) {
+  OptionGroup group(command, "Compression of long prompts (loses text)");
+  group
+      .add("--prefill-drafter", flags.drafter,
+           "small model that reads long prompts and chooses what is kept of them; builtin: the toy "
+           "model inside of this program")
+      ->type_name("FILE");
+  group
+      .add("--prefill-compression", flags.mode,
+           "which prompts are compressed: those above the threshold (auto), all but short ones "
+           "(always), or only those that ask by the header x-braid-compression (off)")
+      ->check(CLI::IsMember({"off", "auto", "always"}))
+      ->default_str("auto with a drafter, else off");
+  group
+      .add("--prefill-threshold", flags.threshold_tokens,
+           "tokens of a conversation from which auto compresses it")
+      ->check(CLI::Range(1024, 1 << 30))
+      ->capture_default_str();
+  group
+      .add("--prefill-keep,--prefill-keep-ratio,--prefill-curve", flags.keep,
+           "share of old and long messages to keep: auto (a tenth of prose, three tenths of code), "
+           "0.05, or by length of the conversation, as in \"10000:0.5 40000:0.2\"")
+      ->capture_default_str()
+      ->type_name("SHARE");
+  group
+      .add("--prefill-context", flags.context_tokens,
+           "tokens that the drafter reads at once; 0: its own context, at most 131072")
+      ->check(CLI::Range(0, 1 << 24))
+      ->capture_default_str();
+}
+
+Result<std::optional<server::CompressionOptions>> compression_options(const CompressionFlags& flags,
+                                                                      const std::string& device,
+                                                                      int threads) {
+  using server::CompressionMode;
+  if (flags.drafter.empty()) {
+    if (flags.mode.empty() || flags.mode == "off")
+      return std::optional<server::CompressionOptions>();
+    return Error{
+        ErrorKind::invalid_argument,
+        fmt::format("--prefill-compression {} needs a small model: --prefill-drafter", flags.mode)};
+  }
+  server::CompressionOptions out;
+  const auto keep = KeepCurve::parse(flags.keep);
+  if (!keep.ok())
+    return Error{ErrorKind::invalid_argument, "--prefill-keep: " + keep.error().message};
+  out.compressor.keep = *keep;
+  out.compressor.mode = flags.mode == "off"      ? CompressionMode::off
+                        : flags.mode == "always" ? CompressionMode::always
+                                                 : CompressionMode::automatic;
+  out.compressor.threshold_tokens = flags.threshold_tokens;
+  out.context_tokens = flags.context_tokens;
+  out.file = flags.drafter == kBuiltInDrafter ? "" : flags.drafter;
+  out.device = device;
+  out.threads = threads;
+  return std::optional(std::move(out));
+}
+
+}  // namespace braid::cli

@@ -1,0 +1,120 @@
+// conversation_compressor.h -- shortens the texts of a conversation; its form stays as it is.
+//
+// Instructions, calls of tools and short messages are never touched. Two kinds of texts are
+// shortened, when the conversation as it would be run has at least `threshold_tokens`:
+//   aged   before the recent messages: the last two answers with all that follows them, and more,
+//          up to a quarter of the threshold. They are shortened once, and found again in later
+//          turns, so that the prefix of an agent's conversation stays the same
+//   long   a recent message of a user with more than a quarter of the threshold, or another with
+//          more than half of it. It keeps its first and its last paragraph. A user's is shortened
+//          anew when the question changes, others once
+// What is wanted is told by the end of the last user's message and of the last answer after it.
+//
+// Use, each step on any thread:
+//   plan()    says whether the scoring model must read something, and what (PromptToScore)
+//   finish()  takes its scores
+// Texts are found again only by the same client (CompressionWish::tenant), for the same
+// conversation up to there. Thread-safe.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "server/compress/compression_cache.h"
+#include "server/compress/prompt_parts.h"
+
+namespace braid::server {
+
+enum class CompressionMode : uint8_t { off, automatic, always };
+
+// Values of the request header and of the option: off, auto, always, or a KeepCurve, which means
+// always. Error: invalid_argument.
+struct CompressionChoice {
+  CompressionMode mode = CompressionMode::off;
+  std::optional<KeepCurve> keep;
+
+  static Result<CompressionChoice> parse(std::string_view text);
+};
+
+struct ConversationText {
+  enum class Role : uint8_t { instructions, user, answer, tool } role = Role::user;
+  std::string_view text;
+};
+
+struct CompressionWish {
+  CompressionMode mode = CompressionMode::automatic;
+  std::optional<KeepCurve> keep;  // instead of the compressor's
+  std::string tenant;
+  int64_t context_tokens = 0;  // of the model that gets the text; 0: unknown
+};
+
+struct CompressionPlan {
+  // New texts by message; empty: unchanged.
+  std::vector<std::optional<std::string>> texts;
+  bool found = false;         // some of them were made for earlier requests
+  bool needs_scores = false;  // `prompt` has to be read
+  std::string reason;         // if nothing is compressed: why
+  TokenizedPrompt prompt;
+  int64_t read_tokens = 0;     // of all messages, by the scoring model's tokenizer
+  int64_t dropped_tokens = 0;  // of them; complete after finish()
+
+  bool changes() const;
+  size_t bytes() const;
+
+  // Of the compressor.
+  struct Part {
+    size_t message = 0;
+    bool keeps_ends = false;
+    CompressionKey key;
+    size_t tokens = 0;
+  };
+  std::vector<Part> parts;  // of prompt.parts, without the question
+  KeepCurve keep;
+};
+
+class ConversationCompressor {
+ public:
+  struct Options {
+    CompressionMode mode = CompressionMode::automatic;  // of requests without a wish
+    KeepCurve keep;
+    int64_t threshold_tokens = 32'000;
+    int64_t most_tokens = 0;  // that the scoring model reads at once
+    size_t cache_bytes = size_t{64} << 20;
+  };
+  static constexpr int64_t kAlwaysTokens = 2048;  // the threshold of CompressionMode::always
+  static constexpr int64_t kLeastTokens = 512;    // fewer are not worth reading
+
+  ConversationCompressor(std::shared_ptr<const Tokenizer> tokenizer, const Options& options);
+
+  // Errors: those of the tokenizer.
+  Result<CompressionPlan> plan(std::span<const ConversationText> messages,
+                               const CompressionWish& wish);
+  // scores [plan.prompt.ids].
+  void finish(CompressionPlan& plan, std::span<const float> scores);
+
+  const Options& options() const { return options_; }
+  const CompressionCache& cache() const { return cache_; }
+
+ private:
+  struct Measured;
+  Result<std::vector<Measured>> measure(std::span<const ConversationText> messages,
+                                        const CompressionWish& wish, CompressionPlan& plan);
+  static void mark_recent(std::span<const ConversationText> messages, std::span<Measured> measured,
+                          size_t most_tokens);
+  void find_parts(std::span<const ConversationText> messages, std::span<const Measured> measured,
+                  size_t threshold, CompressionPlan& plan);
+  Status build_prompt(std::span<const ConversationText> messages,
+                      std::span<const Measured> measured, CompressionPlan& plan) const;
+  void replace(CompressionPlan& plan, const CompressionPlan::Part& part, std::string text) const;
+
+  const std::shared_ptr<const Tokenizer> tokenizer_;
+  const Options options_;
+  CompressionCache cache_;
+};
+
+}  // namespace braid::server

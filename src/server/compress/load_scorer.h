@@ -1,0 +1,39 @@
+// load_scorer.h -- from a file to a model that scores prompts for compression.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "engine/prompt_scorer.h"
+#include "gguf/gguf.h"
+#include "server/compress/conversation_compressor.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace braid::server {
+
+struct CompressionOptions {
+  std::string file;  // of the scoring model; empty: the one inside of the program
+  std::string device = "auto";
+  int threads = 0;
+  int32_t context_tokens =
+      0;  // that it reads at once; 0: kScorerContext, or less if its own is less
+  ConversationCompressor::Options compressor;
+  TailScoreOptions scores;
+};
+inline constexpr int32_t kScorerContext = 131'072;
+
+// Members refer to earlier ones.
+struct LoadedScorer {
+  std::shared_ptr<const GgufFile> file;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::unique_ptr<PromptScorer> scorer;
+  std::shared_ptr<ConversationCompressor> compressor;
+};
+
+// Loads weights. `beside_another`: another engine runs on the same thread. Errors: those of the
+// file, the tokenizer, the engine and of TailScorer::create(); each names the option.
+Result<LoadedScorer> load_scorer(GgufFile file, const CompressionOptions& options,
+                                 bool beside_another);
+
+}  // namespace braid::server
