@@ -218,7 +218,8 @@ void add_access_options(CLI::App& command, ServeFlags& flags) {
       ->type_name("HOST")
       ->check(check_host_name)
       ->delimiter(',');
-  group.flag("--public-metrics", flags.app.public_metrics, "with keys: /metrics needs none");
+  group.flag("--public-metrics", flags.app.public_metrics,
+             "with keys: /metrics and /experts need none");
   group.flag("--public-models", flags.app.public_models, "with keys: /v1/models needs none");
   group.flag("--no-page", flags.no_page, "no chat page at /");
 }

@@ -62,6 +62,78 @@ TEST(Operations, HealthTellsWhereExpertsLie) {
   EXPECT_EQ(experts["computed_by_cpu"], 0.125);
 }
 
+TEST(Operations, ExpertsHaveARowForEachLayer) {
+  TestServer none([](const Request&) { return FakeBackend::Script{}; });
+  EXPECT_EQ(Client(none.port()).ask("GET", "/experts").json(), Json({{"layers", Json::array()}}));
+
+  ExpertLayer used, idle;
+  used.experts = idle.experts = 256;
+  used.slots = 64;
+  idle.slots = 128;
+  used.expert_bytes = 11;
+  used.counts = {.steps = 10,
+                 .chosen = 80,
+                 .admitted = 4,
+                 .passed_by = 6,
+                 .computed = 10,
+                 .streamed = 192,
+                 .read_bytes = 2222,
+                 .waited_ns = 1'500'000};
+  used.read_bytes_s = 5e10;
+  TestServer some([](const Request&) { return FakeBackend::Script{}; });
+  some.backend->expert_layers = {used, idle};
+  Client client(some.port());
+  const Json layers = client.ask("GET", "/v1/experts").json()["layers"];
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[0], Json({{"layer", 0},
+                             {"experts", 256},
+                             {"on_gpu", 64},
+                             {"expert_bytes", 11},
+                             {"steps", 10},
+                             {"chosen", 80},
+                             {"hits", 60},
+                             {"read", 10},
+                             {"kept", 4},
+                             {"computed", 10},
+                             {"streamed", 192},
+                             {"read_bytes", 2222},
+                             {"wait_ms", 1.5},
+                             {"read_bytes_s", 5e10},
+                             {"computed_bytes_s", nullptr}}));
+  EXPECT_EQ(layers[1]["layer"], 1);
+  EXPECT_EQ(layers[1]["on_gpu"], 128);
+  EXPECT_EQ(layers[1]["hits"], 0);
+  EXPECT_EQ(client.ask("GET", "/slots").json(), Json::array()) << "slots stay an array";
+  EXPECT_EQ(client.ask("POST", "/experts", "{}").status, 405);
+}
+
+// Counts of a running step: the parts may exceed the sum.
+TEST(Operations, HitsOfExpertsAreNeverNegative) {
+  TestServer server([](const Request&) { return FakeBackend::Script{}; });
+  ExpertLayer layer;
+  layer.experts = 8;
+  layer.counts.chosen = 3;
+  layer.counts.computed = 4;
+  server.backend->expert_layers = {layer};
+  Client client(server.port());
+  EXPECT_EQ(client.ask("GET", "/experts").json()["layers"][0]["hits"], 0);
+  EXPECT_EQ(client.ask("GET", "/health").json()["experts"]["hits"], 0.0);
+}
+
+TEST(Operations, ExpertsAreOpenWhereMetricsAre) {
+  for (const bool open : {false, true}) {
+    TestServer server([](const Request&) { return FakeBackend::Script{}; },
+                      [&](AppOptions& app, HttpOptions&) {
+                        app.api_keys = {"secret"};
+                        app.public_metrics = open;
+                      });
+    Client client(server.port());
+    for (const char* path : {"/metrics", "/experts"})
+      EXPECT_EQ(client.ask("GET", path).status, open ? 200 : 401) << path;
+    EXPECT_EQ(client.ask("GET", "/slots").status, 401);
+  }
+}
+
 // Before its first token, a failed replica has sent nothing, so a proxy may try another.
 TEST(Operations, AHeadThatWaitsForTheFirstToken) {
   constexpr int64_t kNever = 1'000'000'000;

@@ -468,7 +468,7 @@ TEST(Server, KeysInEveryFormAndPlace) {
     app.api_keys = {"secret", "other"};
   });
   Client client(server->port());
-  for (const char* path : {"/v1/models", "/metrics", "/props", "/slots"}) {
+  for (const char* path : {"/v1/models", "/metrics", "/experts", "/props", "/slots"}) {
     EXPECT_EQ(client.ask("GET", path).status, 401) << path;
     EXPECT_EQ(client.ask("GET", path, "", "Authorization: Bearer secret\r\n").status, 200) << path;
     EXPECT_EQ(client.ask("GET", path, "", "authorization: bearer other\r\n").status, 200) << path;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "cli/options/listing.h"
@@ -67,8 +68,7 @@ constexpr Habit kHabits[] = {
     {"--n-cpu-moe", Habit::ignored, kExperts, 1},
     {"--experts-slots", Habit::renamed, "--expert-slots", 1},
     {"--spark", Habit::ignored, "is not needed: the GPU keeps the experts that are used most"},
-    {"--spark-vram", Habit::refused,
-     "is not known: --gpu-memory 15G is the most that braid takes of a card", 1},
+    {"--spark-vram", Habit::gibibytes, "--gpu-memory", 1},
     {"--tensor-parallel-size", Habit::refused, kWhichGpu, 1},
     {"--pipeline-parallel-size", Habit::refused, kWhichGpu, 1},
     {"-np", Habit::ignored, "is not needed: this command has one request at a time", 1},
@@ -138,6 +138,19 @@ bool is_number(std::string_view text) {
          text.find_first_not_of("0123456789.eE+-") == text.npos;
 }
 
+// "15" and "15,7.5" in GiB: "15G" and "15G,7.5G". Other text stays.
+std::string with_gibibytes(std::string_view text) {
+  std::string out;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view one = text.substr(begin, end - begin);
+    const bool number = !one.empty() && one.find_first_not_of("0123456789.") == one.npos;
+    out += fmt::format("{}{}{}", begin > 0 ? "," : "", one, number ? "G" : "");
+    begin = end + 1;
+  }
+  return out;
+}
+
 Error wrong(std::string message) { return {ErrorKind::invalid_argument, std::move(message)}; }
 
 class Reader {
@@ -169,6 +182,9 @@ class Reader {
         if (keep_values_) out_.words.push_back(typed[i]);
       }
     }
+    if (scaled_ != nullptr && typed_.contains(scaled_->text))
+      return wrong(fmt::format("{} and {} are the same limit: give one of them", scaled_->name,
+                               scaled_->text));
     return std::move(out_);
   }
 
@@ -193,6 +209,7 @@ class Reader {
     const bool is_long = name.starts_with("--");
     if (const CLI::Option* option = is_long || name.size() == 2 ? find(name) : nullptr) {
       out_.words.push_back(word);
+      typed_.insert(name);
       return values_of(*option);
     }
     for (const Habit& habit : kHabits)
@@ -239,8 +256,23 @@ class Reader {
     if (habit.kind == Habit::experts) return check_pattern(habit, value, rest);
     if (find(std::string(habit.text)) == nullptr)
       return wrong(fmt::format("braid {} has no option {}", name_, habit.name));
+    if (habit.kind == Habit::gibibytes) return scale(habit, value, rest);
     out_.words.push_back(std::string(habit.text) + value);
     return values;
+  }
+
+  Result<int> scale(const Habit& habit, const std::string& value,
+                    std::span<const std::string> rest) {
+    scaled_ = &habit;
+    keep_values_ = false;
+    if (!value.empty()) {
+      out_.words.push_back(
+          fmt::format("{}={}", habit.text, with_gibibytes(std::string_view(value).substr(1))));
+    } else {
+      out_.words.emplace_back(habit.text);
+      if (!rest.empty()) out_.words.push_back(with_gibibytes(rest.front()));
+    }
+    return habit.values;
   }
 
   // Patterns of tensors: those of experts alone.
@@ -262,6 +294,8 @@ class Reader {
   std::string name_;
   std::vector<std::string> names_;
   Arguments out_;
+  std::set<std::string, std::less<>> typed_;  // braid's own names
+  const Habit* scaled_ = nullptr;             // the last of Habit::gibibytes
   bool keep_values_ = true;
 };
 

@@ -22,7 +22,8 @@ Result<Arguments> read_arguments(const CLI::App& app, std::span<const std::strin
 // An option of llama.cpp or vLLM that braid renames, ignores or refuses.
 struct Habit {
   // `experts`: ignored if its value is a pattern of experts, else refused.
-  enum Kind { renamed, ignored, refused, experts };
+  // `gibibytes`: renamed, and numbers without a unit are GiB.
+  enum Kind { renamed, ignored, refused, experts, gibibytes };
   std::string_view name;
   Kind kind;
   std::string_view text;  // renamed: braid's option, perhaps with a value; else a sentence

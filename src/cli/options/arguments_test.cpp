@@ -55,6 +55,28 @@ TEST_F(ArgumentsTest, HabitsAreUnderstoodNotedOrRefusedInOneSentence) {
   EXPECT_NE(error({"inspect", "--temperature", "1"}).find("no option"), std::string::npos);
 }
 
+TEST_F(ArgumentsTest, SparkVramIsTheMemoryLimitInGibibytes) {
+  EXPECT_EQ(words({"serve", "--spark-vram", "15", "m.gguf"}),
+            (Words{"serve", "--gpu-memory", "15G", "m.gguf"}));
+  EXPECT_EQ(words({"serve", "--spark-vram=7.5"}), (Words{"serve", "--gpu-memory=7.5G"}));
+  EXPECT_EQ(words({"run", "--spark-vram", "15,7.5"}), (Words{"run", "--gpu-memory", "15G,7.5G"}));
+  EXPECT_EQ(words({"run", "--spark-vram", "900M"}), (Words{"run", "--gpu-memory", "900M"}));
+  EXPECT_EQ(words({"run", "--spark-vram", "much"}), (Words{"run", "--gpu-memory", "much"}))
+      << "the reader of --gpu-memory says what is wrong";
+  EXPECT_EQ(words({"run", "--spark-vram"}), (Words{"run", "--gpu-memory"}));
+  const auto both = read({"run", "--spark", "--spark-vram", "15", "m.gguf"});
+  ASSERT_TRUE(both.ok());
+  EXPECT_EQ(both->words, (Words{"run", "--gpu-memory", "15G", "m.gguf"}));
+  EXPECT_EQ(both->notes.size(), 1u);
+
+  const std::string twice = "--spark-vram and --gpu-memory are the same limit: give one of them";
+  EXPECT_EQ(error({"run", "--spark-vram", "15", "--gpu-memory", "8G"}), twice);
+  EXPECT_EQ(error({"run", "--gpu-memory=8G", "--spark-vram=15"}), twice);
+  EXPECT_EQ(error({"run", "--spark-vram", "15", "-p", "--gpu-memory"}), "")
+      << "the value of another option";
+  EXPECT_EQ(error({"docs", "--spark-vram", "15"}), "braid docs has no option --spark-vram");
+}
+
 // A habit must not be an option of run or serve, which would hide it. Its replacement must exist.
 TEST_F(ArgumentsTest, EveryHabitIsOne) {
   std::set<std::string> names;
@@ -68,7 +90,7 @@ TEST_F(ArgumentsTest, EveryHabitIsOne) {
     EXPECT_TRUE(seen.insert(habit.name).second) << habit.name;
     if (habit.name != "-np" && habit.name != "--parallel")
       EXPECT_FALSE(names.contains(std::string(habit.name))) << habit.name;
-    if (habit.kind == Habit::renamed)
+    if (habit.kind == Habit::renamed || habit.kind == Habit::gibibytes)
       EXPECT_TRUE(names.contains(std::string(habit.text))) << habit.text;
   }
 }

@@ -18,7 +18,7 @@
 
 namespace braid::server {
 
-// A snapshot for /health, /metrics and /slots. Counters never decrease.
+// A snapshot for /health, /metrics, /experts and /slots. Counters never decrease.
 struct BackendStats {
   int32_t running = 0;  // running sequences, including those in prefill
   int32_t waiting = 0;  // accepted, not begun

@@ -41,6 +41,7 @@ void version(ServerContext& context, const SharedExchange& exchange);
 void metrics(ServerContext& context, const SharedExchange& exchange);
 void props(ServerContext& context, const SharedExchange& exchange);
 void slots(ServerContext& context, const SharedExchange& exchange);
+void experts(ServerContext& context, const SharedExchange& exchange);
 
 }  // namespace endpoint
 

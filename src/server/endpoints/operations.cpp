@@ -44,6 +44,16 @@ Json engine_fault(const ServerContext& context, const BackendStats& stats) {
             {"code", "engine_stalled"}}}};
 }
 
+// Experts read from host memory for steps, without those of large prompt steps.
+uint64_t read_for_steps(const ExpertCounts& counts) { return counts.admitted + counts.passed_by; }
+
+// Chosen experts that were found on the GPU. Counts are read while steps run, so the parts may
+// exceed the sum for a moment.
+uint64_t found_on_gpu(const ExpertCounts& counts) {
+  const uint64_t missing = read_for_steps(counts) + counts.computed;
+  return counts.chosen > missing ? counts.chosen - missing : 0;
+}
+
 // Of all experts those on the GPU; of the chosen ones those found there, and those that the CPU has
 // computed. Null: all experts lie on the GPU, or there are none.
 Json expert_residency(const BackendStats& stats) {
@@ -59,10 +69,30 @@ Json expert_residency(const BackendStats& stats) {
   }
   if (experts == 0) return {};
   const auto chosen = static_cast<double>(std::max<uint64_t>(sum.chosen, 1));
-  const auto missing = static_cast<double>(sum.admitted + sum.passed_by + sum.computed);
   return {{"on_gpu", slots / experts},
-          {"hits", sum.chosen == 0 ? 0 : std::max(0.0, 1 - missing / chosen)},
+          {"hits", static_cast<double>(found_on_gpu(sum)) / chosen},
           {"computed_by_cpu", static_cast<double>(sum.computed) / chosen}};
+}
+
+// A row of /experts. `number` counts the layers with experts in host memory, as /metrics does.
+Json expert_row(size_t number, const ExpertLayer& layer) {
+  const ExpertCounts& counts = layer.counts;
+  const auto rate = [](double bytes_s) { return bytes_s > 0 ? Json(bytes_s) : Json(); };
+  return {{"layer", number},
+          {"experts", layer.experts},
+          {"on_gpu", layer.slots},
+          {"expert_bytes", layer.expert_bytes},
+          {"steps", counts.steps},
+          {"chosen", counts.chosen},
+          {"hits", found_on_gpu(counts)},
+          {"read", read_for_steps(counts)},
+          {"kept", counts.admitted},
+          {"computed", counts.computed},
+          {"streamed", counts.streamed},
+          {"read_bytes", counts.read_bytes},
+          {"wait_ms", static_cast<double>(counts.waited_ns) * 1e-6},
+          {"read_bytes_s", rate(layer.read_bytes_s)},
+          {"computed_bytes_s", rate(layer.computed_bytes_s)}};
 }
 
 }  // namespace
@@ -218,6 +248,14 @@ void slots(ServerContext& context, const SharedExchange& exchange) {
     if (!key_name.empty()) out.back()["key"] = key_name;
   }
   context.answer_json(exchange, out);
+}
+
+// Experts in host memory, layer by layer; no rows if there are none or no model is loaded.
+void experts(ServerContext& context, const SharedExchange& exchange) {
+  Json rows = Json::array();
+  for (const ExpertLayer& layer : context.stats().expert_layers)
+    rows.push_back(expert_row(rows.size(), layer));
+  context.answer_json(exchange, {{"layers", std::move(rows)}});
 }
 
 void metrics(ServerContext& context, const SharedExchange& exchange) {

@@ -23,6 +23,7 @@ constexpr Route kRoutes[] = {
     {"GET",  "/models",                 kExact, Open::if_public_models,  kInfo,  endpoint::models},
     {"GET",  "/models/",                kBelow, Open::if_public_models,  kInfo,  endpoint::models},
     {"GET",  "/metrics",                kExact, Open::if_public_metrics, kScrape, endpoint::metrics},
+    {"GET",  "/experts",                kExact, Open::if_public_metrics, kScrape, endpoint::experts},
     {"GET",  "/props",                  kExact, Open::no,                kInfo,  endpoint::props},
     {"GET",  "/slots",                  kExact, Open::no,                kInfo,  endpoint::slots},
     {"POST", "/tokenize",               kExact, Open::no,                kWorks, endpoint::tokenize},

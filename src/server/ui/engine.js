@@ -1,6 +1,7 @@
 // engine.js -- the live view: what the engine does now, for everybody. Asks once a second while somebody looks.
 import { button, element } from "./dom.js";
-import { counter_rate, draft_figures, metric } from "./metrics.js";
+import { ExpertsView } from "./experts.js";
+import { counter_rate, draft_figures, has_experts, metric } from "./metrics.js";
 
 const history_points = 60;
 
@@ -30,6 +31,7 @@ export class EngineView {
     this.hits_text = element("span", { textContent: "–" });
     this.drafts = element("progress", { max: 1, value: 0, "aria-label": "Drafts accepted" });
     this.drafts_text = element("span", { textContent: "–" });
+    this.experts = new ExpertsView();
     this.rows = element("tbody");
     panel.append(
       element("div", { className: "head" }, element("h2", { textContent: "Engine" }), close), this.fault,
@@ -38,6 +40,7 @@ export class EngineView {
       element("h3", { textContent: "Cache blocks in use" }), element("div", { className: "gauge" }, this.blocks, this.blocks_text),
       element("h3", { textContent: "Prompt tokens found in the cache" }), element("div", { className: "gauge" }, this.hits, this.hits_text),
       element("h3", { textContent: "Drafts accepted" }), element("div", { className: "gauge" }, this.drafts, this.drafts_text),
+      this.experts.box,
       element("h3", { textContent: "Models" }), models.list,
       element("h3", { textContent: "Sequences" }),
       element("div", { className: "table", tabIndex: 0, role: "region", "aria-label": "Sequences" }, element("table", {},
@@ -54,7 +57,10 @@ export class EngineView {
         if (!response.ok) throw new Error(response.status === 401 ? "The engine's figures need an API key (Settings)." : `The server answers ${response.status}.`);
       }
       if (props?.ok) this.total = (await props.json()).kv_cache?.blocks;
-      this.show(await metrics.text(), await slots.json());
+      const text = await metrics.text();
+      this.show(text, await slots.json());
+      const experts = has_experts(text) ? await this.get("experts") : null;
+      this.experts.show(experts?.ok ? (await experts.json()).layers : null);
       this.fault.hidden = true;
     } catch (error) {
       this.fault.textContent = error instanceof TypeError ? "The server does not answer." : error.message;

@@ -42,3 +42,33 @@ export function draft_figures(text) {
   if (of("enabled") === 0) out.push("off for now");
   return { share: accepted / drafted, text: out.join(", ") };
 }
+
+// Whether the model has experts in host memory, so that /experts has rows.
+export const has_experts = (text) => metric(text, "braid_expert_slots") >= 0;
+
+const share_text = (part, whole) => `${((100 * part) / whole).toFixed(0)} %`;
+
+// What /experts says of a model with experts in host memory, and what it said `seconds` ago: shares, lines for people, and the share of choices that
+// each layer found on the GPU. Null: there are no such experts. A layer that has chosen none yet has the share 0.
+export function expert_figures(layers, before, seconds) {
+  if (!layers?.length) return null;
+  const sum = (rows, name) => rows.reduce((total, row) => total + row[name], 0);
+  const all = sum(layers, "experts"), on_gpu = sum(layers, "on_gpu"), chosen = sum(layers, "chosen");
+  const rate = before?.length === layers.length ? counter_rate(sum(before, "read_bytes"), sum(layers, "read_bytes"), seconds) : 0;
+  const of_layer = (row) => (row.chosen > 0 ? row.hits / row.chosen : 0);
+  const out = {
+    on_gpu: on_gpu / all,
+    on_gpu_text: `${share_text(on_gpu, all)} of ${all.toLocaleString("en")}`,
+    hits: chosen > 0 ? sum(layers, "hits") / chosen : 0,
+    hits_text: chosen > 0 ? `${share_text(sum(layers, "hits"), chosen)}, ${share_text(sum(layers, "computed"), chosen)} computed by the CPU` : "none yet",
+    rate_text: `${size_text(rate)} a second`,
+    layers: layers.map((row) => ({
+      share: of_layer(row),
+      text: `Layer ${row.layer}: ${row.on_gpu} of ${row.experts} on the GPU` +
+        (row.chosen > 0 ? `, ${share_text(row.hits, row.chosen)} found there, ${share_text(row.computed, row.chosen)} computed by the CPU` : ""),
+    })),
+  };
+  const shares = out.layers.map((layer) => layer.share);
+  out.layers_text = `Found on the GPU, by layer: ${share_text(Math.min(...shares), 1)} to ${share_text(Math.max(...shares), 1)}`;
+  return out;
+}

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Growing, parse, spans } from "./markdown.js";
-import { count_text, counter_rate, draft_figures, metric, size_text } from "./metrics.js";
+import { count_text, counter_rate, draft_figures, expert_figures, has_experts, metric, size_text } from "./metrics.js";
 import { EventReader, describe, take } from "./stream.js";
 import { Conversation, messages } from "./tree.js";
 
@@ -183,6 +183,25 @@ test("drafts", () => {
   assert.deepEqual(draft_figures(text), { share: 0.7, text: "70 % of 30, 3.1 tokens a round, 2.5 s saved" });
   assert.deepEqual(draft_figures(text.replace("} 1\n", "} 0\n").replace("-2.5", "0.04")), { share: 0.7, text: "70 % of 30, 3.1 tokens a round, 40 ms lost, off for now" });
   assert.deepEqual(draft_figures(name("num_drafts_total", "") + " 0"), { share: 0, text: "none yet" });
+});
+
+test("experts in host memory", () => {
+  assert.equal(has_experts('braid_expert_slots{model_name="m",layer="0"} 0\n'), true);
+  assert.equal(has_experts('braid_num_requests_running{model_name="m"} 1\n'), false);
+  for (const none of [[], null, undefined]) assert.equal(expert_figures(none, null, 1), null);
+  const row = (layer, chosen, hits, computed, read_bytes) => ({ layer, experts: 1000, on_gpu: 250, chosen, hits, computed, read_bytes });
+  const before = [row(0, 0, 0, 0, 1e9), row(1, 0, 0, 0, 1e9)], now = [row(0, 100, 80, 15, 2e9), row(1, 300, 180, 45, 4e9)];
+  const fresh = expert_figures(before, null, 0);
+  assert.deepEqual([fresh.on_gpu, fresh.hits, fresh.hits_text, fresh.rate_text], [0.25, 0, "none yet", "0 bytes a second"]);
+  assert.deepEqual(fresh.layers[1], { share: 0, text: "Layer 1: 250 of 1000 on the GPU" });
+  const busy = expert_figures(now, before, 2);
+  assert.deepEqual([busy.on_gpu_text, busy.hits, busy.hits_text, busy.rate_text], ["25 % of 2,000", 0.65, "65 %, 15 % computed by the CPU", "2.0 GB a second"]);
+  assert.deepEqual(busy.layers.map((layer) => layer.share), [0.8, 0.6]);
+  assert.equal(busy.layers[0].text, "Layer 0: 250 of 1000 on the GPU, 80 % found there, 15 % computed by the CPU");
+  assert.equal(busy.layers_text, "Found on the GPU, by layer: 60 % to 80 %");
+  // Another model, or the same one loaded again, has counted anew.
+  assert.equal(expert_figures(now, before.slice(1), 2).rate_text, "0 bytes a second");
+  assert.equal(expert_figures(before, now, 2).rate_text, "0 bytes a second");
 });
 
 test("numbers for people", () => {
