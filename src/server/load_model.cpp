@@ -1,6 +1,7 @@
 // load_model.cpp -- see load_model.h.
 #include "server/load_model.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -28,6 +29,16 @@ void warn_of_template(const ChatTemplate& chat) {
     spdlog::warn("the chat template leaves out the text of a user's message");
 }
 
+// Host memory that the scoring model has taken counts as free until it is first written.
+void leave_memory(const MemoryPlan& taken, EngineOptions& options) {
+  if (taken.pools[0].own_memory) return;
+  const uint64_t free_bytes =
+      options.host_memory_bytes > 0 ? options.host_memory_bytes : available_memory_bytes();
+  if (free_bytes == UINT64_MAX) return;
+  const uint64_t kv_bytes = taken.predicted_bytes_of(MemoryUse::kv_blocks);
+  options.host_memory_bytes = std::max<uint64_t>(1, free_bytes - std::min(free_bytes, kv_bytes));
+}
+
 }  // namespace
 
 Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOptions& options,
@@ -53,13 +64,15 @@ Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOp
   model->grammars = std::make_shared<GrammarCache>(*model->tokenizer);
   // First, because the engine takes all of the memory that is left.
   LoadedScorer scoring;
+  EngineOptions engine_options = options.engine;
   if (options.compression && scorer) {
     BRAID_ASSIGN(scoring, load_scorer(std::move(*scorer), *options.compression, true));
     model->compressor = scoring.compressor;
-    spdlog::info("prompts are compressed by a model that reads {} tokens at once",
+    leave_memory(scoring.scorer->engine().memory(), engine_options);
+    spdlog::info("long prompts are compressed by a small model, which reads {} tokens at once",
                  scoring.scorer->engine().context_tokens());
   }
-  BRAID_ASSIGN(auto engine, Engine::create(*source, options.engine));
+  BRAID_ASSIGN(auto engine, Engine::create(*source, engine_options));
   model->trained_context_tokens = engine->config().context_length;
   spdlog::info("{} on {}", options.name, engine->devices().description());
   if (const std::string note = engine->note_on_layers(); !note.empty()) spdlog::warn("{}", note);

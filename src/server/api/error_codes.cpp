@@ -19,6 +19,9 @@ constexpr ErrorCode kCodes[] = {
      "Wait for answers. Raise --client-max-queue or the limit in the key file."},
     {"client_requests", "429", "This client has as many requests at a time as it may have.",
      "Wait for answers. Raise --client-max-requests or the limit in the key file."},
+    {"compression_failed", "503",
+     "The prompt is too long as it is, and it could not be compressed now.",
+     "Try again after the seconds of Retry-After. Look at the log: it says why."},
     {"context_length_exceeded", "400",
      "The prompt, or the prompt with max_tokens, is longer than the context.",
      "Compact the conversation. Start the server with a larger -c; smaller formats (-ctk q8_0) "

@@ -68,6 +68,17 @@ int64_t threshold_of(const ConversationCompressor::Options& options, const Compr
   return context > 0 ? std::min(options.threshold_tokens, context) : options.threshold_tokens;
 }
 
+// In UTF-8.
+bool begins_character(std::string_view piece) {
+  return !piece.empty() && (static_cast<unsigned char>(piece.front()) & 0xC0) != 0x80;
+}
+
+bool is_kept(const Selection& selection, size_t token) {
+  return std::any_of(selection.kept.begin(), selection.kept.end(), [&](const TokenRange& range) {
+    return range.begin <= token && token < range.end;
+  });
+}
+
 }  // namespace
 
 Result<CompressionChoice> CompressionChoice::parse(std::string_view text) {
@@ -86,8 +97,8 @@ bool CompressionPlan::changes() const {
 }
 
 size_t CompressionPlan::bytes() const {
-  size_t bytes =
-      prompt.bytes() + parts.capacity() * sizeof(Part) + texts.capacity() * sizeof texts[0];
+  size_t bytes = parts.capacity() * sizeof(Part) + texts.capacity() * sizeof texts[0];
+  for (const Window& window : windows) bytes += sizeof window + window.prompt.bytes();
   for (const auto& text : texts) bytes += text ? text->capacity() : 0;
   return bytes;
 }
@@ -155,7 +166,7 @@ void ConversationCompressor::find_parts(std::span<const ConversationText> messag
     if (message.tokens() < kShortTokens) continue;
     const bool of_user = messages[i].role == Role::user;
     if (message.recent && message.tokens() <= threshold / (of_user ? 4 : 2)) continue;
-    CompressionPlan::Part part{i, message.recent, message.key, message.tokens()};
+    CompressionPlan::Part part{i, message.recent, message.key, message.tokens(), {}};
     if (message.recent && of_user) {
       part.key = next_key(whole, 'i', std::to_string(i));
       if (auto found = cache_.find(part.key)) {
@@ -194,64 +205,145 @@ Result<CompressionPlan> ConversationCompressor::plan(std::span<const Conversatio
   }
   mark_recent(messages, measured, static_cast<size_t>(threshold / 4));
   find_parts(messages, measured, static_cast<size_t>(threshold), plan);
-  BRAID_TRY(build_prompt(messages, measured, plan));
   // In few and large pieces: each changes the prefix of the conversation.
   const int64_t least = std::max(kLeastTokens, threshold / 8);
   int64_t to_read = 0;
   for (const CompressionPlan::Part& part : plan.parts) to_read += static_cast<int64_t>(part.tokens);
-  plan.needs_scores = !plan.parts.empty() && to_read >= least;
-  if (!plan.needs_scores && plan.reason.empty())
+  if (to_read >= least) {
+    BRAID_TRY(build_windows(messages, measured, plan));
+  } else {
     plan.reason =
         fmt::format("{} tokens are old or in long messages, fewer than {}", to_read, least);
+  }
   return plan;
 }
 
-// Oldest first, up to what the scoring model can read; then the question.
-Status ConversationCompressor::build_prompt(std::span<const ConversationText> messages,
-                                            std::span<const Measured> measured,
-                                            CompressionPlan& plan) const {
-  if (plan.parts.empty()) return {};
+// Puts parts into windows, and ends each with the question.
+class ConversationCompressor::WindowBuilder {
+ public:
+  WindowBuilder(const Tokenizer& tokenizer, const std::string& question,
+                std::span<const int32_t> question_ids, size_t room)
+      : tokenizer_(tokenizer), question_(question), question_ids_(question_ids), room_(room) {}
+
+  // `text`: of the whole part; `ids`: its tokens.
+  Status add(size_t part, std::string_view text, std::span<const int32_t> ids, bool keeps_ends) {
+    if (ids.size() > room_) return add_pieces(part, text, ids, keeps_ends);
+    if (open_ && windows_.back().prompt.ids.size() + ids.size() > room_) BRAID_TRY(end_window());
+    PromptPart whole{text};
+    if (keeps_ends) {
+      whole.head_bytes = head_of(text);
+      whole.tail_bytes = tail_of(text, kTailBytes);
+    }
+    return append(part, whole, ids);
+  }
+
+  // Without the question if the last part ends with it.
+  Result<std::vector<CompressionPlan::Window>> windows(bool ends_with_question) {
+    if (open_ && !ends_with_question) BRAID_TRY(end_window());
+    return std::move(windows_);
+  }
+
+ private:
+  // Pieces of about the same size, each in a window of its own.
+  Status add_pieces(size_t part, std::string_view text, std::span<const int32_t> ids,
+                    bool keeps_ends) {
+    const size_t count = (ids.size() + room_ - kCutTokens - 1) / (room_ - kCutTokens);
+    size_t begin = 0;
+    for (size_t piece = 1; piece <= count; ++piece) {
+      const size_t end = piece == count ? ids.size() : cut_before(ids, ids.size() / count * piece);
+      PromptPart cut{text};
+      if (keeps_ends && begin == 0) cut.head_bytes = head_of(text);
+      if (keeps_ends && piece == count) cut.tail_bytes = tail_of(text, kTailBytes);
+      if (open_) BRAID_TRY(end_window());
+      BRAID_TRY(append(part, cut, ids.subspan(begin, end - begin)));
+      begin = end;
+    }
+    return {};
+  }
+
+  // The last end of a line, or else of a word, among the tokens before `at`.
+  size_t cut_before(std::span<const int32_t> ids, size_t at) const {
+    const size_t first = at - std::min(at - 1, kCutTokens);
+    for (size_t i = at; i > first; --i)
+      if (tokenizer_.piece(ids[i - 1], SpecialText::show).ends_with('\n')) return i;
+    for (size_t i = at; i > first; --i)
+      if (tokenizer_.piece(ids[i], SpecialText::show).starts_with(' ')) return i;
+    for (size_t i = at; i > first; --i)
+      if (begins_character(tokenizer_.piece(ids[i], SpecialText::show))) return i;
+    return at;
+  }
+
+  Status append(size_t part, const PromptPart& text, std::span<const int32_t> ids) {
+    if (!open_) windows_.emplace_back();
+    open_ = true;
+    windows_.back().parts.push_back(part);
+    return append_part(windows_.back().prompt, tokenizer_, text, ids);
+  }
+
+  Status end_window() {
+    open_ = false;
+    return append_part(windows_.back().prompt, tokenizer_, {question_, KeptBecause::last_user_turn},
+                       question_ids_);
+  }
+
+  static constexpr size_t kCutTokens = 128;
+
+  const Tokenizer& tokenizer_;
+  const std::string& question_;
+  std::span<const int32_t> question_ids_;
+  const size_t room_;
+  std::vector<CompressionPlan::Window> windows_;
+  bool open_ = false;  // the last window has no question yet
+};
+
+Status ConversationCompressor::build_windows(std::span<const ConversationText> messages,
+                                             std::span<const Measured> measured,
+                                             CompressionPlan& plan) const {
+  const std::string question = question_of(messages);
+  BRAID_ASSIGN(const std::vector<int32_t> question_ids, part_tokens(*tokenizer_, question));
+  const int64_t room = options_.most_tokens - static_cast<int64_t>(question_ids.size());
+  if (room < kLeastTokens) {
+    plan.reason = fmt::format("the scoring model reads {} tokens, too few beside the question",
+                              options_.most_tokens);
+    plan.parts.clear();
+    return {};
+  }
+  WindowBuilder builder(*tokenizer_, question, question_ids, static_cast<size_t>(room));
+  for (size_t i = 0; i < plan.parts.size(); ++i) {
+    const CompressionPlan::Part& part = plan.parts[i];
+    BRAID_TRY(
+        builder.add(i, messages[part.message].text, measured[part.message].ids, part.keeps_ends));
+  }
   const CompressionPlan::Part& last = plan.parts.back();
   const bool ends_with_question = last.keeps_ends && last.message + 1 == messages.size() &&
                                   messages[last.message].role == Role::user;
-  const std::string question = question_of(messages);
-  BRAID_ASSIGN(const std::vector<int32_t> question_ids, part_tokens(*tokenizer_, question));
-  const int64_t most = options_.most_tokens - static_cast<int64_t>(question_ids.size());
-  int64_t tokens = 0;
-  size_t fit = 0;
-  while (fit < plan.parts.size() && tokens + static_cast<int64_t>(plan.parts[fit].tokens) <= most)
-    tokens += static_cast<int64_t>(plan.parts[fit++].tokens);
-  if (fit == 0)
-    plan.reason = fmt::format("a text has {} tokens, and the scoring model reads {}",
-                              plan.parts[0].tokens, options_.most_tokens);
-  const bool all = fit == plan.parts.size();
-  plan.parts.resize(fit);
-  for (const CompressionPlan::Part& part : plan.parts) {
-    const std::string_view text = messages[part.message].text;
-    PromptPart scored{text};
-    if (part.keeps_ends) {
-      scored.head_bytes = head_of(text);
-      scored.tail_bytes = tail_of(text, kTailBytes);
-    }
-    BRAID_TRY(append_part(plan.prompt, *tokenizer_, scored, measured[part.message].ids));
-  }
-  if (plan.parts.empty() || (ends_with_question && all)) return {};
-  return append_part(plan.prompt, *tokenizer_, {question, KeptBecause::last_user_turn},
-                     question_ids);
+  BRAID_ASSIGN(plan.windows, builder.windows(ends_with_question));
+  return {};
 }
 
-void ConversationCompressor::finish(CompressionPlan& plan, std::span<const float> scores) {
-  BRAID_CHECK(plan.needs_scores && scores.size() == plan.prompt.ids.size());
+void ConversationCompressor::take_scores(CompressionPlan& plan, std::span<const float> scores) {
+  BRAID_CHECK(plan.to_read() != nullptr && scores.size() == plan.to_read()->ids.size());
+  CompressionPlan::Window& window = plan.windows[plan.next_window];
   const ChosenParts chosen =
-      choose_parts(plan.prompt, scores, plan.keep, static_cast<uint64_t>(plan.read_tokens));
-  for (size_t i = 0; i < plan.parts.size(); ++i) {
-    std::string text = kept_part(plan.prompt, chosen.selection, i);
-    if (trimmed(text).empty()) text = kNothingKept;
-    cache_.put(plan.parts[i].key, text);
-    replace(plan, plan.parts[i], std::move(text));
+      choose_parts(window.prompt, scores, plan.keep, static_cast<uint64_t>(plan.read_tokens));
+  for (size_t i = 0; i < window.parts.size(); ++i) {
+    std::string& text = plan.parts[window.parts[i]].text;
+    const TokenRange& tokens = window.prompt.parts[i];
+    const std::string more = kept_part(window.prompt, chosen.selection, i);
+    const bool gap = !text.empty() && !more.empty() &&
+                     (plan.last_dropped || !is_kept(chosen.selection, tokens.begin));
+    if (gap && !is_blank(text.back()) && !is_blank(more.front())) text += '\n';
+    text += more;
+    plan.last_dropped = tokens.begin < tokens.end && !is_kept(chosen.selection, tokens.end - 1);
   }
-  plan.needs_scores = false;
-  plan.prompt = {};
+  window.prompt = {};
+  if (++plan.next_window < plan.windows.size()) return;
+  for (CompressionPlan::Part& part : plan.parts) {
+    if (trimmed(part.text).empty()) part.text = kNothingKept;
+    cache_.put(part.key, part.text);
+    replace(plan, part, std::move(part.text));
+  }
+  plan.give_up();
 }
 
 }  // namespace braid::server

@@ -10,9 +10,12 @@
 //          anew when the question changes, others once
 // What is wanted is told by the end of the last user's message and of the last answer after it.
 //
+// The scoring model reads in windows: as many messages, or as much of one, as its context holds.
+// Each window has the question at its end and its own budget.
+//
 // Use, each step on any thread:
-//   plan()    says whether the scoring model must read something, and what (PromptToScore)
-//   finish()  takes its scores
+//   plan()         says what the scoring model has to read first, if anything
+//   take_scores()  of that; then CompressionPlan::to_read() is the next window
 // Texts are found again only by the same client (CompressionWish::tenant), for the same
 // conversation up to there. Thread-safe.
 #pragma once
@@ -56,24 +59,36 @@ struct CompressionWish {
 struct CompressionPlan {
   // New texts by message; empty: unchanged.
   std::vector<std::optional<std::string>> texts;
-  bool found = false;         // some of them were made for earlier requests
-  bool needs_scores = false;  // `prompt` has to be read
-  std::string reason;         // if nothing is compressed: why
-  TokenizedPrompt prompt;
+  bool found = false;          // some of them were made for earlier requests
+  std::string reason;          // if nothing is compressed: why
   int64_t read_tokens = 0;     // of all messages, by the scoring model's tokenizer
-  int64_t dropped_tokens = 0;  // of them; complete after finish()
+  int64_t dropped_tokens = 0;  // of them; complete when nothing is left to read
 
+  // What the scoring model has to read next, with the question at its end; null: nothing.
+  const TokenizedPrompt* to_read() const {
+    return next_window < windows.size() ? &windows[next_window].prompt : nullptr;
+  }
+  // Nothing is shortened of what was to be read.
+  void give_up() { windows.clear(); }
   bool changes() const;
   size_t bytes() const;
 
-  // Of the compressor.
+  // Of the compressor. A message that is shortened, and its text so far.
   struct Part {
     size_t message = 0;
     bool keeps_ends = false;
     CompressionKey key;
     size_t tokens = 0;
+    std::string text = {};
   };
-  std::vector<Part> parts;  // of prompt.parts, without the question
+  struct Window {
+    TokenizedPrompt prompt;
+    std::vector<size_t> parts;  // of each of prompt.parts, without the question
+  };
+  std::vector<Part> parts;
+  std::vector<Window> windows;
+  size_t next_window = 0;
+  bool last_dropped = false;  // the last token before the next window
   KeepCurve keep;
 };
 
@@ -94,22 +109,23 @@ class ConversationCompressor {
   // Errors: those of the tokenizer.
   Result<CompressionPlan> plan(std::span<const ConversationText> messages,
                                const CompressionWish& wish);
-  // scores [plan.prompt.ids].
-  void finish(CompressionPlan& plan, std::span<const float> scores);
+  // scores [tokens of plan.to_read()].
+  void take_scores(CompressionPlan& plan, std::span<const float> scores);
 
   const Options& options() const { return options_; }
   const CompressionCache& cache() const { return cache_; }
 
  private:
   struct Measured;
+  class WindowBuilder;
   Result<std::vector<Measured>> measure(std::span<const ConversationText> messages,
                                         const CompressionWish& wish, CompressionPlan& plan);
   static void mark_recent(std::span<const ConversationText> messages, std::span<Measured> measured,
                           size_t most_tokens);
   void find_parts(std::span<const ConversationText> messages, std::span<const Measured> measured,
                   size_t threshold, CompressionPlan& plan);
-  Status build_prompt(std::span<const ConversationText> messages,
-                      std::span<const Measured> measured, CompressionPlan& plan) const;
+  Status build_windows(std::span<const ConversationText> messages,
+                       std::span<const Measured> measured, CompressionPlan& plan) const;
   void replace(CompressionPlan& plan, const CompressionPlan::Part& part, std::string text) const;
 
   const std::shared_ptr<const Tokenizer> tokenizer_;

@@ -64,17 +64,19 @@ CompressionWish wish(CompressionMode mode = CompressionMode::automatic,
 
 // Scores that ask for chunks by chance.
 void finish(ConversationCompressor& c, CompressionPlan& plan) {
-  std::vector<float> scores(plan.prompt.ids.size());
-  for (size_t i = 0; i < scores.size(); ++i)
-    scores[i] = static_cast<float>((i / 32 * 7919) % 101) / 101;
-  c.finish(plan, scores);
+  while (const TokenizedPrompt* prompt = plan.to_read()) {
+    std::vector<float> scores(prompt->ids.size());
+    for (size_t i = 0; i < scores.size(); ++i)
+      scores[i] = static_cast<float>((i / 32 * 7919) % 101) / 101;
+    c.take_scores(plan, scores);
+  }
 }
 
 CompressionPlan compressed(ConversationCompressor& c, const Conversation& conversation,
                            const CompressionWish& how = wish()) {
   auto plan = c.plan(conversation.texts(), how);
   EXPECT_TRUE(plan.ok());
-  if (plan->needs_scores) finish(c, *plan);
+  finish(c, *plan);
   return std::move(*plan);
 }
 
@@ -137,10 +139,8 @@ TEST(ConversationCompressor, TheBeginOfAnAgentsConversationStaysTheSame) {
     const Conversation conversation = agent(turns, 200);
     auto plan = c.plan(conversation.texts(), wish());
     ASSERT_TRUE(plan.ok());
-    if (plan->needs_scores) {
-      ++scored;
-      finish(c, *plan);
-    }
+    scored += plan->to_read() != nullptr ? 1 : 0;
+    finish(c, *plan);
     const auto now = result(conversation, *plan);
     const auto [a, b] = std::mismatch(last.begin(), last.end(), now.begin());
     breaks += a == last.end() ? 0 : 1;
@@ -168,13 +168,13 @@ TEST(ConversationCompressor, ALongQuestionKeepsItsEndsAndIsReadAnewForAnotherQue
   // The same prompt needs no reading.
   auto again = c.plan(conversation.texts(), wish());
   ASSERT_TRUE(again.ok());
-  EXPECT_FALSE(again->needs_scores);
+  EXPECT_EQ(again->to_read(), nullptr);
   EXPECT_TRUE(again->found);
   EXPECT_EQ(again->texts[0], plan.texts[0]);
   conversation.messages[0].second = head + prose(6000, 5) + other;
   const auto anew = c.plan(conversation.texts(), wish());
   ASSERT_TRUE(anew.ok());
-  EXPECT_TRUE(anew->needs_scores);
+  EXPECT_NE(anew->to_read(), nullptr);
 }
 
 TEST(ConversationCompressor, WhatOneClientHasShortenedNoOtherFinds) {
@@ -186,7 +186,7 @@ TEST(ConversationCompressor, WhatOneClientHasShortenedNoOtherFinds) {
   const auto other = c.plan(conversation.texts(), wish(CompressionMode::automatic, "mallory"));
   ASSERT_TRUE(other.ok());
   EXPECT_FALSE(other->found);
-  EXPECT_TRUE(other->needs_scores);
+  EXPECT_NE(other->to_read(), nullptr);
   // Nor is it found after another beginning, or for another share.
   Conversation moved = conversation;
   moved.messages[1].second += "!";
@@ -196,24 +196,48 @@ TEST(ConversationCompressor, WhatOneClientHasShortenedNoOtherFinds) {
   EXPECT_FALSE(c.plan(conversation.texts(), more)->found);
 }
 
-TEST(ConversationCompressor, ReadsWhatTheScoringModelCanRead) {
+TEST(ConversationCompressor, ReadsInWindowsWhatDoesNotFitAtOnce) {
   auto c = compressor(4000, 3000);
   const Conversation conversation = agent(30);
   auto plan = c.plan(conversation.texts(), wish());
   ASSERT_TRUE(plan.ok());
-  ASSERT_TRUE(plan->needs_scores) << plan->reason;
-  EXPECT_LE(plan->prompt.ids.size(), 3000u);
+  EXPECT_GT(plan->windows.size(), 2u);
+  for (const CompressionPlan::Window& window : plan->windows) {
+    EXPECT_LE(window.prompt.ids.size(), 3000u);
+    EXPECT_EQ(window.prompt.kept.back().tokens.end, window.prompt.ids.size()) << "the question";
+    EXPECT_EQ(window.parts.size() + 1, window.prompt.parts.size());
+  }
   finish(c, *plan);
-  EXPECT_TRUE(plan->texts[3]) << "the oldest result is first";
-  auto next = c.plan(conversation.texts(), wish());
-  ASSERT_TRUE(next.ok());
-  EXPECT_TRUE(next->needs_scores) << "the following ones are next";
-  EXPECT_TRUE(next->found);
+  for (size_t i = 3; i + 16 < conversation.messages.size(); i += 2)
+    EXPECT_TRUE(plan->texts[i]) << i;
   auto blind = compressor(4000, 100);
   const auto none = blind.plan(conversation.texts(), wish());
   ASSERT_TRUE(none.ok());
-  EXPECT_FALSE(none->needs_scores);
+  EXPECT_EQ(none->to_read(), nullptr);
   EXPECT_NE(none->reason.find("the scoring model reads 100"), std::string::npos) << none->reason;
+}
+
+TEST(ConversationCompressor, OneTextOfSeveralWindowsIsOneTextAgain) {
+  for (const char* keep : {"1", "0.2"}) {
+    ConversationCompressor::Options options;
+    options.keep = *KeepCurve::parse(keep);
+    options.threshold_tokens = 4000;
+    options.most_tokens = 2500;
+    ConversationCompressor c(demo_tokenizer(), options);
+    Conversation conversation;
+    const std::string head = "What rained?\n\n", tail = "\n\nSo: what rained?";
+    conversation.add(Role::user, head + prose(7000, 3) + tail);
+    const auto plan = compressed(c, conversation);
+    ASSERT_TRUE(plan.texts[0]) << plan.reason;
+    const std::string& text = *plan.texts[0];
+    EXPECT_TRUE(text.starts_with(head)) << text.substr(0, 50);
+    EXPECT_TRUE(text.ends_with(tail));
+    if (keep == std::string("1")) {
+      EXPECT_EQ(text, conversation.messages[0].second);
+    } else {
+      EXPECT_LT(text.size(), conversation.messages[0].second.size() / 2);
+    }
+  }
 }
 
 TEST(ConversationCompressor, AlwaysCompressesFromTwoThousandTokensOn) {

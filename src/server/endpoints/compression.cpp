@@ -125,19 +125,21 @@ std::optional<ApiError> go_on(const Shared& work, bool failed) {
   return work->next(outcome);
 }
 
+std::optional<ApiError> read_next(const Shared& work);
+
 // On a worker, after the scoring model.
 std::optional<ApiError> take_scores(const Shared& work, const Result<std::vector<float>>& scores) {
-  if (scores.ok()) {
-    work->lease.model->compressor->finish(work->plan, *scores);
-  } else {
+  if (!scores.ok()) {
     spdlog::warn("{} goes on uncompressed: {}", work->exchange->request().id,
                  scores.error().message);
-    work->plan.needs_scores = false;
+    work->plan.give_up();
+    return go_on(work, true);
   }
-  return go_on(work, !scores.ok());
+  work->lease.model->compressor->take_scores(work->plan, *scores);
+  return work->plan.to_read() == nullptr ? go_on(work, false) : read_next(work);
 }
 
-std::optional<ApiError> score(const Shared& work, const std::string& client) {
+std::optional<ApiError> read_next(const Shared& work) {
   Exchange& exchange = *work->exchange;
   const auto reading = std::make_shared<Reading>();
   const std::shared_ptr<const ServedModel> model = work->lease.model;
@@ -148,8 +150,8 @@ std::optional<ApiError> score(const Shared& work, const std::string& client) {
   });
   if (exchange.is_gone()) return std::nullopt;
   PromptToScore prompt;
-  prompt.client = client;
-  prompt.ids = work->plan.prompt.ids;
+  prompt.client = work->context.access.identify(exchange.request()).id;
+  prompt.ids = work->plan.to_read()->ids;
   // Called on the engine's thread, perhaps when the server has ended: post() has no effect then.
   prompt.done = [work](Result<std::vector<float>> scores) {
     const auto shared = std::make_shared<const Result<std::vector<float>>>(std::move(scores));
@@ -206,8 +208,7 @@ std::optional<ApiError> compress_first(ServerContext& context,
     spdlog::debug("{} is not compressed: {}", exchange->request().id, work->plan.reason);
   if (auto fault = memory_fault(*exchange, generation_bytes(*generation) + work->plan.bytes()))
     return fault;
-  if (!work->plan.needs_scores) return go_on(work, false);
-  return score(work, context.access.identify(exchange->request()).id);
+  return work->plan.to_read() == nullptr ? go_on(work, false) : read_next(work);
 }
 
 }  // namespace braid::server
