@@ -25,6 +25,7 @@ std::string anthropic_type(const ApiError& error) {
       return "overloaded_error";
     case 500:
     case 501:
+    case 502:
       return "api_error";
     default:
       return "invalid_request_error";
