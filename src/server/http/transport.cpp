@@ -50,9 +50,7 @@ class SecureTransport : public Transport {
   }
 
   Socket& socket() override { return tls_.next_layer(); }
-  void handshake(Ended done) override {
-    tls_.async_handshake(side_, std::move(done));
-  }
+  void handshake(Ended done) override { tls_.async_handshake(side_, std::move(done)); }
   void read_some(asio::mutable_buffer into, Moved done) override {
     tls_.async_read_some(into, std::move(done));
   }

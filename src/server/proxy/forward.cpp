@@ -24,10 +24,8 @@ ApiError error_of(const UpstreamFault& fault) {
             .code = "upstream_unreachable",
             .message = fault.message};
   }
-  return {.status = 502,
-          .type = "server_error",
-          .code = "upstream_failed",
-          .message = fault.message};
+  return {
+      .status = 502, .type = "server_error", .code = "upstream_failed", .message = fault.message};
 }
 
 // Of a stream that ends by it.
@@ -69,9 +67,8 @@ void Forward::rewrite() {
                        exchange_->take_body()};
   ticket_ = context_->rewriter->rewrite(
       std::move(asked), [self = shared_from_this()](RewrittenBody body) {
-        self->exchange_->post([self, body = std::move(body)]() mutable {
-          self->rewritten(std::move(body));
-        });
+        self->exchange_->post(
+            [self, body = std::move(body)]() mutable { self->rewritten(std::move(body)); });
       });
   rewriting_ = true;
 }
@@ -91,11 +88,10 @@ void Forward::send(std::string body) {
   const ProxyOptions& options = context_->options;
   if (!options.upstream_model.empty() && request.method == "POST")
     body = with_model(std::move(body), options.upstream_model);
-  UpstreamRequest asked{
-      request.method, options.upstream.url.target(request.path, request.query),
-      upstream_headers(request, options.upstream.url,
-                       {options.upstream_key, context_->access.needs_key()}),
-      std::move(body)};
+  UpstreamRequest asked{request.method, options.upstream.url.target(request.path, request.query),
+                        upstream_headers(request, options.upstream.url,
+                                         {options.upstream_key, context_->access.needs_key()}),
+                        std::move(body)};
   call_ = context_->client->send(std::move(asked), shared_from_this());
 }
 

@@ -128,8 +128,8 @@ HttpHandlers ForwardingApp::handlers() {
 Result<std::unique_ptr<ProxyApp>> ProxyApp::create(ProxyOptions options,
                                                    std::shared_ptr<BodyRewriter> rewriter) {
   BRAID_ASSIGN(auto client, UpstreamClient::start(options.upstream));
-  auto context = std::make_shared<ProxyContext>(std::move(options), std::move(client),
-                                                std::move(rewriter));
+  auto context =
+      std::make_shared<ProxyContext>(std::move(options), std::move(client), std::move(rewriter));
   return std::unique_ptr<ProxyApp>(std::make_unique<ForwardingApp>(std::move(context)));
 }
 

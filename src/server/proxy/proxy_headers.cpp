@@ -24,8 +24,8 @@ bool begins_with_name(std::string_view name, std::string_view prefix) {
 // Of one connection. Content-Length is written anew for each.
 bool is_of_connection(std::string_view name) {
   static constexpr std::array<std::string_view, 7> kNames = {
-      "Connection", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding", "Upgrade",
-      "Content-Length"};
+      "Connection", "Keep-Alive",    "TE", "Trailer", "Transfer-Encoding",
+      "Upgrade",    "Content-Length"};
   return is_one_of(name, kNames) || begins_with_name(name, "Proxy-");
 }
 

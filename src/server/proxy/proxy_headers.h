@@ -13,7 +13,7 @@
 namespace braid::server {
 
 struct UpstreamKey {
-  std::string key;        // empty: the client's key passes, if hides_clients is false
+  std::string key;             // empty: the client's key passes, if hides_clients is false
   bool hides_clients = false;  // the client's key is one of the proxy and never passes
 };
 

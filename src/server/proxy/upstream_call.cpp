@@ -132,10 +132,11 @@ void CallOfPool::connect() {
 }
 
 void CallOfPool::connect_to(const std::vector<Tcp::endpoint>& ends) {
-  asio::async_connect(
-      socket_, ends, [self = shared_from_this()](const ErrorCode& error, const Tcp::endpoint&) {
-        if (self->phase_ == Phase::connecting) self->guard([&] { self->connected(error); });
-      });
+  asio::async_connect(socket_, ends,
+                      [self = shared_from_this()](const ErrorCode& error, const Tcp::endpoint&) {
+                        if (self->phase_ == Phase::connecting)
+                          self->guard([&] { self->connected(error); });
+                      });
 }
 
 void CallOfPool::connected(const ErrorCode& error) {
@@ -172,25 +173,25 @@ void CallOfPool::send_request(std::shared_ptr<Transport> transport, bool kept) {
 
 void CallOfPool::write(const std::string& bytes, std::function<void()> then) {
   writing_ = true;
-  transport_->write(asio::buffer(bytes),
-                    [self = shared_from_this(), transport = transport_,
-                     then = std::move(then)](const ErrorCode& error, size_t) {
-                      if (transport != self->transport_) return;
-                      self->writing_ = false;
-                      if (!error) self->guard(then);
-                      if (self->phase_ == Phase::body) self->free_body();
-                    });
+  transport_->write(asio::buffer(bytes), [self = shared_from_this(), transport = transport_,
+                                          then = std::move(then)](const ErrorCode& error, size_t) {
+    if (transport != self->transport_) return;
+    self->writing_ = false;
+    if (!error) self->guard(then);
+    if (self->phase_ == Phase::body) self->free_body();
+  });
 }
 
 void CallOfPool::read() {
   if (reading_) return;
   reading_ = true;
-  transport_->read_some(asio::buffer(arriving_), [self = shared_from_this(), transport = transport_](
-                                                     const ErrorCode& error, size_t bytes) {
-    if (transport != self->transport_) return;
-    self->reading_ = false;
-    self->guard([&] { self->read_done(error, bytes); });
-  });
+  transport_->read_some(
+      asio::buffer(arriving_),
+      [self = shared_from_this(), transport = transport_](const ErrorCode& error, size_t bytes) {
+        if (transport != self->transport_) return;
+        self->reading_ = false;
+        self->guard([&] { self->read_done(error, bytes); });
+      });
 }
 
 void CallOfPool::read_done(const ErrorCode& error, size_t bytes) {

@@ -15,8 +15,7 @@ namespace asio = boost::asio;
 // counts as something: then the connection is not reused, which is safe.
 bool is_silent(Transport& transport) {
   char byte = 0;
-  const ssize_t got =
-      ::recv(transport.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const ssize_t got = ::recv(transport.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
 }
 
@@ -34,7 +33,8 @@ Status UpstreamPool::load_certificates() {
   boost::system::error_code error;
   tls_.set_default_verify_paths(error);
   if (error)
-    return Error{ErrorKind::corrupt, "the system's certificates cannot be read: " + error.message()};
+    return Error{ErrorKind::corrupt,
+                 "the system's certificates cannot be read: " + error.message()};
   return {};
 }
 

@@ -148,8 +148,9 @@ UpstreamReader::Step UpstreamReader::fail(std::string what) {
 
 UpstreamReader::Step UpstreamReader::failed_parse(const boost::system::error_code& error) {
   if (error == http::error::header_limit) return fail("sent a head that is too long");
-  return fail((head_told_ ? "broke HTTP within its answer: " : "sent an answer that is not HTTP: ") +
-              error.message());
+  return fail(
+      (head_told_ ? "broke HTTP within its answer: " : "sent an answer that is not HTTP: ") +
+      error.message());
 }
 
 }  // namespace braid::server

@@ -13,7 +13,8 @@ struct UpstreamUrl {
   bool secure = false;  // https
   std::string host;     // a name or an address; IPv6 without brackets
   uint16_t port = 80;
-  std::string path;  // before the paths of requests: empty, or /and/so/on without a slash at its end
+  std::string
+      path;  // before the paths of requests: empty, or /and/so/on without a slash at its end
 
   // For the Host header: without the scheme's own port, IPv6 in brackets.
   std::string authority() const;
