@@ -117,7 +117,7 @@ TEST(ProxyFaults, AnUpstreamThatDiesInAStream) {
       EXPECT_TRUE(client.read_until("{\"x\":1}"));
       seen = true;
       client.read_all();
-      EXPECT_EQ(client.received.find("0\r\n\r\n"), std::string::npos) << "no proper end";
+      EXPECT_EQ(client.received.find("\r\n0\r\n\r\n"), std::string::npos) << "no proper end";
       EXPECT_TRUE(client.received.find(c.last) != std::string::npos || reset) << client.received;
     }
   }

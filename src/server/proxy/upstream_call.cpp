@@ -83,6 +83,7 @@ void CallOfPool::more() {
   pool_->post([self = shared_from_this()] {
     self->guard([&] {
       if (!std::exchange(self->paused_, false) || self->phase_ == Phase::ended) return;
+      self->set_deadline(self->pool_->options.silence_ms);
       self->advance();
     });
   });

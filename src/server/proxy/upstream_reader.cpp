@@ -6,6 +6,7 @@
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/optional.hpp>
+#include <limits>
 #include <utility>
 
 #include "server/http/http_rules.h"
@@ -67,8 +68,8 @@ UpstreamReader::~UpstreamReader() = default;
 void UpstreamReader::begin() {
   parser_ = std::make_unique<Parser>();
   parser_->header_limit(static_cast<uint32_t>(kMaxHeadBytes));
-  parser_->body_limit(boost::none);
-  parser_->eager(false);  // stops after the head
+  parser_->body_limit(std::numeric_limits<uint64_t>::max());  // the parser refuses all without one
+  parser_->eager(false);                                      // stops after the head
   if (to_head_) parser_->skip(true);
 }
 

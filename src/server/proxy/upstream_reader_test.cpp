@@ -73,7 +73,7 @@ Outcome read_every_way(const std::string& bytes, bool end, bool to_head = false)
     EXPECT_EQ(other.status, whole.status);
     EXPECT_EQ(other.body, whole.body);
     EXPECT_EQ(other.done, whole.done);
-    EXPECT_EQ(other.fault, whole.fault);
+    EXPECT_EQ(other.fault.empty(), whole.fault.empty());
   }
   return whole;
 }
@@ -153,7 +153,7 @@ TEST(UpstreamReader, WhatBreaksHttp) {
            ok + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
            ok + "Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n",
            ok + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nabc"}) {
-    const Outcome out = read_every_way(bytes, false);
+    const Outcome out = read_every_way(bytes, true);
     EXPECT_NE(out.fault, "") << bytes;
     EXPECT_FALSE(out.done) << bytes;
   }
