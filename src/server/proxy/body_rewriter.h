@@ -41,7 +41,8 @@ class BodyRewriter {
 
   virtual ~BodyRewriter() = default;
 
-  // Calls `done` once, from any thread, perhaps before it returns. If `done` is destroyed without a
+  // Calls `done` once, from any thread, perhaps before it returns. After the end of the proxy the call
+  // has no effect. If `done` is destroyed without a
   // call, the client gets a 503.
   virtual Ticket rewrite(RewriteRequest request, Done done) = 0;
   // The client is gone: the work may end. `done` may still be called, and may be dropped. Tickets

@@ -54,19 +54,19 @@ void Forward::start() {
   });
   const HttpRequest& request = exchange_->request();
   const bool rewritable =
-      context_->rewriter != nullptr && request.method == "POST" && is_rewritable(request.path);
+      context_.rewriter != nullptr && request.method == "POST" && is_rewritable(request.path);
   if (rewritable) return rewrite();
   send(exchange_->take_body());
 }
 
 void Forward::rewrite() {
   const HttpRequest& request = exchange_->request();
-  const ClientIdentity client = context_->access.identify(request);
+  const ClientIdentity client = context_.access.identify(request);
   RewriteRequest asked{request.path, request.headers,
                        client.by_key ? cache_tenant(client.id) : std::string(),
                        exchange_->take_body()};
-  ticket_ = context_->rewriter->rewrite(
-      std::move(asked), [self = shared_from_this()](RewrittenBody body) {
+  ticket_ =
+      context_.rewriter->rewrite(std::move(asked), [self = shared_from_this()](RewrittenBody body) {
         self->exchange_->post(
             [self, body = std::move(body)]() mutable { self->rewritten(std::move(body)); });
       });
@@ -85,14 +85,14 @@ void Forward::rewritten(RewrittenBody body) {
 void Forward::send(std::string body) {
   phase_ = Phase::waiting;
   const HttpRequest& request = exchange_->request();
-  const ProxyOptions& options = context_->options;
+  const ProxyOptions& options = context_.options;
   if (!options.upstream_model.empty() && request.method == "POST")
     body = with_model(std::move(body), options.upstream_model);
   UpstreamRequest asked{request.method, options.upstream.url.target(request.path, request.query),
                         upstream_headers(request, options.upstream.url,
-                                         {options.upstream_key, context_->access.needs_key()}),
+                                         {options.upstream_key, context_.access.needs_key()}),
                         std::move(body)};
-  call_ = context_->client->send(std::move(asked), shared_from_this());
+  call_ = context_.client->send(std::move(asked), shared_from_this());
 }
 
 void Forward::head(UpstreamHead head) {
@@ -140,7 +140,7 @@ void Forward::fail(const UpstreamFault& fault) {
   if (phase_ == Phase::ended) return;
   const HttpRequest& request = exchange_->request();
   spdlog::warn("request {}: {} ({})", request.id, fault.message,
-               context_->options.upstream.url.text());
+               context_.options.upstream.url.text());
   const ApiError error = error_of(fault);
   if (phase_ == Phase::streaming) return break_off(error);
   refuse(error);
@@ -164,7 +164,7 @@ void Forward::refuse(const ApiError& error) {
 // The client is gone.
 void Forward::give_up() {
   phase_ = Phase::ended;
-  if (std::exchange(rewriting_, false)) context_->rewriter->cancel(ticket_);
+  if (std::exchange(rewriting_, false)) context_.rewriter->cancel(ticket_);
   if (call_ != nullptr) call_->cancel();
 }
 

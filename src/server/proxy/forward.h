@@ -21,8 +21,8 @@ class Forward : public UpstreamSink, public std::enable_shared_from_this<Forward
  public:
   static constexpr size_t kUnsentBytes = size_t{256} << 10;
 
-  Forward(std::shared_ptr<ProxyContext> context, std::shared_ptr<Exchange> exchange)
-      : context_(std::move(context)), exchange_(std::move(exchange)) {}
+  Forward(ProxyContext& context, std::shared_ptr<Exchange> exchange)
+      : context_(context), exchange_(std::move(exchange)) {}
 
   void start();
 
@@ -44,7 +44,7 @@ class Forward : public UpstreamSink, public std::enable_shared_from_this<Forward
   void refuse(const ApiError& error);
   void give_up();
 
-  const std::shared_ptr<ProxyContext> context_;
+  ProxyContext& context_;  // used on the strand alone, so not after HttpServer::stop()
   const std::shared_ptr<Exchange> exchange_;
   Phase phase_ = Phase::rewriting;
   BodyRewriter::Ticket ticket_ = 0;

@@ -22,7 +22,7 @@ bool is_health(const HttpRequest& request) {
 
 class ForwardingApp : public ProxyApp {
  public:
-  explicit ForwardingApp(std::shared_ptr<ProxyContext> context) : context_(std::move(context)) {}
+  explicit ForwardingApp(std::unique_ptr<ProxyContext> context) : context_(std::move(context)) {}
   ~ForwardingApp() override { stop(); }
 
   HttpHandlers handlers() override;
@@ -40,7 +40,7 @@ class ForwardingApp : public ProxyApp {
   std::string memory_client(const HttpRequest& request) const;
   void log_access(const HttpRequest& request, int status, uint64_t bytes, double ms) const;
 
-  const std::shared_ptr<ProxyContext> context_;
+  const std::unique_ptr<ProxyContext> context_;
 };
 
 // Host names and pages are checked here, as the upstream gets its own host name.
@@ -71,7 +71,7 @@ void ForwardingApp::handle(const std::shared_ptr<Exchange>& exchange) const {
   // The key may have been removed since check().
   if (!is_health(request) && !context_->access.has_key(request))
     return exchange->answer(proxy_error(request, unknown_key()));
-  std::make_shared<Forward>(context_, exchange)->start();
+  std::make_shared<Forward>(*context_, exchange)->start();
 }
 
 void ForwardingApp::own_health(const std::shared_ptr<Exchange>& exchange) const {
@@ -129,7 +129,7 @@ Result<std::unique_ptr<ProxyApp>> ProxyApp::create(ProxyOptions options,
                                                    std::shared_ptr<BodyRewriter> rewriter) {
   BRAID_ASSIGN(auto client, UpstreamClient::start(options.upstream));
   auto context =
-      std::make_shared<ProxyContext>(std::move(options), std::move(client), std::move(rewriter));
+      std::make_unique<ProxyContext>(std::move(options), std::move(client), std::move(rewriter));
   return std::unique_ptr<ProxyApp>(std::make_unique<ForwardingApp>(std::move(context)));
 }
 

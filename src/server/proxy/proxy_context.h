@@ -1,4 +1,5 @@
-// proxy_context.h -- what all requests of the proxy share. Thread-safe; it outlives their use.
+// proxy_context.h -- what all requests of the proxy share. Thread-safe. The app owns it, so that no
+// thread of the client or the rewriter destroys them.
 #pragma once
 
 #include <atomic>

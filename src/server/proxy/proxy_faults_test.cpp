@@ -384,21 +384,20 @@ TEST(ProxyRewriter, MayAnswerLateOnAnotherThread) {
   FakeUpstream up([](FakeUpstream::Peer& peer) {
     while (auto asked = peer.read()) peer.send(with_length("HTTP/1.1 200 OK", asked->body));
   });
-  std::shared_ptr<TestRewriter> rewriter;
-  rewriter = std::make_shared<TestRewriter>([&](RewriteRequest request, auto done) {
-    rewriter->threads.emplace_back([request = std::move(request), done = std::move(done)] {
+  TestRewriter* made = nullptr;
+  const auto rewriter = std::make_shared<TestRewriter>([&](RewriteRequest request, auto done) {
+    made->threads.emplace_back([request = std::move(request), done = std::move(done)] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       done({request.body + "!", true, {}, {}});
       done({"twice", true, {}, {}});  // has no effect
     });
   });
+  made = rewriter.get();
   {
     TestProxy proxy(up.port(), nullptr, rewriter);
     Client client(proxy.port());
     for (int i = 0; i < 3; ++i) EXPECT_EQ(client.ask("POST", kChats, "{}").body, "{}!");
   }
-  auto last = std::move(rewriter);  // its lambda refers to the variable
-  last.reset();
 }
 
 TEST(ProxyRewriter, ThatDropsARequestCostsA503) {
