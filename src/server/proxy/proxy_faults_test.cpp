@@ -380,6 +380,24 @@ TEST(ProxyRewriter, MayRefuse) {
   EXPECT_EQ(up.connections(), 0);
 }
 
+TEST(ProxyRewriter, MayNotExceedTheMemoryOfRequests) {
+  FakeUpstream up(always(with_length("HTTP/1.1 200 OK", "ok")));
+  const auto rewriter = std::make_shared<TestRewriter>([](const RewriteRequest&, auto done) {
+    done({std::string(size_t{8} << 20, 'x'), true, {}, {}});
+  });
+  TestProxy proxy(
+      up.port(),
+      [](ProxyOptions&, HttpOptions& front) {
+        front.max_body_bytes = size_t{1} << 20;
+        front.max_request_memory_bytes = size_t{4} << 20;
+      },
+      rewriter);
+  Client client(proxy.port());
+  EXPECT_EQ(client.ask("POST", kChats, "{}").status, 413);
+  EXPECT_EQ(client.ask("GET", "/v1/models").status, 200);
+  EXPECT_EQ(proxy.http->load().request_bytes, 0u);
+}
+
 TEST(ProxyRewriter, MayAnswerLateOnAnotherThread) {
   FakeUpstream up([](FakeUpstream::Peer& peer) {
     while (auto asked = peer.read()) peer.send(with_length("HTTP/1.1 200 OK", asked->body));

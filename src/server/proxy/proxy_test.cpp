@@ -151,6 +151,32 @@ TEST(Proxy, PassesABodyUntilTheEndOfTheConnection) {
   EXPECT_EQ(up.connections(), 3);
 }
 
+TEST(Proxy, AnswersAnOldClientUntilTheEndOfTheConnection) {
+  FakeUpstream up(
+      always(kEventHead + chunked("data: 1\n\n") + chunked("data: 2\n\n") + "0\r\n\r\n"));
+  TestProxy proxy(up.port());
+  Client client(proxy.port());
+  client.send("GET /x HTTP/1.0\r\n\r\n");
+  client.read_all();
+  EXPECT_TRUE(client.received.ends_with("\r\n\r\ndata: 1\n\ndata: 2\n\n")) << client.received;
+  EXPECT_EQ(client.received.find("chunked"), std::string::npos);
+}
+
+TEST(Proxy, AnswersPipelinedRequestsInTheirOrder) {
+  FakeUpstream up([](FakeUpstream::Peer& peer) {
+    while (const auto asked = peer.read()) peer.send(with_length("HTTP/1.1 200 OK", asked->line()));
+  });
+  TestProxy proxy(up.port());
+  Client client(proxy.port());
+  std::string all;
+  for (int i = 0; i < 10; ++i)
+    all += "GET /" + std::to_string(i) + " HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  client.send(all);
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(client.read_answer().body, "GET /" + std::to_string(i) + " HTTP/1.1");
+  EXPECT_EQ(up.connections(), 1);
+}
+
 TEST(Proxy, DropsInterimAnswers) {
   FakeUpstream up(always("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nL: x\r\n\r\n" +
                          with_length("HTTP/1.1 200 OK", "ok")));
