@@ -68,7 +68,7 @@ Status complete(ServeFlags& flags);
 // Appends the keys of the files to `keys`. Errors: a duplicate key, those of the files.
 Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiKey>& keys);
 
-// Those of --api-key and --api-key-file. Errors: a key that no client can send, those of read_keys().
+// Of --api-key and --api-key-file. Errors: a key that no client can send, those of read_keys().
 Status all_keys(const std::vector<std::string>& given, const std::vector<std::string>& files,
                 std::vector<server::ApiKey>& keys);
 

@@ -48,7 +48,7 @@ struct HttpAnswer {
   Headers headers;
 };
 
-// The head of an answer that is streamed. `headers` may name a Content-Type, and nothing of framing.
+// The head of a streamed answer. `headers` may name a Content-Type, and nothing of framing.
 struct AnswerHead {
   int status = 200;  // 204 and 304 have no body
   Headers headers;

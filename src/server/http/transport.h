@@ -28,7 +28,7 @@ class Transport {
   // `context` is not needed after the call.
   static std::unique_ptr<Transport> secure(Socket socket, const HttpStrand& strand,
                                            boost::asio::ssl::context& context);
-  // The client's side of TLS. The server's certificate must be that of `host`, a name or an address,
+  // The client's side of TLS. The server's certificate must be of `host`, a name or an address,
   // if `context` verifies. Errors of the handshake go to its `done`.
   static std::unique_ptr<Transport> secure_client(Socket socket, const HttpStrand& strand,
                                                   boost::asio::ssl::context& context,

@@ -2,7 +2,7 @@
 // a prompt compressor.
 // The endpoint, the client and the form of the answer stay as they are: a rewriter changes texts in
 // the JSON body alone. Without a rewriter every body passes byte for byte.
-// Threads: rewrite() and cancel() are called from many threads and return at once. Neither may throw
+// Threads: rewrite() and cancel() are called from many threads and return at once. Neither throws
 // but for lack of memory; then `done` is not called.
 #pragma once
 
@@ -41,8 +41,8 @@ class BodyRewriter {
 
   virtual ~BodyRewriter() = default;
 
-  // Calls `done` once, from any thread, perhaps before it returns. After the end of the proxy the call
-  // has no effect. If `done` is destroyed without a
+  // Calls `done` once, from any thread, perhaps before it returns. After the end of the proxy the
+  // call has no effect. If `done` is destroyed without a
   // call, the client gets a 503.
   virtual Ticket rewrite(RewriteRequest request, Done done) = 0;
   // The client is gone: the work may end. `done` may still be called, and may be dropped. Tickets

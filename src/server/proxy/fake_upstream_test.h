@@ -1,4 +1,4 @@
-// fake_upstream_test.h -- for tests: an upstream whose bytes are scripted, and a proxy in front of it.
+// fake_upstream_test.h -- for tests: an upstream whose bytes are scripted, and a proxy for it.
 #pragma once
 
 #include <gtest/gtest.h>

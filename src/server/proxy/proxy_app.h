@@ -1,4 +1,4 @@
-// proxy_app.h -- a reverse proxy for servers of OpenAI's and Anthropic's APIs: every request goes to
+// proxy_app.h -- a reverse proxy for servers of OpenAI's and Anthropic's APIs: each request goes to
 // the upstream and every answer comes from it, but for those that the proxy refuses.
 // Its own are /proxy/health, which says whether the upstream can be reached, and the preflights of
 // browsers. With API keys every path needs one, except /health and /proxy/health.

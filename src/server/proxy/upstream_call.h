@@ -1,7 +1,8 @@
 // upstream_call.h -- one call to the upstream, on the loop of its pool.
-// Phases: connecting, waiting (for the head), body, ended. The read decides what becomes of a call: an
-// upstream may answer and close before it has read the whole request, so a failed write waits for it.
-// Each operation holds its call and its transport; one whose transport was left behind has no effect.
+// Phases: connecting, waiting (for the head), body, ended. The read decides what becomes of a call:
+// an upstream may answer and close before it has read the whole request, so a failed write waits.
+// Each operation holds its call and its transport. If the call has another transport by then, the
+// operation has no effect.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>

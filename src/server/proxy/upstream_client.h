@@ -1,6 +1,6 @@
-// upstream_client.h -- requests to the upstream: one loop on one thread, and connections kept alive.
-// A call goes through: a kept connection or a new one, the request, the head, the body in pieces. The
-// next piece is read only after more(), so a slow client slows the upstream down.
+// upstream_client.h -- requests to the upstream: one loop on one thread, and kept connections.
+// A call goes through: a kept connection or a new one, the request, the head, the body in pieces.
+// The next piece is read only after more(), so a slow client slows the upstream down.
 // A kept connection may have been closed by the upstream meanwhile. A call that finds this before a
 // byte of its answer is made once more, on a new connection. Nothing else is repeated.
 // Threads: every function may be called from any thread and returns at once; the sink is called on

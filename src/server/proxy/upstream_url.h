@@ -1,4 +1,4 @@
-// upstream_url.h -- the address of the server behind the proxy, as the user writes it. Pure functions.
+// upstream_url.h -- the address of the server behind the proxy, as the user writes it. Pure.
 #pragma once
 
 #include <cstdint>
