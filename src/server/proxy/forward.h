@@ -3,8 +3,8 @@
 // Phases: rewriting, waiting (for the upstream's head), streaming, ended. A piece of the answer is
 // read only when all but kUnsentBytes of the ones before were sent.
 // If the client disconnects, the rewriting and the call end at once. If the upstream fails before
-// its head, the client gets a 502 or 504. Later its connection is closed without the end of the answer;
-// an event stream between two events first gets an error event of its API.
+// its head, the client gets a 502 or 504. Later its connection is closed without the end of the
+// answer; an event stream between two events first gets an error event of its API.
 // Threads: the exchange's strand. The sink's functions are called on the upstream client's thread
 // and go to the strand. It lives while the rewriter, the call or the exchange holds it.
 #pragma once
