@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <netinet/tcp.h>
 
 #include <atomic>
 #include <functional>
@@ -55,10 +56,10 @@ class FakeUpstream {
       }
       return true;
     }
-    // Each byte in a segment of its own, if `slowly`.
+    // Each byte on its own.
     bool send_bytes(const std::string& bytes) {
       const int on = 1;
-      ::setsockopt(socket_, IPPROTO_TCP, 1 /*TCP_NODELAY*/, &on, sizeof on);
+      ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       for (const char c : bytes) {
         if (!send(std::string(1, c))) return false;
         std::this_thread::yield();

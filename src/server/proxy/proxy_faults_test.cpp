@@ -191,7 +191,7 @@ TEST(ProxyFaults, AClientThatLeavesAFullStreamEndsTheCall) {
 }
 
 TEST(ProxyFaults, AKeptConnectionThatWasClosedIsReplaced) {
-  // Odd connections take a second request and close without an answer.
+  // Each connection answers one request, takes a second and closes without an answer.
   std::atomic<int> answers{0};
   FakeUpstream up([&](FakeUpstream::Peer& peer) {
     if (!peer.read()) return;

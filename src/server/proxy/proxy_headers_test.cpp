@@ -78,6 +78,7 @@ TEST(UpstreamUrl, DoublesNoVersion) {
                         {"http://h/v1", "/v1", "", "/v1"},
                         {"http://h/v1", "/chat/completions", "x", "/v1/chat/completions?x"},
                         {"http://h/v1", "/v10/x", "", "/v1/v10/x"},
+                        {"http://h/v1", "/", "", "/"},
                         {"http://h/v1", "/health", "", "/health"},
                         {"http://h/v1", "/metrics", "", "/metrics"},
                         {"http://h/a/v1", "/v1/models", "", "/a/v1/models"},

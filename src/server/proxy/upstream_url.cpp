@@ -43,7 +43,8 @@ std::string UpstreamUrl::text() const {
 
 std::string UpstreamUrl::target(std::string_view request_path, std::string_view query) const {
   std::string_view base = path;
-  const bool beside = request_path == "/health" || request_path == "/metrics";
+  const bool beside =
+      request_path == "/" || request_path == "/health" || request_path == "/metrics";
   if (base.ends_with(kVersionPath) && (is_below_version(request_path) || beside)) {
     base.remove_suffix(kVersionPath.size());
   }

@@ -21,7 +21,7 @@ struct UpstreamUrl {
   // For messages: http://host:port/path.
   std::string text() const;
   // The target of a request line. If `path` ends in /v1, a request's own /v1 is not doubled, and
-  // /health and /metrics are beside it.
+  // /, /health and /metrics are beside it.
   std::string target(std::string_view request_path, std::string_view query) const;
 };
 
