@@ -150,6 +150,28 @@ TEST_F(CommandLine, PlacementRefusesInOneSentence) {
   refused({"placement", path("few.csv"), "--shape", "27b"}, "--shape 27b has no experts");
 }
 
+TEST_F(CommandLine, ProxyRefusesInOneSentence) {
+  const auto refused = [](std::vector<std::string> arguments, const std::string& reason) {
+    arguments.insert(arguments.begin(), "proxy");
+    const Outcome outcome = run_braid(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << reason;
+    EXPECT_EQ(outcome.err, "error: " + reason + "\n");
+    EXPECT_EQ(outcome.out, "");
+  };
+  refused({}, "proxy needs the address of a server: --upstream http://127.0.0.1:8080");
+  refused({"--upstream", "127.0.0.1:8080"},
+          "--upstream 127.0.0.1:8080: must begin with http:// or https://");
+  refused({"--upstream", "http://name:99999"},
+          "--upstream http://name:99999: has no port from 1 to 65535");
+  refused({"--upstream", "http://name", "--upstream-key", "a b"},
+          "the key of the upstream has a character that no header has (--upstream-key)");
+  refused({"--upstream", "http://name", "--tls-cert", "x.pem"},
+          "--tls-cert and --tls-key need each other");
+  std::ofstream(path("keys.txt")) << "key max-requests=2\n";
+  refused({"--upstream", "http://name", "--api-key-file", path("keys.txt")},
+          "a key of the proxy has limits, which only braid serve knows (--api-key-file)");
+}
+
 // Names of llama.cpp ask for the same.
 TEST_F(CommandLine, HabitsOfExpertsInHostMemory) {
   const std::vector<std::vector<std::string>> habits = {

@@ -463,7 +463,7 @@ TEST_F(ProgramTest, HelpNamesEveryCommandAndOption) {
   const auto all = run_braid({"--help"});
   EXPECT_EQ(all.exit_code, 0);
   for (const char* command : {"run", "plan", "placement", "compress", "bench", "ppl", "kv-report",
-                              "inspect", "quantize"}) {
+                              "inspect", "quantize", "proxy"}) {
     EXPECT_NE(all.out.find(command), std::string::npos);
     EXPECT_EQ(run_braid({command, "--help"}).exit_code, 0);
   }

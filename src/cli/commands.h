@@ -13,6 +13,7 @@ namespace braid::cli {
 
 void add_run(CLI::App& app, int* exit_code);
 void add_serve(CLI::App& app, int* exit_code);
+void add_proxy(CLI::App& app, int* exit_code);
 void add_plan(CLI::App& app, int* exit_code);
 void add_placement(CLI::App& app, int* exit_code);
 void add_inspect(CLI::App& app, int* exit_code);

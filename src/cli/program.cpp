@@ -47,6 +47,7 @@ std::unique_ptr<CLI::App> make_program(int* exit_code) {
       "Options of a command: braid run --help. Version and kernels: braid --version.");
   add_run(*app, exit_code);
   add_serve(*app, exit_code);
+  add_proxy(*app, exit_code);
   add_plan(*app, exit_code);
   add_placement(*app, exit_code);
   add_inspect(*app, exit_code);

@@ -72,7 +72,8 @@ Status complete_limits(ServeFlags& flags) {
   return {};
 }
 
-// Replaces a host name with its first address, preferably IPv4.
+}  // namespace
+
 Status resolve_host(std::string& host) {
   if (server::is_address(host)) return {};
   addrinfo hints{};
@@ -98,18 +99,16 @@ Status resolve_host(std::string& host) {
   return {};
 }
 
-}  // namespace
-
-Status complete(ServeFlags& flags) {
+Status all_keys(const std::vector<std::string>& given, const std::vector<std::string>& files,
+                std::vector<server::ApiKey>& keys) {
   // An empty BRAID_API_KEY is probably a mistake and must not open the server to everyone.
   const char* variable = std::getenv("BRAID_API_KEY");
-  const bool empty_key =
-      std::find(flags.given_keys.begin(), flags.given_keys.end(), "") != flags.given_keys.end();
-  const bool no_keys = flags.given_keys.empty() && flags.key_files.empty();
+  const bool empty_key = std::find(given.begin(), given.end(), "") != given.end();
+  const bool no_keys = given.empty() && files.empty();
   if (empty_key || (variable != nullptr && *variable == '\0' && no_keys)) {
     return Error{ErrorKind::invalid_argument, "an API key is empty (--api-key, BRAID_API_KEY)"};
   }
-  for (const std::string& key : flags.given_keys) {
+  for (const std::string& key : given) {
     const auto sendable = [](unsigned char c) { return c >= ' ' && c != 0x7f; };
     if (!std::all_of(key.begin(), key.end(), sendable) || key.starts_with(' ') ||
         key.ends_with(' '))
@@ -117,8 +116,12 @@ Status complete(ServeFlags& flags) {
                    "an API key has a line break, or a blank at an end, which no client can send "
                    "(--api-key, BRAID_API_KEY)"};
   }
-  flags.app.api_keys.assign(flags.given_keys.begin(), flags.given_keys.end());
-  BRAID_TRY(read_keys(flags.key_files, flags.app.api_keys));
+  keys.assign(given.begin(), given.end());
+  return read_keys(files, keys);
+}
+
+Status complete(ServeFlags& flags) {
+  BRAID_TRY(all_keys(flags.given_keys, flags.key_files, flags.app.api_keys));
   BRAID_TRY(complete_limits(flags));
   BRAID_TRY(resolve_host(flags.http.address));
   BRAID_ASSIGN(flags.compression,
@@ -173,7 +176,8 @@ namespace {
 // Fits 64 bits as nanoseconds.
 constexpr double kMostSeconds = 1e9;
 
-// CLI::Range accepts "nan" in any range.
+}  // namespace
+
 CLI::Validator within(double least, double most) {
   const auto check = [least, most](std::string& text) {
     double value = 0;
@@ -183,6 +187,8 @@ CLI::Validator within(double least, double most) {
   };
   return {check, fmt::format("FLOAT in [{} - {}]", least, most)};
 }
+
+namespace {
 
 void add_access_options(CLI::App& command, ServeFlags& flags) {
   OptionGroup group(command, "Access");

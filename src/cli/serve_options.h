@@ -71,4 +71,14 @@ Status complete(ServeFlags& flags);
 // Appends the keys of the files to `keys`. Errors: a duplicate key, those of the files.
 Status read_keys(const std::vector<std::string>& files, std::vector<server::ApiKey>& keys);
 
+// Of --api-key and --api-key-file. Errors: a key that no client can send, those of read_keys().
+Status all_keys(const std::vector<std::string>& given, const std::vector<std::string>& files,
+                std::vector<server::ApiKey>& keys);
+
+// Replaces a host name with its first address, preferably IPv4.
+Status resolve_host(std::string& host);
+
+// For CLI11's check(): a number from `least` to `most`. Its own accepts "nan" in any range.
+CLI::Validator within(double least, double most);
+
 }  // namespace braid::cli

@@ -50,14 +50,6 @@ class ServerApp : public App {
   ServerContext context_;
 };
 
-ApiError shutting_down() {
-  return {.status = 503,
-          .type = "unavailable_error",
-          .code = "shutting_down",
-          .message = "the server is shutting down",
-          .retry_after_s = 5};
-}
-
 Status ServerApp::check_limits(const std::vector<ApiKey>& keys) const {
   const auto check = [this](const ClientLimits& limits) -> Status {
     for (const std::string& name : limits.models.value_or(std::vector<std::string>{})) {
@@ -90,10 +82,7 @@ HttpAnswer ServerApp::refuse(const HttpRequest& request, const ApiError& error) 
 
 std::optional<ApiError> ServerApp::key_fault(const Route& route, const HttpRequest& request) const {
   if (route.is_open(context_.options) || context_.access.has_key(request)) return std::nullopt;
-  return ApiError{.status = 401,
-                  .type = "authentication_error",
-                  .code = "invalid_api_key",
-                  .message = "missing or unknown API key"};
+  return unknown_key();
 }
 
 // For the limit of request memory. Clients without a key are identified by address.
@@ -165,18 +154,7 @@ void ServerApp::handle(const std::shared_ptr<Exchange>& exchange) {
 
 HttpAnswer ServerApp::http_error(const HttpRequest& request, int status, const std::string& code,
                                  const std::string& message) {
-  ApiError error{.status = status, .code = code, .message = message};
-  if (status == 408) error.type = "timeout_error";
-  if (status == 500) error.type = "server_error";
-  if (status == 429) {
-    error.type = "rate_limit_error";
-    error.retry_after_s = 1;
-  }
-  if (status == 503) {
-    error.type = "unavailable_error";
-    error.retry_after_s = 1;
-  }
-  return refuse(request, error);
+  return refuse(request, http_fault(status, code, message));
 }
 
 void ServerApp::log_access(const HttpRequest& request, const Route* route, int status,

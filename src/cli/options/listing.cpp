@@ -12,13 +12,15 @@ namespace {
 
 // Options that --help shows, of all commands together.
 const std::set<std::string_view> kCommon = {
-    "--model",        "--prompt",       "--file",      "--system",   "--think",   "--predict",
-    "--ctx-size",     "--device",       "--threads",   "--parallel", "--temp",    "--seed",
-    "--cache-type-k", "--cache-type-v", "--cache-dir", "--host",     "--port",    "--api-key-file",
-    "--alias",        "--models-dir",   "--help",      "--help-all", "--config",  "--chat-template",
-    "--verbose",      "--memory",       "--shape",     "--json",     "--tensors", "--n-prompt",
-    "--n-gen",        "--batch",        "--spec",      "--formats",  "--parts",   "--slots",
-    "--export",       "--simulate",     "--question",  "--keep",     "--show",    "--needles"};
+    "--model",   "--prompt",   "--file",         "--system",        "--think",
+    "--predict", "--ctx-size", "--device",       "--threads",       "--parallel",
+    "--temp",    "--seed",     "--cache-type-k", "--cache-type-v",  "--cache-dir",
+    "--host",    "--port",     "--api-key-file", "--alias",         "--models-dir",
+    "--help",    "--help-all", "--config",       "--chat-template", "--verbose",
+    "--memory",  "--shape",    "--json",         "--tensors",       "--n-prompt",
+    "--n-gen",   "--batch",    "--spec",         "--formats",       "--parts",
+    "--slots",   "--export",   "--simulate",     "--question",      "--keep",
+    "--show",    "--needles",  "--upstream",     "--upstream-key",  "--upstream-model"};
 
 // "TEXT:{auto,on,off}" and "{auto,on,off}" -> auto on off
 std::vector<std::string> choices_of(const std::string& type) {

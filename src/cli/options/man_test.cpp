@@ -95,8 +95,8 @@ TEST_F(Man, TextIsNeverARequest) {
 
 TEST_F(Man, GroffReadsEveryPageWithoutAWarning) {
   if (!has_groff()) GTEST_SKIP() << "no groff";
-  for (const char* name : {"", "run", "serve", "bench", "ppl", "kv-report", "inspect", "quantize",
-                           "completion", "plan", "placement", "compress"}) {
+  for (const char* name : {"", "run", "serve", "proxy", "bench", "ppl", "kv-report", "inspect",
+                           "quantize", "completion", "plan", "placement", "compress"}) {
     const std::string text = printed(name);
     EXPECT_EQ(text.find("warning"), text.npos) << name << text.substr(0, 400);
     EXPECT_NE(text.find("EXIT STATUS"), text.npos) << name;

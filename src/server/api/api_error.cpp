@@ -25,6 +25,7 @@ std::string anthropic_type(const ApiError& error) {
       return "overloaded_error";
     case 500:
     case 501:
+    case 502:
       return "api_error";
     default:
       return "invalid_request_error";
@@ -84,6 +85,36 @@ ApiError internal_error(std::string message) {
           .type = "server_error",
           .code = "internal_error",
           .message = std::move(message)};
+}
+
+ApiError unknown_key() {
+  return {.status = 401,
+          .type = "authentication_error",
+          .code = "invalid_api_key",
+          .message = "missing or unknown API key"};
+}
+
+ApiError shutting_down() {
+  return {.status = 503,
+          .type = "unavailable_error",
+          .code = "shutting_down",
+          .message = "the server is shutting down",
+          .retry_after_s = 5};
+}
+
+ApiError http_fault(int status, std::string code, std::string message) {
+  ApiError error{.status = status, .code = std::move(code), .message = std::move(message)};
+  if (status == 408) error.type = "timeout_error";
+  if (status == 500) error.type = "server_error";
+  if (status == 429) {
+    error.type = "rate_limit_error";
+    error.retry_after_s = 1;
+  }
+  if (status == 503) {
+    error.type = "unavailable_error";
+    error.retry_after_s = 1;
+  }
+  return error;
 }
 
 }  // namespace braid::server

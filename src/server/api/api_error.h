@@ -38,6 +38,10 @@ ApiError missing_field(std::string param);
 ApiError unsupported(std::string param, std::string message);
 ApiError too_long(int64_t prompt_tokens, int64_t context_tokens);
 ApiError internal_error(std::string message);
+ApiError unknown_key();
+ApiError shutting_down();
+// What the layer of HTTP found, by its status.
+ApiError http_fault(int status, std::string code, std::string message);
 
 template <typename T>
 using ApiResult = Result<T, ApiError>;

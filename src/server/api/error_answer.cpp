@@ -9,6 +9,13 @@
 
 namespace braid::server {
 
+ApiFamily family_of_client(const HttpRequest& request) {
+  const std::string_view path = request.path;
+  const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
+  return messages || !request.header("anthropic-version").empty() ? ApiFamily::anthropic
+                                                                  : ApiFamily::openai;
+}
+
 HttpAnswer error_answer(const ApiError& error, ApiFamily family, const HttpRequest& request) {
   HttpAnswer answer{
       error.status_for(family), "application/json", dump(error.body(family, request.id)), {}};

@@ -9,6 +9,9 @@
 
 namespace braid::server {
 
+// The API of a request's client, by path or by header fields: also of requests that no API reads.
+ApiFamily family_of_client(const HttpRequest& request);
+
 // Pure. Adds Retry-After, WWW-Authenticate or x-should-retry as the status requires.
 HttpAnswer error_answer(const ApiError& error, ApiFamily family, const HttpRequest& request);
 

@@ -83,6 +83,14 @@ constexpr ErrorCode kCodes[] = {
     {"unsupported_parameter", "400",
      "The field would change the answer, and braid does not obey it.",
      "Leave it out. The API reference lists what is obeyed, refused and ignored."},
+    {"upstream_failed", "502",
+     "The server behind braid proxy broke off, or its answer is not HTTP; the message says what.",
+     "Look at the log of that server."},
+    {"upstream_timeout", "504",
+     "The server behind braid proxy took no connection in time, or was silent for too long.",
+     "Raise --connect-timeout or --upstream-timeout, or look at that server."},
+    {"upstream_unreachable", "502", "The server behind braid proxy cannot be reached.",
+     "Start it, or correct --upstream."},
     {"uri_too_long", "414", "The request line is too long.", "Put the data into the body."},
 };
 

@@ -20,14 +20,6 @@ namespace {
 // Freed by requests before the heap is trimmed, which scans all of it.
 constexpr uint64_t kTrimmedBytes = uint64_t{32} << 20;
 
-// By path, or by header fields: also of requests that no API reads.
-ApiFamily family_of_client(const HttpRequest& request) {
-  const std::string_view path = request.path;
-  const bool messages = path.ends_with("/messages") || path.ends_with("/messages/count_tokens");
-  return messages || !request.header("anthropic-version").empty() ? ApiFamily::anthropic
-                                                                  : ApiFamily::openai;
-}
-
 }  // namespace
 
 int64_t now_s() { return static_cast<int64_t>(std::time(nullptr)); }

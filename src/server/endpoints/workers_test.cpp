@@ -25,11 +25,14 @@ class NoExchange : public Exchange {
   bool is_gone() const override { return gone_; }
   void answer(HttpAnswer) override {}
   void begin_stream(Headers) override {}
+  void begin_answer(AnswerHead) override {}
   void write(std::string) override {}
   void finish() override {}
   void abort() override {}
   size_t unsent_bytes() const override { return 0; }
+  void when_sent(size_t, std::function<void()>) override {}
   void drop_body() override {}
+  std::string take_body() override { return {}; }
   Room hold_memory(size_t) override { return Room::held; }
   void note(std::string) override {}
   void on_gone(std::function<void()>) override {}

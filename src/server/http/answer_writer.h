@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,10 +28,13 @@ class HttpAnswerWriter {
   void interim(std::string bytes) { unsent_.push(std::move(bytes)); }
   // `with_body` false: only the head, as for HEAD.
   void whole(HttpAnswer answer, const Terms& terms, bool with_body);
-  void begin_stream(const Headers& headers, const Terms& terms);
-  // False, without effect, if no stream is open.
+  // `with_body` false: only the head, and what is written is dropped.
+  void begin_answer(const AnswerHead& head, const Terms& terms, bool with_body);
+  // False, without effect, if no stream is open, or has no body, or not this many bytes left.
   bool write(std::string_view bytes);
+  // False, without effect, if no stream is open or bytes of its length are missing.
   bool finish_stream();
+  bool streaming() const { return streaming_; }
 
   // Moves the next bytes to pending(), where they stay until sent() or the next answer.
   bool take_pending();
@@ -53,6 +57,8 @@ class HttpAnswerWriter {
   bool streaming_ = false;
   bool finishing_ = false;
   bool chunks_ = true;  // chunked stream
+  bool with_body_ = true;
+  std::optional<uint64_t> left_bytes_;  // of a stream with a length
   int status_ = 0;
   uint64_t sent_bytes_ = 0;
 };

@@ -48,6 +48,15 @@ struct HttpAnswer {
   Headers headers;
 };
 
+// The head of a streamed answer. `headers` may name a Content-Type, and nothing of framing.
+struct AnswerHead {
+  int status = 200;  // 204 and 304 have no body
+  Headers headers;
+  // Of the body, which must have exactly as many bytes. Empty: chunked, or until the connection
+  // closes for HTTP/1.0.
+  std::optional<uint64_t> length;
+};
+
 // One request and its answer. Thread-safe; calls after a disconnect have no effect.
 class Exchange {
  public:
@@ -57,8 +66,10 @@ class Exchange {
 
   // Either a whole answer,
   virtual void answer(HttpAnswer answer) = 0;
-  // or a stream: begin, write any number of times, finish.
+  // or a stream: begin, write any number of times, finish. begin_stream() is for events: 200,
+  // text/event-stream. A finish with bytes missing closes the connection as abort() does.
   virtual void begin_stream(Headers headers) = 0;
+  virtual void begin_answer(AnswerHead head) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void finish() = 0;
   // Closes the connection without the end of the answer.
@@ -66,9 +77,14 @@ class Exchange {
 
   // On the exchange's executor: stream bytes that were not sent yet.
   virtual size_t unsent_bytes() const = 0;
+  // Calls `sent` once, on the same strand, when the system has taken all but `bytes` of what was
+  // written; perhaps at once. A later call replaces it. Dropped with the answer.
+  virtual void when_sent(size_t bytes, std::function<void()> sent) = 0;
 
   // Frees the body, which must not be used afterwards.
   virtual void drop_body() = 0;
+  // Moves the body out. Its memory stays counted.
+  virtual std::string take_body() = 0;
   // Sets the request's memory, initially its body. It is released after the answer was sent and the
   // exchange destroyed. A failure changes nothing. One thread at a time.
   using Room = RequestMemory::Room;

@@ -240,10 +240,10 @@ void Connection::answer(HttpAnswer answer) {
   flush();
 }
 
-void Connection::begin_stream(const Headers& headers) {
+void Connection::begin_answer(const AnswerHead& head) {
   if (std::exchange(answered_, true)) return;
   if (shared_->draining || !reader_.chunks()) keep_ = false;
-  writer_.begin_stream(headers, terms());
+  writer_.begin_answer(head, terms(), request_->method != "HEAD");
   flush();
 }
 
@@ -257,7 +257,18 @@ void Connection::stream_write(const std::string& bytes) {
 }
 
 void Connection::stream_finish() {
-  if (writer_.finish_stream()) flush();
+  if (writer_.finish_stream()) return flush();
+  if (writer_.streaming()) lost();  // bytes of its length are missing
+}
+
+size_t Connection::unsent_bytes() const {
+  return writer_.unsent_bytes() + (writing_ ? writer_.pending().size() : 0);
+}
+
+void Connection::tell_sent() {
+  if (sent_ == nullptr || unsent_bytes() > sent_but_bytes_) return;
+  const auto sent = std::exchange(sent_, nullptr);
+  sent();
 }
 
 void Connection::flush() {
@@ -278,14 +289,17 @@ void Connection::send_pending() {
                       self->writer_.sent(sent);
                       self->write_timer_.cancel();
                       if (error) return self->lost();
-                      self->guard([&] { self->flush(); });
+                      self->guard([&] {
+                        self->flush();
+                        self->tell_sent();
+                      });
                     });
 }
 
 void Connection::answer_complete() {
   report(writer_.status());
   writer_.end_answer();
-  gone_ = nullptr;
+  gone_ = sent_ = nullptr;
   if (!keep_) return close_gently();
   next_request();
 }
@@ -310,6 +324,7 @@ void Connection::lost() noexcept {
 }
 
 void Connection::tell_gone() noexcept {
+  sent_ = nullptr;
   if (const auto gone = std::exchange(gone_, nullptr)) guarded("giving a request up", gone);
 }
 
@@ -402,7 +417,12 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
     ended_ = true;
   }
   void begin_stream(Headers headers) override {
-    run([headers = std::move(headers)](Connection& c) { c.begin_stream(headers); });
+    AnswerHead head{200, {{"Content-Type", "text/event-stream"}}, std::nullopt};
+    head.headers.insert(head.headers.end(), headers.begin(), headers.end());
+    begin_answer(std::move(head));
+  }
+  void begin_answer(AnswerHead head) override {
+    run([head = std::move(head)](Connection& c) { c.begin_answer(head); });
   }
   void write(std::string bytes) override {
     run([bytes = std::move(bytes)](Connection& c) { c.stream_write(bytes); });
@@ -418,7 +438,15 @@ class Connection::ExchangeOf : public Exchange, public std::enable_shared_from_t
   size_t unsent_bytes() const override {
     return connection_->serial_ == serial_ ? connection_->writer_.unsent_bytes() : 0;
   }
+  void when_sent(size_t bytes, std::function<void()> sent) override {
+    run([bytes, sent = std::move(sent)](Connection& c) mutable {
+      c.sent_but_bytes_ = bytes;
+      c.sent_ = std::move(sent);
+      c.tell_sent();
+    });
+  }
   void drop_body() override { std::string().swap(request_->body); }
+  std::string take_body() override { return std::exchange(request_->body, {}); }
   Room hold_memory(size_t bytes) override {
     const Room room = request_->memory->hold(bytes);
     if (room == Room::busy) shared().bodies.make_room(shared().options.give_way_ms);

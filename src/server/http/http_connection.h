@@ -72,11 +72,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   HttpAnswerWriter::Terms terms() const;
   void answer(HttpAnswer answer);
-  void begin_stream(const Headers& headers);
+  void begin_answer(const AnswerHead& head);
   void stream_write(const std::string& bytes);
   void stream_finish();
   void flush();
   void send_pending();
+  size_t unsent_bytes() const;
+  void tell_sent();
   void answer_complete();
   void report(int status);
 
@@ -120,6 +122,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<HttpRequest> request_;
   std::string note_;
   std::function<void()> gone_;
+  size_t sent_but_bytes_ = 0;  // of Exchange::when_sent(), with sent_
+  std::function<void()> sent_;
 };
 
 }  // namespace braid::server

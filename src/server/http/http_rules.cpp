@@ -9,8 +9,22 @@ const char* status_text(int status) {
   switch (status) {
     case 200:
       return "OK";
+    case 201:
+      return "Created";
+    case 202:
+      return "Accepted";
     case 204:
       return "No Content";
+    case 301:
+      return "Moved Permanently";
+    case 302:
+      return "Found";
+    case 304:
+      return "Not Modified";
+    case 307:
+      return "Temporary Redirect";
+    case 308:
+      return "Permanent Redirect";
     case 400:
       return "Bad Request";
     case 401:
@@ -23,12 +37,18 @@ const char* status_text(int status) {
       return "Method Not Allowed";
     case 408:
       return "Request Timeout";
+    case 409:
+      return "Conflict";
     case 413:
       return "Payload Too Large";
     case 414:
       return "URI Too Long";
     case 415:
       return "Unsupported Media Type";
+    case 422:
+      return "Unprocessable Content";
+    case 424:
+      return "Failed Dependency";
     case 429:
       return "Too Many Requests";
     case 431:
@@ -37,6 +57,8 @@ const char* status_text(int status) {
       return "Internal Server Error";
     case 501:
       return "Not Implemented";
+    case 502:
+      return "Bad Gateway";
     case 503:
       return "Service Unavailable";
     case 504:

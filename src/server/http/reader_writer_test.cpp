@@ -243,7 +243,7 @@ TEST(HttpAnswerWriter, AStreamIsChunkedWhereTheClientKnowsChunks) {
   for (const bool chunks : {true, false}) {
     HttpAnswerWriter writer;
     EXPECT_FALSE(writer.write("early"));
-    writer.begin_stream({}, {chunks, true, {}});
+    writer.begin_answer({}, {chunks, true, {}}, true);
     all_of(writer);
     EXPECT_TRUE(writer.write("0123456789abcdef"));
     EXPECT_FALSE(writer.write(""));
@@ -251,6 +251,35 @@ TEST(HttpAnswerWriter, AStreamIsChunkedWhereTheClientKnowsChunks) {
     EXPECT_TRUE(writer.finish_stream());
     EXPECT_FALSE(writer.finish_stream());
     EXPECT_EQ(all_of(writer), chunks ? "10\r\n0123456789abcdef\r\n0\r\n\r\n" : "0123456789abcdef");
+  }
+}
+
+TEST(HttpAnswerWriter, AStreamOfKnownLengthHasExactlyThatManyBytes) {
+  HttpAnswerWriter writer;
+  writer.begin_answer({404, {{"Content-Type", "text/x"}}, 5}, {true, true, {}}, true);
+  const std::string head = all_of(writer);
+  EXPECT_TRUE(head.starts_with("HTTP/1.1 404 Not Found\r\n")) << head;
+  EXPECT_NE(head.find("Content-Length: 5\r\n"), head.npos);
+  EXPECT_NE(head.find("Content-Type: text/x\r\n"), head.npos);
+  EXPECT_EQ(head.find("chunked"), head.npos);
+  EXPECT_TRUE(writer.write("abc"));
+  EXPECT_FALSE(writer.finish_stream()) << "two bytes are missing";
+  EXPECT_FALSE(writer.write("def")) << "one too many";
+  EXPECT_TRUE(writer.write("de"));
+  EXPECT_TRUE(writer.finish_stream());
+  EXPECT_EQ(all_of(writer), "abcde");
+}
+
+TEST(HttpAnswerWriter, AStreamWithoutBodyIsItsHead) {
+  for (const int status : {200, 204, 304}) {
+    HttpAnswerWriter writer;
+    writer.begin_answer({status, {}, 7}, {true, true, {}}, /*with_body=*/false);
+    EXPECT_FALSE(writer.write("dropped"));
+    EXPECT_TRUE(writer.finish_stream());
+    const std::string all = all_of(writer);
+    EXPECT_TRUE(all.ends_with("\r\n\r\n")) << all;
+    EXPECT_EQ(all.find("chunked"), all.npos);
+    EXPECT_EQ(all.find("Content-Length: 7") != all.npos, status != 204) << all;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "server/http/http_shared.h"
 
@@ -27,6 +28,11 @@ class Transport {
   // `context` is not needed after the call.
   static std::unique_ptr<Transport> secure(Socket socket, const HttpStrand& strand,
                                            boost::asio::ssl::context& context);
+  // The client's side of TLS. The server's certificate must be of `host`, a name or an address,
+  // if `context` verifies. Errors of the handshake go to its `done`.
+  static std::unique_ptr<Transport> secure_client(Socket socket, const HttpStrand& strand,
+                                                  boost::asio::ssl::context& context,
+                                                  const std::string& host);
   virtual ~Transport() = default;
 
   const HttpStrand& strand() const { return strand_; }
