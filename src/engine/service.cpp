@@ -14,6 +14,8 @@ namespace {
 
 // Between copies of the expert profile on disk, while idle.
 constexpr std::chrono::minutes kProfileTime{5};
+// Between reports of experts, while there is work.
+constexpr std::chrono::minutes kReportTime{5};
 
 }  // namespace
 
@@ -253,6 +255,29 @@ void EngineService::publish_status() {
   status_ = now;
 }
 
+// For operators: how well the experts on the GPU fit what is asked, and how far they have changed.
+void EngineService::report_experts() {
+  ExpertCounts now;
+  for (const Device* device : engine_->devices().all())
+    for (const ExpertLayer& layer : device->expert_layers()) {
+      now.chosen += layer.counts.chosen;
+      now.admitted += layer.counts.admitted;
+      now.passed_by += layer.counts.passed_by;
+      now.computed += layer.counts.computed;
+    }
+  const ExpertCounts before = std::exchange(reported_experts_, now);
+  const auto chosen = static_cast<double>(now.chosen - before.chosen);
+  if (chosen == 0) return;
+  const uint64_t read = now.admitted + now.passed_by - before.admitted - before.passed_by;
+  const uint64_t computed = now.computed - before.computed;
+  const double missing = static_cast<double>(read + computed);
+  spdlog::info(
+      "experts: {:.1f} % of those chosen were on the GPU, {:.1f} % were computed by the CPU; {} "
+      "places on the GPU have changed",
+      100 * std::max(0.0, 1 - missing / chosen), 100 * static_cast<double>(computed) / chosen,
+      now.admitted - before.admitted);
+}
+
 // The engine's state is unknown and not used any more; clients receive an error.
 void EngineService::die(const std::string& why) {
   spdlog::error("the engine has stopped: {}", why);
@@ -313,6 +338,10 @@ void EngineService::loop() {
     if (stop && scorer_ != nullptr) scorer_->cancel_all();
     step();
     publish_status();
+    if (engine_ != nullptr && std::chrono::steady_clock::now() - reported_ > kReportTime) {
+      report_experts();
+      reported_ = std::chrono::steady_clock::now();
+    }
     if (engine_ != nullptr && engine_->idle() &&
         std::chrono::steady_clock::now() - profile_kept_ > kProfileTime) {
       engine_->keep_expert_profile();
