@@ -158,12 +158,12 @@ Result<std::vector<NeedleShape>> shapes_of(const CompressFlags& flags) {
 }
 
 // The model that answers the questions of made texts.
-class Answerer {
+class AnswerModel {
  public:
   // --answer-model, else the model that scores. Its tokens of a text may be twice as many as those
   // of the model that scores.
-  static Result<Answerer> load(const CompressFlags& flags, int longest, LoadedModel& scoring) {
-    Answerer out;
+  static Result<AnswerModel> load(const CompressFlags& flags, int longest, LoadedModel& scoring) {
+    AnswerModel out;
     out.model_ = &scoring;
     if (flags.answer_model.empty()) return out;
     ModelFlags model = flags.model;
@@ -201,8 +201,10 @@ class Answerer {
 // Compresses made texts, and has their questions answered before and after that.
 class NeedleRun {
  public:
-  NeedleRun(Loaded& loaded, Answerer* answerer, size_t cases)
-      : loaded_(loaded), answerer_(answerer), steps_(cases * (answerer == nullptr ? 1 : 3)) {}
+  NeedleRun(Loaded& loaded, AnswerModel* answer_model, size_t cases)
+      : loaded_(loaded),
+        answer_model_(answer_model),
+        steps_(cases * (answer_model == nullptr ? 1 : 3)) {}
 
   Result<NeedleResult> run(const NeedleShape& shape) {
     BRAID_ASSIGN(const NeedleCase needle, make_needle_case(shape, [this](std::string_view text) {
@@ -221,7 +223,7 @@ class NeedleRun {
                         static_cast<int64_t>(prompt.kept.kept_tokens),
                         (prompt.scoring_ms + prompt.selecting_ms) / 1000,
                         {}};
-    if (answerer_ == nullptr) return result;
+    if (answer_model_ == nullptr) return result;
     NeedleAnswers& answers = result.answers.emplace();
     BRAID_ASSIGN(answers.whole, answer(needle_prompt(needle)));
     BRAID_ASSIGN(answers.kept, answer(prompt.kept.text));
@@ -232,13 +234,13 @@ class NeedleRun {
 
  private:
   Result<std::string> answer(const std::string& text) {
-    auto said = answerer_->answer(text, [this] { line_.update(done_, steps_); });
+    auto said = answer_model_->answer(text, [this] { line_.update(done_, steps_); });
     ++done_;
     return said;
   }
 
   Loaded& loaded_;
-  Answerer* answerer_;  // null: nothing is answered
+  AnswerModel* answer_model_;  // null: nothing is answered
   size_t done_ = 0, steps_ = 0;
   ProgressLine line_{"needles"};
 };
@@ -253,13 +255,13 @@ Status run_needles(CompressFlags& flags) {
   }
   Loaded loaded;
   BRAID_TRY(load(flags, loaded));
-  Answerer answerer;
+  AnswerModel answer_model;
   if (flags.answered()) {
-    BRAID_ASSIGN(answerer, Answerer::load(flags, most, loaded.model));
+    BRAID_ASSIGN(answer_model, AnswerModel::load(flags, most, loaded.model));
   }
   std::vector<NeedleResult> results;
   {
-    NeedleRun run(loaded, flags.answered() ? &answerer : nullptr, shapes.size());
+    NeedleRun run(loaded, flags.answered() ? &answer_model : nullptr, shapes.size());
     for (const NeedleShape& shape : shapes) {
       BRAID_ASSIGN(NeedleResult result, run.run(shape));
       results.push_back(std::move(result));
