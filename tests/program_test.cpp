@@ -434,6 +434,7 @@ TEST_F(ProgramTest, KvReportRunsWhatAServerWouldRun) {
   EXPECT_LT(floor["text"]["most"], 1e-12) << "on a CPU the pieces of a prompt change nothing";
   EXPECT_EQ(floor["sets"][0]["set"], "needle 160");
   EXPECT_EQ(floor["sets"][0]["same"], 2);
+  EXPECT_EQ(floor["sets"][0]["marks"].get<std::string>().size(), 2u);
   EXPECT_EQ(floor["sets"][1]["set"], "words");
   EXPECT_EQ(floor["sets"][1]["same"], 1);
   const auto& mixed = report["formats"][2];
@@ -445,6 +446,42 @@ TEST_F(ProgramTest, KvReportRunsWhatAServerWouldRun) {
   EXPECT_NEAR(mixed["text"]["perplexity"], floor["text"]["perplexity"], 0.2);
   const std::string picture = read_file(svg);
   EXPECT_NE(picture.find("q8_0/tbq4_0"), picture.npos);
+}
+
+TEST_F(ProgramTest, AnswersStandBesideWhatCompressionKeeps) {
+  const std::vector<std::string> args = {"compress",  "-m",      kDemo,      "--needles", "512",
+                                         "--fillers", "prose",   "--depths", "2",         "--keep",
+                                         "0.3",       "--kinds", "number",   "--answers"};
+  const auto table = run_braid(args);
+  ASSERT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_NE(table.out.find("| fact kept | right uncompressed | right compressed |"),
+            std::string::npos)
+      << table.out;
+  auto as_json = args;
+  as_json.insert(as_json.end(), {"--json", "--answer-model", kDemo});
+  const auto outcome = run_braid(as_json);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  std::istringstream lines(outcome.out);
+  int64_t cases = 0, kept = 0, right = 0;
+  for (std::string line; std::getline(lines, line); ++cases) {
+    const auto result = nlohmann::json::parse(line, nullptr, false);
+    ASSERT_TRUE(result.is_object()) << line;
+    EXPECT_FALSE(result["answer_uncompressed"].get<std::string>().empty());
+    EXPECT_FALSE(result["answer_compressed"].get<std::string>().empty());
+    kept += result["passed"].get<bool>() ? 1 : 0;
+    right += result["right_compressed"].get<bool>() ? 1 : 0;
+  }
+  EXPECT_EQ(cases, 2);
+  EXPECT_LE(right, kept) << "a fact that was dropped cannot be answered";
+  // The same model answers alike whether it was loaded once or twice.
+  EXPECT_NE(table.out.find("(" + std::to_string(right) + "/2)"), std::string::npos) << table.out;
+}
+
+TEST_F(BadInput, CompressAnswersMadeTextsOnly) {
+  const auto text = kRoot + "/tests/goldens/corpus-heldout.txt";
+  expect_refused(run_braid({"compress", "-f", text, "--answers"}), "are for made texts");
+  expect_refused(run_braid({"compress", "--needles", "512", "--answer-model", "/no/such.gguf"}),
+                 "/no/such.gguf");
 }
 
 TEST_F(BadInput, KvReport) {

@@ -3,12 +3,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/output_file.h"
+#include "cli/bench/ask.h"
+#include "cli/bench/kv_rows.h"
 #include "cli/bench/needle_case.h"
 #include "cli/bench/needle_report.h"
 #include "cli/commands.h"
@@ -25,6 +29,9 @@ using server::PromptCompressor;
 using server::PromptPart;
 
 constexpr int kMostNeedleTokens = 1 << 20;
+constexpr int kAnswerTokens = 64;
+// Context beside a text: parts that are tokenized apart, and the chat template of an answer.
+constexpr int kSpareTokens = 64, kTemplateTokens = 192;
 
 struct CompressFlags {
   ModelFlags model;
@@ -41,6 +48,10 @@ struct CompressFlags {
   std::vector<std::string> needles = {"number"};
   int depths = 11;
   std::string heat_map;
+  bool answers = false;
+  std::string answer_model;
+
+  bool answered() const { return answers || !answer_model.empty(); }
 };
 
 bool stop_or_show(ProgressLine& line, size_t done, size_t all) {
@@ -144,37 +155,117 @@ Result<std::vector<NeedleShape>> shapes_of(const CompressFlags& flags) {
   return shapes;
 }
 
-// Whether the kept text still has the fact.
-Status run_needles(CompressFlags& flags) {
-  BRAID_ASSIGN(const std::vector<NeedleShape> shapes, shapes_of(flags));
-  const int most = *std::max_element(flags.needle_tokens.begin(), flags.needle_tokens.end());
-  if (flags.model.context == 0) flags.model.context = most + 64;
-  Loaded loaded;
-  BRAID_TRY(load(flags, loaded));
-  const EncodeText encode = [&](std::string_view text) {
-    return loaded.model.tokenizer->encode(text, {.add_special = false, .parse_special = false});
-  };
-  std::vector<NeedleResult> results;
-  ProgressLine line("needles");
-  for (const NeedleShape& shape : shapes) {
-    BRAID_ASSIGN(const NeedleCase needle, make_needle_case(shape, encode));
+// The model that answers the questions of made texts.
+class AnswerModel {
+ public:
+  // --answer-model, else the model that scores. Its tokens of a text may be twice as many as those
+  // of the model that scores.
+  static Result<AnswerModel> load(const CompressFlags& flags, int longest, LoadedModel& scoring) {
+    AnswerModel out;
+    out.model_ = &scoring;
+    if (flags.answer_model.empty()) return out;
+    ModelFlags model = flags.model;
+    model.model = flags.answer_model;
+    {
+      BRAID_ASSIGN(const GgufFile file, open_model_file(model.model));
+      BRAID_ASSIGN(const ModelConfig config, read_model_config(file));
+      const int64_t wanted = 2 * int64_t{longest} + kSpareTokens + kTemplateTokens + kAnswerTokens;
+      model.context = static_cast<int>(std::min<int64_t>(wanted, config.context_length));
+    }
+    BRAID_ASSIGN(LoadedModel own, load_model(model, [](EngineOptions& options) {
+                   options.prefix_cache = false;
+                   options.max_sequences = 1;
+                 }));
+    out.own_ = std::make_unique<LoadedModel>(std::move(own));
+    out.model_ = out.own_.get();
+    return out;
+  }
+
+  Result<std::string> answer(const std::string& text, const std::function<void()>& stepped) {
+    BRAID_ASSIGN(std::vector<int32_t> prompt,
+                 question_tokens(text, *model_->file, *model_->tokenizer));
+    BRAID_ASSIGN(const std::vector<int32_t> tokens,
+                 greedy_answer(*model_->engine, *model_->tokenizer, std::move(prompt),
+                               kAnswerTokens, stepped));
+    if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
+    return model_->tokenizer->decode(tokens);
+  }
+
+ private:
+  std::unique_ptr<LoadedModel> own_;  // of --answer-model
+  LoadedModel* model_ = nullptr;
+};
+
+// Compresses made texts, and has their questions answered before and after that.
+class NeedleRun {
+ public:
+  NeedleRun(Loaded& loaded, AnswerModel* answer_model, size_t cases)
+      : loaded_(loaded),
+        answer_model_(answer_model),
+        steps_(cases * (answer_model == nullptr ? 1 : 3)) {}
+
+  Result<NeedleResult> run(const NeedleShape& shape) {
+    BRAID_ASSIGN(const NeedleCase needle, make_needle_case(shape, [this](std::string_view text) {
+                   return loaded_.model.tokenizer->encode(
+                       text, {.add_special = false, .parse_special = false});
+                 }));
     const std::string question = "\n\n" + needle.question;
     const PromptPart parts[] = {{needle.context}, {question, KeptBecause::last_user_turn}};
     BRAID_ASSIGN(const CompressedPrompt prompt,
-                 loaded.compressor->compress(parts, [&](size_t, size_t) {
-                   return stop_or_show(line, results.size(), shapes.size());
-                 }));
-    results.push_back({shape, static_cast<int64_t>(prompt.kept.total_tokens),
-                       contains_needles(prompt.kept.text, needle),
-                       static_cast<int64_t>(prompt.kept.kept_tokens),
-                       (prompt.scoring_ms + prompt.selecting_ms) / 1000});
+                 loaded_.compressor->compress(
+                     parts, [this](size_t, size_t) { return stop_or_show(line_, done_, steps_); }));
+    ++done_;
+    NeedleResult result{shape,
+                        static_cast<int64_t>(prompt.kept.total_tokens),
+                        contains_needles(prompt.kept.text, needle),
+                        static_cast<int64_t>(prompt.kept.kept_tokens),
+                        (prompt.scoring_ms + prompt.selecting_ms) / 1000,
+                        {}};
+    if (answer_model_ == nullptr) return result;
+    NeedleAnswers& answers = result.answers.emplace();
+    BRAID_ASSIGN(answers.whole, answer(needle_prompt(needle)));
+    BRAID_ASSIGN(answers.kept, answer(prompt.kept.text));
+    answers.whole_is_right = contains_answers(answers.whole, needle);
+    answers.kept_is_right = contains_answers(answers.kept, needle);
+    return result;
   }
-  line.clear();
-  if (flags.json) {
-    write_result(needle_json_lines(results));
-  } else {
-    write_result(needle_tables(results));
+
+ private:
+  Result<std::string> answer(const std::string& text) {
+    auto said = answer_model_->answer(text, [this] { line_.update(done_, steps_); });
+    ++done_;
+    return said;
   }
+
+  Loaded& loaded_;
+  AnswerModel* answer_model_;  // null: nothing is answered
+  size_t done_ = 0, steps_ = 0;
+  ProgressLine line_{"needles"};
+};
+
+Status run_needles(CompressFlags& flags) {
+  BRAID_ASSIGN(const std::vector<NeedleShape> shapes, shapes_of(flags));
+  const int most = *std::max_element(flags.needle_tokens.begin(), flags.needle_tokens.end());
+  if (flags.model.context == 0) {
+    flags.model.context = most + kSpareTokens;
+    if (flags.answered() && flags.answer_model.empty())
+      flags.model.context += kTemplateTokens + kAnswerTokens;
+  }
+  Loaded loaded;
+  BRAID_TRY(load(flags, loaded));
+  AnswerModel answer_model;
+  if (flags.answered()) {
+    BRAID_ASSIGN(answer_model, AnswerModel::load(flags, most, loaded.model));
+  }
+  std::vector<NeedleResult> results;
+  {
+    NeedleRun run(loaded, flags.answered() ? &answer_model : nullptr, shapes.size());
+    for (const NeedleShape& shape : shapes) {
+      BRAID_ASSIGN(NeedleResult result, run.run(shape));
+      results.push_back(std::move(result));
+    }
+  }
+  write_result(flags.json ? needle_json_lines(results) : needle_tables(results));
   if (!flags.heat_map.empty())
     BRAID_TRY(write_output_file(flags.heat_map,
                                 needle_heat_map("Facts that survive compression", results)));
@@ -196,9 +287,51 @@ int run_compress(CompressFlags flags) {
     return fail(
         {ErrorKind::invalid_argument,
          "compress takes a text (-f FILE) or lengths of made texts (--needles 4096,16384)"});
+  if (flags.answered() && flags.needle_tokens.empty())
+    return fail({ErrorKind::invalid_argument,
+                 "--answers and --answer-model are for made texts (--needles 4096,16384)"});
   const InterruptScope interrupt;
   const Status status = flags.file.empty() ? run_needles(flags) : compress_file(flags);
   return status.ok() ? 0 : fail(status.error());
+}
+
+void add_needle_options(CLI::App& command, CompressFlags& flags) {
+  command
+      .add_option("--needles", flags.needle_tokens,
+                  "instead of -f: hide a fact in made texts of these numbers of tokens, and "
+                  "count how often it is kept")
+      ->group("Needles")
+      ->delimiter(',')
+      ->check(CLI::Range(256, kMostNeedleTokens))
+      ->type_name("LENGTHS");
+  command
+      .add_option("--fillers", flags.fillers,
+                  "texts around the fact: " + names_of(kGeneratedFillers, filler_name))
+      ->group("Needles")
+      ->delimiter(',')
+      ->capture_default_str();
+  command
+      .add_option("--kinds", flags.needles, "kinds of facts: " + names_of(kAllNeedles, needle_name))
+      ->group("Needles")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--depths", flags.depths, "places of the fact, from the first to the last")
+      ->group("Needles")
+      ->check(CLI::Range(1, 101))
+      ->capture_default_str();
+  command.add_option("--heat-map", flags.heat_map, "also write an SVG by length and depth")
+      ->group("Needles")
+      ->type_name("FILE");
+  command
+      .add_flag("--answers", flags.answers,
+                "the model also answers each question, about the whole text and about what is "
+                "kept of it")
+      ->group("Needles");
+  command
+      .add_option("--answer-model", flags.answer_model,
+                  "model that answers (default: the one that scores); implies --answers")
+      ->group("Needles")
+      ->type_name("FILE");
 }
 
 }  // namespace
@@ -239,33 +372,7 @@ void add_compress(CLI::App& app, int* exit_code) {
   command->add_flag("--show", flags->show, "print the whole text, with what is dropped in gray")
       ->group("Output");
   command->add_flag("--json", flags->json, "print JSON")->group("Output");
-  command
-      ->add_option("--needles", flags->needle_tokens,
-                   "instead of -f: hide a fact in made texts of these numbers of tokens, and "
-                   "count how often it is kept")
-      ->group("Needles")
-      ->delimiter(',')
-      ->check(CLI::Range(256, kMostNeedleTokens))
-      ->type_name("LENGTHS");
-  command
-      ->add_option("--fillers", flags->fillers,
-                   "texts around the fact: " + names_of(kGeneratedFillers, filler_name))
-      ->group("Needles")
-      ->delimiter(',')
-      ->capture_default_str();
-  command
-      ->add_option("--kinds", flags->needles,
-                   "kinds of facts: " + names_of(kAllNeedles, needle_name))
-      ->group("Needles")
-      ->delimiter(',')
-      ->capture_default_str();
-  command->add_option("--depths", flags->depths, "places of the fact, from the first to the last")
-      ->group("Needles")
-      ->check(CLI::Range(1, 101))
-      ->capture_default_str();
-  command->add_option("--heat-map", flags->heat_map, "also write an SVG by length and depth")
-      ->group("Needles")
-      ->type_name("FILE");
+  add_needle_options(*command, *flags);
   command->callback([flags, exit_code] { *exit_code = run_compress(*flags); });
 }
 

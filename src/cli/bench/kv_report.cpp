@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "base/output_file.h"
+#include "cli/bench/ask.h"
 #include "cli/bench/attention_part.h"
 #include "cli/bench/kv_rows.h"
-#include "cli/bench/needles.h"
+#include "cli/bench/needle_case.h"
 #include "cli/bench/prompt_sets.h"
 #include "cli/bench/report.h"
 #include "cli/bench/report_plot.h"
@@ -82,6 +83,33 @@ std::vector<int32_t> needle_lengths(const KvReportFlags& flags) {
   return lengths;
 }
 
+// For each length (most tokens of the text with its question) and each place of the fact: the text
+// of -f, repeated if it is too short, with a number in it. Every second prompt has a similar fact
+// with another number, too. Sets are named "needle LENGTH".
+Result<std::vector<ReportPrompt>> needle_prompts(const KvReportFlags& flags,
+                                                 const std::string& text, const GgufFile& file,
+                                                 const Tokenizer& tokenizer) {
+  const EncodeText encode = [&](std::string_view part) {
+    return tokenizer.encode(part, {.add_special = false, .parse_special = false});
+  };
+  std::vector<ReportPrompt> prompts;
+  for (const int32_t length : needle_lengths(flags))
+    for (int32_t i = 0; i < flags.depths; ++i) {
+      NeedleShape shape;
+      shape.seed = static_cast<uint64_t>(i) + 1;
+      shape.tokens = length;
+      shape.depth = (i + 0.5) / flags.depths;
+      shape.filler = Filler::file;
+      shape.needle = i % 2 == 1 ? Needle::distractor : Needle::number;
+      BRAID_ASSIGN(const NeedleCase made, make_needle_case(shape, encode, text));
+      BRAID_ASSIGN(std::vector<int32_t> tokens,
+                   question_tokens(needle_prompt(made), file, tokenizer));
+      prompts.push_back(
+          {fmt::format("needle {}", length), std::move(tokens), made.answers.front()});
+    }
+  return prompts;
+}
+
 struct Subject {
   std::string name;
   int32_t head_dim = 0;  // of attention; 0: no attention layers
@@ -104,8 +132,7 @@ Result<Subject> prepare(const KvReportFlags& flags) {
                  fmt::format("{}: has {} tokens, fewer than {}", flags.file, out.text.size(),
                              kFewestTokens)};
   if (flags.part("needles")) {
-    BRAID_ASSIGN(out.work.prompts,
-                 make_needles(needle_lengths(flags), flags.depths, out.text, file, tokenizer));
+    BRAID_ASSIGN(out.work.prompts, needle_prompts(flags, text, file, tokenizer));
   }
   if (flags.part("answers")) {
     BRAID_ASSIGN(const std::vector<PromptSet> sets,

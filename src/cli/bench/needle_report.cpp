@@ -25,7 +25,7 @@ struct Rate {
     passed += pass ? 1 : 0;
   }
   // Rounded down, so that 100 % means all.
-  int64_t percent() const { return passed * 100 / cases; }
+  int64_t percent() const { return cases == 0 ? 0 : passed * 100 / cases; }
 };
 
 std::string length_label(int64_t tokens) {
@@ -60,12 +60,43 @@ std::string table_by_length(std::span<const NeedleResult> results) {
   return out;
 }
 
+struct AnswerRates {
+  Rate whole, kept;
+  void add(const NeedleAnswers& answers) {
+    whole.add(answers.whole_is_right);
+    kept.add(answers.kept_is_right);
+  }
+};
+
+std::string table_of_answers(std::span<const NeedleResult> results) {
+  struct Sums {
+    Rate kept;
+    AnswerRates right;
+  };
+  std::map<std::pair<Filler, int64_t>, Sums> rows;
+  for (const NeedleResult& result : results) {
+    Sums& row = rows[{result.shape.filler, result.shape.tokens}];
+    row.kept.add(result.passed);
+    if (result.answers) row.right.add(*result.answers);
+  }
+  std::string out =
+      "| filler | tokens | fact kept | right uncompressed | right compressed |\n"
+      "|---|---:|---:|---:|---:|\n";
+  for (const auto& [key, row] : rows)
+    out += fmt::format("| {} | {} | {} | {} | {} |\n", filler_name(key.first),
+                       length_label(key.second), rate_text(row.kept), rate_text(row.right.whole),
+                       rate_text(row.right.kept));
+  return out;
+}
+
 std::string table_by_needle(std::span<const NeedleResult> results) {
   struct Sums {
     Rate rate;
     int64_t kept_tokens = 0, prompt_tokens = 0;
     double seconds = 0;
+    AnswerRates right;
   };
+  const bool answered = results.front().answers.has_value();
   std::map<Needle, Sums> rows;
   for (const NeedleResult& result : results) {
     Sums& row = rows[result.shape.needle];
@@ -73,15 +104,21 @@ std::string table_by_needle(std::span<const NeedleResult> results) {
     row.kept_tokens += result.kept_tokens;
     row.prompt_tokens += result.prompt_tokens;
     row.seconds += result.seconds;
+    if (result.answers) row.right.add(*result.answers);
   }
-  std::string out = "| needle | found | kept | mean s |\n|---|---:|---:|---:|\n";
+  std::string out = fmt::format("| needle | found | kept |{} mean s |\n|---|---:|---:|{}---:|\n",
+                                answered ? " right uncompressed | right compressed |" : "",
+                                answered ? "---:|---:|" : "");
   for (const auto& [needle, row] : rows) {
     const double kept = row.prompt_tokens == 0 ? 0
                                                : 100.0 * static_cast<double>(row.kept_tokens) /
                                                      static_cast<double>(row.prompt_tokens);
+    std::string right;
+    if (answered)
+      right = fmt::format(" {} | {} |", rate_text(row.right.whole), rate_text(row.right.kept));
     out +=
-        fmt::format("| {} | {} | {:.1f} % | {:.2f} |\n", needle_name(needle), rate_text(row.rate),
-                    kept, row.seconds / static_cast<double>(row.rate.cases));
+        fmt::format("| {} | {} | {:.1f} % |{} {:.2f} |\n", needle_name(needle), rate_text(row.rate),
+                    kept, right, row.seconds / static_cast<double>(row.rate.cases));
   }
   return out;
 }
@@ -90,7 +127,9 @@ std::string table_by_needle(std::span<const NeedleResult> results) {
 
 std::string needle_tables(std::span<const NeedleResult> results) {
   if (results.empty()) return {};
-  return table_by_length(results) + "\n" + table_by_needle(results);
+  const bool answered = results.front().answers.has_value();
+  return (answered ? table_of_answers(results) : table_by_length(results)) + "\n" +
+         table_by_needle(results);
 }
 
 std::string needle_heat_map(const std::string& title, std::span<const NeedleResult> results) {
@@ -146,17 +185,24 @@ std::string needle_heat_map(const std::string& title, std::span<const NeedleResu
 std::string needle_json_lines(std::span<const NeedleResult> results) {
   std::string out;
   for (const NeedleResult& result : results) {
-    const nlohmann::ordered_json line = {{"id", needle_id(result.shape)},
-                                         {"filler", filler_name(result.shape.filler)},
-                                         {"needle", needle_name(result.shape.needle)},
-                                         {"seed", result.shape.seed},
-                                         {"tokens", result.shape.tokens},
-                                         {"depth", result.shape.depth},
-                                         {"prompt_tokens", result.prompt_tokens},
-                                         {"passed", result.passed},
-                                         {"kept_tokens", result.kept_tokens},
-                                         {"seconds", result.seconds}};
-    out += line.dump() + "\n";
+    nlohmann::ordered_json line = {{"id", needle_id(result.shape)},
+                                   {"filler", filler_name(result.shape.filler)},
+                                   {"needle", needle_name(result.shape.needle)},
+                                   {"seed", result.shape.seed},
+                                   {"tokens", result.shape.tokens},
+                                   {"depth", result.shape.depth},
+                                   {"prompt_tokens", result.prompt_tokens},
+                                   {"passed", result.passed},
+                                   {"kept_tokens", result.kept_tokens},
+                                   {"seconds", result.seconds}};
+    if (result.answers) {
+      line["right_uncompressed"] = result.answers->whole_is_right;
+      line["right_compressed"] = result.answers->kept_is_right;
+      line["answer_uncompressed"] = result.answers->whole;
+      line["answer_compressed"] = result.answers->kept;
+    }
+    // An answer may be cut within a character.
+    out += line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   }
   return out;
 }

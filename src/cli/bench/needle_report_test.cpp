@@ -33,6 +33,29 @@ TEST(NeedleReport, TablesHaveRatesAndCounts) {
   EXPECT_EQ(needle_tables({}), "");
 }
 
+TEST(NeedleReport, AnswersStandBesideWhatIsKept) {
+  std::vector<NeedleResult> results(kResults.begin(), kResults.begin() + 3);
+  results[0].answers = {"It is 12.", "It is 12.", true, true};
+  results[1].answers = {"It is 12.", "\xF0\x9F", true, false};
+  results[2].answers = {"No.", "It is \"12\".", false, false};
+  EXPECT_EQ(needle_tables(results),
+            "| filler | tokens | fact kept | right uncompressed | right compressed |\n"
+            "|---|---:|---:|---:|---:|\n"
+            "| prose | 4K | 66 % (2/3) | 66 % (2/3) | 33 % (1/3) |\n"
+            "\n"
+            "| needle | found | kept | right uncompressed | right compressed | mean s |\n"
+            "|---|---:|---:|---:|---:|---:|\n"
+            "| number | 100 % (2/2) | 10.0 % | 50 % (1/2) | 50 % (1/2) | 0.75 |\n"
+            "| uuid | 0 % (0/1) | 10.0 % | 100 % (1/1) | 0 % (0/1) | 1.50 |\n");
+  const std::string lines = needle_json_lines(results);
+  const auto first = parse_json(lines.substr(0, lines.find('\n')));
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ((*first)["right_uncompressed"], true);
+  EXPECT_EQ((*first)["right_compressed"], true);
+  EXPECT_EQ((*first)["answer_compressed"], "It is 12.");
+  EXPECT_NE(lines.find("\"answer_compressed\":\"\xEF\xBF\xBD"), lines.npos);
+}
+
 TEST(NeedleReport, HeatMapPrintsItsNumbers) {
   const std::string map = needle_heat_map("kept <10 %> & more", std::span(kResults).first(3));
   const size_t end_of_style = map.find("</style>\n") + 9;

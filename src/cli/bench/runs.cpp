@@ -8,6 +8,7 @@
 #include <functional>
 #include <utility>
 
+#include "cli/bench/ask.h"
 #include "cli/interrupt.h"
 #include "cli/terminal.h"
 #include "engine/sampler.h"
@@ -17,29 +18,6 @@ namespace braid::cli {
 namespace {
 
 using Score = std::function<void(int32_t position, std::span<const float> logits)>;
-
-struct AnswerSink : Sink {
-  void token(RequestId, const TokenEvent& event) override { tokens.push_back(event.id); }
-  void finished(RequestId, const Finished& event) override { end = event; }
-  std::vector<int32_t> tokens;
-  Finished end;
-};
-
-// Runs one request. After an interrupt it returns the tokens so far.
-Result<std::vector<int32_t>> run_one(Engine& engine, Request request, ProgressLine& progress,
-                                     uint64_t done, uint64_t all) {
-  AnswerSink sink;
-  BRAID_ASSIGN(const RequestId id, engine.submit(std::move(request), sink));
-  while (!engine.idle() && !interrupted()) {
-    engine.step();
-    progress.update(done, all);
-  }
-  engine.cancel(id);
-  if (sink.end.reason == FinishReason::error) return Error{ErrorKind::io, sink.end.error};
-  if (sink.end.stop_id && !sink.tokens.empty() && sink.tokens.back() == *sink.end.stop_id)
-    sink.tokens.pop_back();
-  return std::move(sink.tokens);
-}
 
 Status score_tokens(Engine& engine, const std::vector<int32_t>& tokens, int32_t first,
                     ProgressLine& progress, uint64_t done, uint64_t all, const Score& score) {
@@ -51,7 +29,7 @@ Status score_tokens(Engine& engine, const std::vector<int32_t>& tokens, int32_t 
   request.score = [&](int32_t position, std::span<const float> logits) {
     if (position < last) score(position, logits);
   };
-  const auto ran = run_one(engine, std::move(request), progress, done, all);
+  const auto ran = run_request(engine, std::move(request), [&] { progress.update(done, all); });
   return ran.ok() ? Status() : Status(ran.error());
 }
 
@@ -78,13 +56,10 @@ Result<std::vector<std::vector<int32_t>>> answer_prompts(LoadedModel& model,
   std::vector<std::vector<int32_t>> answers;
   ProgressLine progress("answers");
   for (size_t i = 0; i < work.prompts.size() && !interrupted(); ++i) {
-    Request request;
-    request.prompt = work.prompts[i].tokens;
-    request.max_tokens = work.answer_tokens;
-    request.sampling.temperature = 0;
-    request.stop_ids = model.tokenizer->end_ids();
-    BRAID_ASSIGN(std::vector<int32_t> answer,
-                 run_one(*model.engine, std::move(request), progress, i, work.prompts.size()));
+    BRAID_ASSIGN(
+        std::vector<int32_t> answer,
+        greedy_answer(*model.engine, *model.tokenizer, work.prompts[i].tokens, work.answer_tokens,
+                      [&] { progress.update(i, work.prompts.size()); }));
     answers.push_back(std::move(answer));
   }
   return answers;

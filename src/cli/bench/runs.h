@@ -7,11 +7,16 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cli/bench/needles.h"
 #include "cli/bench/report.h"
 #include "cli/load_model.h"
 
 namespace braid::cli {
+
+struct ReportPrompt {
+  std::string set;
+  std::vector<int32_t> tokens;
+  std::string wanted;  // text that a right answer contains; empty: not judged
+};
 
 // What each run does. Kept logits are large, so text and answers keep about kMostRows rows each.
 struct ReportWork {
