@@ -89,8 +89,7 @@ Status complete_proxy(ProxyFlags& flags) {
                            : flags.access_log == "off" ? server::AccessLog::off
                                                        : server::AccessLog::work;
   flags.log.json = flags.log_format == "json";
-  BRAID_ASSIGN(flags.compression,
-               compression_options(flags.prefill, flags.device, flags.threads));
+  BRAID_ASSIGN(flags.compression, compression_options(flags.prefill, flags.device, flags.threads));
   return {};
 }
 

@@ -175,8 +175,8 @@ class ChunkChooser {
 
   void keep_head_and_tail() {
     size_t head = kHeadChunks, tail = kTailChunks;
-    if (head + tail >= budget()) {
-      const size_t forced = std::max<size_t>(1, budget() - 1);
+    if (head + tail > budget() / 2) {
+      const size_t forced = std::max<size_t>(1, budget() / 2);
       head = kHeadChunks * forced / (kHeadChunks + kTailChunks);
       tail = forced - head;
     }
@@ -254,8 +254,9 @@ class ChunkChooser {
     std::array<std::vector<int32_t>, kRareHits> by_hits_;
   };
 
-  void keep_rare_ids(const RareIds& rare, size_t radius, double share, KeptBecause because) {
-    const size_t most = limit(share);
+  void keep_rare_ids(const RareIds& rare, size_t radius, double share, size_t least,
+                     KeptBecause because) {
+    const size_t most = std::max(limit(share), kept() + least);
     for (const auto& ids : rare.by_hits())
       for (const int32_t id : ids) {
         if (kept() >= most) return;
@@ -267,17 +268,16 @@ class ChunkChooser {
     RareIds rare(places_);
     for (size_t i = 0; i < question_.size(); ++i)
       if (!marker_[i]) rare.add(question_[i]);
-    keep_rare_ids(rare, 1, kRareShare, KeptBecause::rare);
+    keep_rare_ids(rare, 1, kRareShare, 0, KeptBecause::rare);
   }
 
   void keep_linked() {
-    if (left() == 0) return;
     RareIds rare(places_);
     for (size_t k = 0; k < chunks_.size(); ++k) {
       if (chunks_[k] != KeptBecause::anchor && chunks_[k] != KeptBecause::rare) continue;
       for (const int32_t id : input_.ids.subspan(k * kChunkTokens, tokens_of(k))) rare.add(id);
     }
-    keep_rare_ids(rare, 0, kLinkedShare, KeptBecause::linked);
+    keep_rare_ids(rare, 0, kLinkedShare, kLeastLinkedChunks, KeptBecause::linked);
   }
 
   void keep_repeated() {

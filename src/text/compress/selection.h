@@ -5,8 +5,8 @@
 // their own, so a prompt of both keeps more of its code:
 //   budget = floor(ratio * free chunks of the class), and at least 1 chunk of both together
 // Free chunks are kept by these rules, in this order:
-//   1. Head and tail: the first kHeadChunks and the last kTailChunks. Where the budget is not above
-//      both, they shrink in proportion and leave one chunk for scores.
+//   1. Head and tail: the first kHeadChunks and the last kTailChunks. Where they are more than half
+//      of the budget, they shrink in proportion to that half.
 //   2. Anchors: chunks with a run of four tokens of the question, and their neighbors; runs with
 //      more hits than AnchorRule allows are filler. The question is the last user turn if a
 //      protected range at the end says so, and at most the last kQuestionTokens.
@@ -16,8 +16,9 @@
 //   5. Repeated: tokens with kRepeatedHits hits, those of the question first, then the most
 //      frequent. This helps questions that count.
 //   6. Scores, highest first, until the budget of the class is used.
-// Rules 1 and 2 may exceed the budget. Rules 3 to 5 take at most kRareShare, kLinkedShare and
-// kRepeatedShare of what is left of it when they start, so scores always decide most.
+// Rule 2 may exceed the budget. Rules 3 to 5 take at most kRareShare, kLinkedShare and
+// kRepeatedShare of what is left of it when they start, so scores always decide most; but linked
+// chunks may always be kLeastLinkedChunks, or a small budget has no room for a second fact.
 // Hits are counted in the body, which is all before the question. Role markers in the question ask
 // for nothing, so rules 2 and 3 pass over them.
 //
@@ -46,6 +47,7 @@ inline constexpr uint32_t kRareHits = 8;
 inline constexpr uint32_t kFewestRepeatedHits = 4, kMostRepeatedHits = 32;
 inline constexpr double kRareShare = 0.25;
 inline constexpr double kLinkedShare = 0.25;
+inline constexpr size_t kLeastLinkedChunks = 4;
 inline constexpr double kRepeatedShare = 0.125;
 inline constexpr double kRareBoost = 0.25;
 inline constexpr uint32_t kFullRareTokens = 4;

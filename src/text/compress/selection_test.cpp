@@ -130,8 +130,8 @@ class PlainModel {
   }
   void ends() {
     size_t head = 8, tail = 24;
-    if (32 >= all()) {
-      const size_t budget = std::max<size_t>(1, all() - 1);
+    if (32 > all() / 2) {
+      const size_t budget = std::max<size_t>(1, all() / 2);
       head = 8 * budget / 32;
       tail = budget - head;
     }
@@ -156,8 +156,9 @@ class PlainModel {
             take(k, KeptBecause::anchor);
     }
   }
-  void by_rarity(const Ids& wanted, double share, bool neighbors, KeptBecause because) {
-    const size_t most = limit(share);
+  void by_rarity(const Ids& wanted, double share, size_t least, bool neighbors,
+                 KeptBecause because) {
+    const size_t most = std::max(limit(share), used() + least);
     for (size_t hits = 1; hits <= kRareHits; ++hits) {
       std::set<int32_t> done;
       for (const int32_t id : wanted) {
@@ -176,14 +177,14 @@ class PlainModel {
     Ids wanted;
     for (size_t i = body_; body_ > 0 && i < p_.ids.size(); ++i)
       if (!is_marker(i)) wanted.push_back(p_.ids[i]);
-    by_rarity(wanted, 0.25, true, KeptBecause::rare);
+    by_rarity(wanted, 0.25, 0, true, KeptBecause::rare);
   }
   void linked() {
     Ids wanted;
     for (size_t i = 0; i < p_.ids.size(); ++i)
       if (chunks_[i / 32] == KeptBecause::anchor || chunks_[i / 32] == KeptBecause::rare)
         wanted.push_back(p_.ids[i]);
-    by_rarity(wanted, 0.25, false, KeptBecause::linked);
+    by_rarity(wanted, 0.25, 4, false, KeptBecause::linked);
   }
   void repeated() {
     const size_t most = limit(0.125);
@@ -323,7 +324,7 @@ TEST(Selection, HeadAndTailShrinkWithTheBudget) {
     size_t chunks, head, tail, scores;
   };
   for (const Case& c :
-       {Case{400, 8, 24, 8}, Case{330, 8, 24, 1}, Case{320, 7, 24, 1}, Case{90, 2, 6, 1},
+       {Case{700, 8, 24, 38}, Case{640, 8, 24, 32}, Case{400, 5, 15, 20}, Case{90, 1, 3, 5},
         Case{20, 0, 1, 1}, Case{10, 0, 1, 0}, Case{1, 0, 1, 0}}) {
     const Selection selection = filler(c.chunks).select();
     EXPECT_EQ(count_of(selection, KeptBecause::head), c.head) << c.chunks;
