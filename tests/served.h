@@ -20,11 +20,15 @@
 
 namespace braid::test {
 
-// Starts `braid serve --port 0 ...` and waits until it listens. The destructor kills it.
+// Starts `braid serve --port 0 ...`, or another command that listens, and waits until it does. The
+// destructor kills it.
 class Served {
  public:
-  explicit Served(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), {"serve", "--port", "0"});
+  explicit Served(std::vector<std::string> arguments)
+      : Served("serve", " tokens of context", std::move(arguments)) {}
+  // `ready`: of the line with the address, which has " on http" before it.
+  Served(const char* command, const char* ready, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {command, "--port", "0"});
     int pipe[2];
     // CLOEXEC: another server that inherits the pipe would keep the log open.
     if (::pipe2(pipe, O_CLOEXEC) != 0) std::abort();
@@ -51,9 +55,9 @@ class Served {
       closed_ = true;
       changed_.notify_all();
     });
-    if (!wait_log(" tokens of context")) return;
+    if (!wait_log(ready)) return;
     const std::string text = log();
-    const size_t at = text.find("://");
+    const size_t at = text.find("://", text.find(" on http"));
     const size_t colon = text.find(':', at + 3);
     if (at != std::string::npos && colon != std::string::npos) {
       port = static_cast<uint16_t>(std::stoi(text.substr(colon + 1)));

@@ -6,6 +6,11 @@
 #include "cli/options/option_group.h"
 
 namespace braid::cli {
+namespace {
+
+constexpr int kLeastContext = 2048;
+
+}  // namespace
 
 void add_compression_options(CLI::App& command, CompressionFlags& flags) {
   OptionGroup group(command, "Compression of long prompts (loses text)");
@@ -49,6 +54,11 @@ Result<std::optional<server::CompressionOptions>> compression_options(const Comp
         ErrorKind::invalid_argument,
         fmt::format("--prefill-compression {} needs a small model: --prefill-drafter", flags.mode)};
   }
+  if (flags.context_tokens != 0 && flags.context_tokens < kLeastContext)
+    return Error{ErrorKind::invalid_argument,
+                 fmt::format("--prefill-context {}: a model that reads less than {} tokens at once "
+                             "sees too little of a conversation",
+                             flags.context_tokens, kLeastContext)};
   server::CompressionOptions out;
   const auto keep = KeepCurve::parse(flags.keep);
   if (!keep.ok())
