@@ -25,7 +25,7 @@ struct LoadModelOptions {
   std::optional<CompressionOptions> compression;
 };
 
-// Loads weights, which may take minutes; any thread. `scorer`: the file of the model that compresses
+// Loads weights, which may take minutes; any thread. `scorer`: the file of the model that scores
 // prompts, if options.compression is set. A file whose own template cannot be used is
 // offered for completions alone, with a warning. Errors: those of the engine, of the tokenizer, of
 // a chosen chat template.

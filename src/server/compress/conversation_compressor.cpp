@@ -19,8 +19,8 @@ constexpr size_t kShortTokens = 64;      // of a message that is not touched
 constexpr size_t kHeadBytes = 1000;      // of a long recent message: its first paragraph, at most
 constexpr size_t kTailBytes = 2000;      // the same of its last one
 constexpr size_t kLeastTailBytes = 400;  // if paragraphs are longer: to the begin of a line
-constexpr size_t kQuestionBytes = 4000;
-constexpr size_t kLastAnswerBytes = 1000;
+constexpr size_t kQuestionBytes = 1000;
+constexpr size_t kLeastQuestionBytes = 24;
 // A message of which nothing is kept.
 constexpr std::string_view kNothingKept = "[...]";
 
@@ -42,23 +42,36 @@ size_t tail_of(std::string_view text, size_t most) {
   return most;
 }
 
+// The last paragraph, or line, that is long enough to ask for something.
+std::string_view last_words(std::string_view text, size_t most) {
+  const std::string_view end = text.substr(text.size() - std::min(text.size(), most));
+  for (const std::string_view border : {"\n\n", "\n"}) {
+    for (size_t at = end.rfind(border); at != std::string_view::npos && at > 0;
+         at = end.rfind(border, at - 1)) {
+      const std::string_view words = end.substr(at + border.size());
+      if (words.size() >= kLeastQuestionBytes) return words;
+    }
+  }
+  return end;
+}
+
 // What the conversation asks for now.
 std::string question_of(std::span<const ConversationText> messages) {
   std::string out;
   size_t user = messages.size();
   for (size_t i = messages.size(); i-- > 0 && user == messages.size();)
     if (messages[i].role == Role::user) user = i;
-  const auto add = [&](std::string_view text, size_t most) {
+  if (user < messages.size()) {
     out += "\n\n";
-    out += text.substr(text.size() - tail_of(text, most));
-  };
-  if (user < messages.size()) add(messages[user].text, kQuestionBytes);
+    out += last_words(messages[user].text, kQuestionBytes);
+  }
   for (size_t i = messages.size(); i-- > 0 && (user == messages.size() || i > user);)
     if (messages[i].role == Role::answer && !messages[i].text.empty()) {
-      add(messages[i].text, kLastAnswerBytes);
+      out += "\n\n";
+      out += last_words(messages[i].text, kQuestionBytes);
       break;
     }
-  if (out.empty() && !messages.empty()) add(messages.back().text, kQuestionBytes);
+  if (out.empty() && !messages.empty()) out = last_words(messages.back().text, kQuestionBytes);
   return out;
 }
 
@@ -205,8 +218,10 @@ Result<CompressionPlan> ConversationCompressor::plan(std::span<const Conversatio
   }
   mark_recent(messages, measured, static_cast<size_t>(threshold / 4));
   find_parts(messages, measured, static_cast<size_t>(threshold), plan);
-  // In few and large pieces: each changes the prefix of the conversation.
-  const int64_t least = std::max(kLeastTokens, threshold / 8);
+  // In few and large pieces, because each changes the prefix of the conversation; unless it would
+  // not fit.
+  const bool fits = wish.context_tokens == 0 || tokens < wish.context_tokens / 10 * 9;
+  const int64_t least = fits ? std::max(kLeastTokens, threshold / 4) : kLeastTokens;
   int64_t to_read = 0;
   for (const CompressionPlan::Part& part : plan.parts) to_read += static_cast<int64_t>(part.tokens);
   if (to_read >= least) {
@@ -237,9 +252,8 @@ class ConversationCompressor::WindowBuilder {
     return append(part, whole, ids);
   }
 
-  // Without the question if the last part ends with it.
-  Result<std::vector<CompressionPlan::Window>> windows(bool ends_with_question) {
-    if (open_ && !ends_with_question) BRAID_TRY(end_window());
+  Result<std::vector<CompressionPlan::Window>> windows() {
+    if (open_) BRAID_TRY(end_window());
     return std::move(windows_);
   }
 
@@ -314,10 +328,7 @@ Status ConversationCompressor::build_windows(std::span<const ConversationText> m
     BRAID_TRY(
         builder.add(i, messages[part.message].text, measured[part.message].ids, part.keeps_ends));
   }
-  const CompressionPlan::Part& last = plan.parts.back();
-  const bool ends_with_question = last.keeps_ends && last.message + 1 == messages.size() &&
-                                  messages[last.message].role == Role::user;
-  BRAID_ASSIGN(plan.windows, builder.windows(ends_with_question));
+  BRAID_ASSIGN(plan.windows, builder.windows());
   return {};
 }
 

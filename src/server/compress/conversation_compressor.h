@@ -8,7 +8,7 @@
 //   long   a recent message of a user with more than a quarter of the threshold, or another with
 //          more than half of it. It keeps its first and its last paragraph. A user's is shortened
 //          anew when the question changes, others once
-// What is wanted is told by the end of the last user's message and of the last answer after it.
+// The last paragraphs of the last user's message and of the last answer after it are the question.
 //
 // The scoring model reads in windows: as many messages, or as much of one, as its context holds.
 // Each window has the question at its end and its own budget.

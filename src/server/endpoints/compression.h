@@ -1,8 +1,8 @@
 // compression.h -- shortens a request's conversation before its prompt is made.
 //
-// The header x-braid-compression of a request asks for off, auto, always or a share to keep; without
-// it the operator's option holds. While the scoring model reads, no thread waits. If it cannot, the
-// request goes on as it came.
+// The header x-braid-compression of a request asks for off, auto, always or a share to keep;
+// without it the operator's option holds. While the scoring model reads, no thread waits. If it
+// cannot, the request goes on as it came.
 #pragma once
 
 #include <functional>
@@ -26,8 +26,8 @@ struct CompressionOutcome {
 
 using AfterCompression = std::function<std::optional<ApiError>(const CompressionOutcome&)>;
 
-// On a worker. `next` runs on a worker, at once or later, with a generation that may be shorter; not
-// if the client is gone. Errors: invalid_value (the header), those of `next`.
+// On a worker. `next` runs on a worker, at once or later, with a generation that may be shorter;
+// not if the client is gone. Errors: invalid_value (the header), those of `next`.
 std::optional<ApiError> compress_first(ServerContext& context,
                                        const std::shared_ptr<Exchange>& exchange,
                                        const Lease& lease,

@@ -184,7 +184,7 @@ TEST(Compression, AClientThatLeavesStopsTheReading) {
   {
     Client client(server.port());
     const std::string body = chat(1500).dump();
-    client.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " +
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
                 std::to_string(body.size()) + "\r\n\r\n" + body);
     ASSERT_TRUE(server.backend->wait_submitted(1));
   }
@@ -199,7 +199,7 @@ TEST(Compression, OthersAreAnsweredWhileAPromptIsRead) {
   server.backend->hold_scores = true;
   Client waiting(server.port());
   const std::string body = chat(1500).dump();
-  waiting.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " +
+  waiting.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
                std::to_string(body.size()) + "\r\n\r\n" + body);
   ASSERT_TRUE(server.backend->wait_submitted(1));
   for (int i = 0; i < 8; ++i) {

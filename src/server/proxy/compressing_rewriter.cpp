@@ -45,11 +45,12 @@ class CompressingRewriter : public BodyRewriter {
         compressor_(std::move(scorer.compressor)),
         service_(EngineService::start(nullptr, {}, std::move(scorer.scorer))),
         pool_(kThreads) {}
-  // The service ends first: it calls those that wait, whose work is dropped with the pool.
+  // The pool's threads use the service, so they end first. Then the service calls those that wait,
+  // whose work is dropped with the pool.
   ~CompressingRewriter() override {
     pool_.stop();
-    service_.reset();
     pool_.join();
+    service_.reset();
   }
 
   Ticket rewrite(RewriteRequest request, Done done) override {

@@ -1,7 +1,7 @@
 // compressing_rewriter.h -- the proxy's rewriter that shortens long conversations.
 //
-// A small model on a thread of its own reads them (engine/service.h); two more threads parse, choose
-// and write. A body that is not understood, or whose compression fails, passes as it is.
+// A small model on a thread of its own reads them (engine/service.h); two more threads parse,
+// choose and write. A body that is not understood, or whose compression fails, passes as it is.
 #pragma once
 
 #include <memory>
