@@ -264,7 +264,7 @@ class ConversationCompressor::WindowBuilder {
     const size_t count = (ids.size() + room_ - kCutTokens - 1) / (room_ - kCutTokens);
     size_t begin = 0;
     for (size_t piece = 1; piece <= count; ++piece) {
-      const size_t end = piece == count ? ids.size() : cut_before(ids, ids.size() / count * piece);
+      const size_t end = piece == count ? ids.size() : cut_before(ids, ids.size() * piece / count);
       PromptPart cut{text};
       if (keeps_ends && begin == 0) cut.head_bytes = head_of(text);
       if (keeps_ends && piece == count) cut.tail_bytes = tail_of(text, kTailBytes);

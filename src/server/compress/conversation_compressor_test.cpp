@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "gguf/gguf.h"
@@ -215,6 +216,23 @@ TEST(ConversationCompressor, ReadsInWindowsWhatDoesNotFitAtOnce) {
   ASSERT_TRUE(none.ok());
   EXPECT_EQ(none->to_read(), nullptr);
   EXPECT_NE(none->reason.find("the scoring model reads 100"), std::string::npos) << none->reason;
+}
+
+TEST(ConversationCompressor, PiecesOfOneTextFitTheirWindows) {
+  for (const int words : {3000, 7001, 20'003}) {
+    for (const int64_t most : {900, 1023, 2500}) {
+      auto c = compressor(2000, most);
+      Conversation conversation;
+      std::string text = prose(words, 3);
+      std::replace(text.begin(), text.end(), words % 2 == 0 ? '\n' : '\0', ' ');
+      conversation.add(Role::user, std::move(text));
+      auto plan = c.plan(conversation.texts(), wish());
+      ASSERT_TRUE(plan.ok());
+      ASSERT_FALSE(plan->windows.empty()) << plan->reason;
+      for (const CompressionPlan::Window& window : plan->windows)
+        EXPECT_LE(static_cast<int64_t>(window.prompt.ids.size()), most) << words;
+    }
+  }
 }
 
 TEST(ConversationCompressor, OneTextOfSeveralWindowsIsOneTextAgain) {
