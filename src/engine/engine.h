@@ -100,6 +100,8 @@ class Engine {
   // What others may take between two steps; infinite if no sequence decodes. `share`: of the time
   // for prompts, what this engine keeps for its own.
   double slice_for_others_ms(double share);
+  // Other work of this thread ran, so the next step is not the baseline of the pacer.
+  void was_disturbed() { disturbed_ = true; }
   // Those that wait for the next step to be queued; call it before other work of this thread.
   void deliver_events() { events_.deliver(); }
   void run_until_idle();

@@ -2,8 +2,8 @@
 //
 // An engine, its TailScorer and a queue. Clients take turns: after a prompt of one client comes the
 // oldest prompt of another, if there is one. One thread calls everything but engine(), whose fixed
-// parts any thread may read. Done is called in step(), submit() or cancel(), once for each prompt,
-// and must neither block nor throw.
+// parts any thread may read. Done is called once for each prompt, in any call but engine()
+// and idle(), and must neither block nor throw.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/guard.h"
@@ -118,7 +119,13 @@ Result<RequestId> EngineService::score(PromptToScore prompt) {
   BRAID_CHECK(scorer_ != nullptr);
   prompt.id = next_id_++;
   const RequestId id = prompt.id;
-  prompt.done = [this, done = std::move(prompt.done)](Result<std::vector<float>> scores) {
+  prompt.done = [this, client = prompt.client,
+                 done = std::move(prompt.done)](Result<std::vector<float>> scores) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto own = scoring_clients_.find(client);
+      if (--own->second == 0) scoring_clients_.erase(own);
+    }
     --scoring_;
     guarded("the scores of a prompt", [&] { done(std::move(scores)); });
   };
@@ -130,7 +137,17 @@ Result<RequestId> EngineService::score(PromptToScore prompt) {
       return Error{ErrorKind::exhausted,
                    fmt::format("{} prompts wait to be scored already; try again later",
                                options_.max_queued_prompts)};
+    // A client may have half of the places, so others find one.
+    const auto own = scoring_clients_.find(prompt.client);
+    if (own != scoring_clients_.end() && own->second >= (options_.max_queued_prompts + 1) / 2)
+      return Error{ErrorKind::exhausted,
+                   fmt::format("{} prompts of this client wait to be scored already; try again "
+                               "later",
+                               own->second)};
+    if (scorer_failed_) return Error{ErrorKind::io, "the model that scores prompts has failed"};
+    const std::string client = prompt.client;
     prompts_.push_back(std::move(prompt));
+    ++scoring_clients_[client];
     ++scoring_;
   }
   wake_.notify_one();
@@ -207,6 +224,10 @@ void EngineService::take_requests(std::vector<Incoming> incoming) {
 
 void EngineService::take_prompts(std::vector<PromptToScore> prompts) {
   for (PromptToScore& prompt : prompts) {
+    if (scorer_failed_) {
+      prompt.done(Error{ErrorKind::io, "the model that scores prompts has failed"});
+      continue;
+    }
     const auto submit = [&] { scorer_->submit(std::move(prompt)); };
     const auto refuse = [&] {  // unless it was taken
       if (prompt.done)
@@ -314,16 +335,28 @@ void EngineService::run() {
 // While sequences decode, a prompt of the engine and one of the scorer share the time beside them.
 void EngineService::step() {
   const bool scores = scorer_ != nullptr && !scorer_->idle();
-  if (engine_ == nullptr) return scorer_->step();
+  if (engine_ == nullptr) return score_for(std::numeric_limits<double>::infinity());
   const double slice_ms = scorer_ == nullptr ? 0 : engine_->slice_for_others_ms(scores ? 0.5 : 1);
   engine_->step();
   if (!scores) return;
   engine_->deliver_events();
-  if (std::isinf(slice_ms)) {
-    scorer_->step();
-  } else {
-    scorer_->step_beside(slice_ms);
-  }
+  score_for(slice_ms);
+  engine_->was_disturbed();
+}
+
+// A failure ends scoring, and nothing else.
+void EngineService::score_for(double slice_ms) {
+  const auto turn = [&] {
+    if (std::isinf(slice_ms)) {
+      scorer_->step();
+    } else {
+      scorer_->step_beside(slice_ms);
+    }
+  };
+  if (scorer_failed_ || guarded("the scoring of a prompt", turn) == Guarded::fine) return;
+  scorer_failed_ = true;
+  const Error error{ErrorKind::io, "the model that scores prompts has failed"};
+  guarded("the end of scoring", [&] { scorer_->fail_all(error); });
 }
 
 void EngineService::loop() {

@@ -31,8 +31,9 @@
 namespace braid {
 
 struct ServiceOptions {
-  int32_t max_queued = 1024;        // waiting requests; more are refused
-  int32_t max_queued_prompts = 64;  // the same for prompts to score
+  int32_t max_queued = 1024;  // waiting requests; more are refused
+  // The same for prompts to score, of which a client may have half.
+  int32_t max_queued_prompts = 64;
 };
 
 struct EngineStatus {
@@ -101,6 +102,7 @@ class EngineService {
   void die(const std::string& why);
   bool idle() const;
   void step();
+  void score_for(double slice_ms);
   void take_queue(bool may_wait);
   void take_requests(std::vector<Incoming> incoming);
   void take_prompts(std::vector<PromptToScore> prompts);
@@ -116,6 +118,7 @@ class EngineService {
   std::atomic<RequestId> next_id_{1};
   std::atomic<int32_t> active_{0};
   std::atomic<int32_t> scoring_{0};
+  std::atomic<bool> scorer_failed_{false};  // it is not used any more
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -124,6 +127,7 @@ class EngineService {
   std::vector<RequestId> cancelled_;                               // guarded by mutex_
   std::vector<PromptToScore> prompts_;                             // guarded by mutex_
   std::vector<RequestId> cancelled_prompts_;                       // guarded by mutex_
+  std::unordered_map<std::string, int32_t> scoring_clients_;       // guarded by mutex_; of scoring_
   bool draining_ = false;                                          // guarded by mutex_
   bool stopping_ = false;                                          // guarded by mutex_
   EngineStatus status_;                                            // guarded by mutex_

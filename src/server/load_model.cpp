@@ -29,14 +29,21 @@ void warn_of_template(const ChatTemplate& chat) {
     spdlog::warn("the chat template leaves out the text of a user's message");
 }
 
-// Host memory that the scoring model has taken counts as free until it is first written.
+uint64_t left_of(uint64_t limit, uint64_t taken) {
+  return std::max<uint64_t>(1, limit - std::min(limit, taken));
+}
+
+// What the scoring model has taken counts against the limits. Without a limit, a GPU knows what is
+// free; host memory counts as free until it is first written.
 void leave_memory(const MemoryPlan& taken, EngineOptions& options) {
-  if (taken.pools[0].own_memory) return;
-  const uint64_t free_bytes =
-      options.host_memory_bytes > 0 ? options.host_memory_bytes : available_memory_bytes();
-  if (free_bytes == UINT64_MAX) return;
-  const uint64_t kv_bytes = taken.predicted_bytes_of(MemoryUse::kv_blocks);
-  options.host_memory_bytes = std::max<uint64_t>(1, free_bytes - std::min(free_bytes, kv_bytes));
+  if (taken.pools[0].own_memory) {
+    for (uint64_t& limit : options.gpu_memory_bytes)
+      if (limit > 0) limit = left_of(limit, taken.predicted_bytes());
+  } else if (options.host_memory_bytes > 0) {
+    options.host_memory_bytes = left_of(options.host_memory_bytes, taken.predicted_bytes());
+  } else if (const uint64_t free_bytes = available_memory_bytes(); free_bytes < UINT64_MAX) {
+    options.host_memory_bytes = left_of(free_bytes, taken.predicted_bytes_of(MemoryUse::kv_blocks));
+  }
 }
 
 }  // namespace
@@ -66,7 +73,10 @@ Result<std::shared_ptr<ServedModel>> load_model(GgufFile file, const LoadModelOp
   LoadedScorer scoring;
   EngineOptions engine_options = options.engine;
   if (options.compression && scorer) {
-    BRAID_ASSIGN(scoring, load_scorer(std::move(*scorer), *options.compression, true));
+    CompressionOptions compression = *options.compression;
+    compression.gpu_memory_bytes = engine_options.gpu_memory_bytes;
+    compression.host_memory_bytes = engine_options.host_memory_bytes;
+    BRAID_ASSIGN(scoring, load_scorer(std::move(*scorer), compression, true));
     model->compressor = scoring.compressor;
     leave_memory(scoring.scorer->engine().memory(), engine_options);
     spdlog::info("long prompts are compressed by a small model, which reads {} tokens at once",

@@ -435,7 +435,6 @@ std::string Metrics::render(const BackendStats& stats, const std::string& model,
   return page.take();
 }
 
-// vLLM's names, as gateways poll them 20 times a second. A missing family is an error there.
 void Metrics::compression_metrics(const BackendStats& stats, MetricsPage& page) const {
   const auto number = [](auto value) { return static_cast<double>(value); };
   page.family("braid_compressions_total", "counter",
@@ -452,6 +451,7 @@ void Metrics::compression_metrics(const BackendStats& stats, MetricsPage& page) 
            "Prompts that the small model reads, or that wait for it.", stats.scoring);
 }
 
+// vLLM's names, as gateways poll them 20 times a second. A missing family is an error there.
 void Metrics::vllm_metrics(const BackendStats& stats, MetricsPage& page) const {
   const auto number = [](auto value) { return static_cast<double>(value); };
   const double kv =

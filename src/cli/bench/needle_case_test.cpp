@@ -301,7 +301,7 @@ TEST(NeedleCase, NamesAreReadAsTheyArePrinted) {
   EXPECT_EQ(*parse_filler("file"), Filler::file);
   EXPECT_EQ(parse_needle("haystack").error().message,
             "'haystack' is no needle: it is one of number, uuid, identifier, several, two-hop, "
-            "distractor, border");
+            "distractor, border, secret");
   EXPECT_EQ(parse_filler("sand").error().kind, ErrorKind::invalid_argument);
 }
 

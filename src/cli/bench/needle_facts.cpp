@@ -11,8 +11,8 @@ namespace {
 using FactWords = std::string_view[];
 
 constexpr std::string_view kNeedleNames[] = {"number",  "uuid",       "identifier", "several",
-                                             "two-hop", "distractor", "border"};
-constexpr int kNumberDigits = 7, kSeveralFacts = 4;
+                                             "two-hop", "distractor", "border",     "secret"};
+constexpr int kNumberDigits = 7, kSecretDigits = 5, kSeveralFacts = 4;
 
 // None of these words is in a filler.
 constexpr FactWords kFactLooks = {"cobalt", "saffron", "crimson", "ivory",  "amber",  "violet",
@@ -75,6 +75,15 @@ FactSet number_fact(NeedleRandom& random) {
   const std::string value = random.digits(kNumberDigits);
   return {{{fmt::format("The {} of the {} is {}.", noun, subject, value), "", value}},
           fmt::format("What is the {} of the {}? Answer with the number.", noun, subject),
+          {value},
+          {}};
+}
+
+FactSet secret_fact(NeedleRandom& random) {
+  const std::string_view look = random.pick(kFactLooks), thing = random.pick(kFactThings);
+  const std::string value = random.digits(kSecretDigits);
+  return {{{fmt::format("The secret number for {}-{} is {}.", look, thing, value), "", value}},
+          fmt::format("What is the secret number for {}-{}?", look, thing),
           {value},
           {}};
 }
@@ -186,6 +195,8 @@ FactSet draw_facts(Needle needle, NeedleRandom& random) {
       return two_hop_facts(random);
     case Needle::distractor:
       return distractor_facts(random);
+    case Needle::secret:
+      return secret_fact(random);
     case Needle::number:
     case Needle::border:
       break;

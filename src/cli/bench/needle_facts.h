@@ -17,10 +17,11 @@ namespace braid::cli {
 // - two_hop: one fact names a person, another the person's number; the question names neither.
 // - distractor: a number, and elsewhere nearly the same sentence with another number.
 // - border: a number whose tokens lie on both sides of the border of two chunks.
-enum class Needle { number, uuid, identifier, several, two_hop, distractor, border };
+// - secret: five digits, in the words that the model inside of the program was trained on.
+enum class Needle { number, uuid, identifier, several, two_hop, distractor, border, secret };
 inline constexpr Needle kAllNeedles[] = {Needle::number,  Needle::uuid,    Needle::identifier,
                                          Needle::several, Needle::two_hop, Needle::distractor,
-                                         Needle::border};
+                                         Needle::border,  Needle::secret};
 std::string_view needle_name(Needle needle);
 // Error: invalid_argument, with the names.
 Result<Needle> parse_needle(std::string_view name);

@@ -24,17 +24,22 @@ constexpr size_t kLeastQuestionBytes = 24;
 // A message of which nothing is kept.
 constexpr std::string_view kNothingKept = "[...]";
 
-// The first paragraph, if it is short: it may say what the rest is for.
+// The first paragraph or line, if it is short, or some words: they may say what the rest is for.
 size_t head_of(std::string_view text) {
-  const size_t end = text.substr(0, kHeadBytes).find("\n\n");
-  return end == std::string_view::npos ? 0 : end + 2;
+  const std::string_view begin = text.substr(0, kHeadBytes);
+  for (const std::string_view border : {"\n\n", "\r\n\r\n", "\n"}) {
+    const size_t at = begin.find(border);
+    if (at != std::string_view::npos) return at + border.size();
+  }
+  const size_t blank = begin.rfind(' ', kLeastTailBytes);
+  return blank == std::string_view::npos ? std::min(begin.size(), kLeastTailBytes) : blank;
 }
 
 // Bytes of the last paragraphs, or lines, or of the end alone.
 size_t tail_of(std::string_view text, size_t most) {
   if (text.size() <= most) return text.size();
   const std::string_view end = text.substr(text.size() - most);
-  for (const std::string_view border : {"\n\n", "\n", " "}) {
+  for (const std::string_view border : {"\n\n", "\r\n\r\n", "\n", " "}) {
     const size_t at = end.find(border);
     if (at != std::string_view::npos && most - at >= kLeastTailBytes)
       return most - at - border.size();
@@ -45,7 +50,7 @@ size_t tail_of(std::string_view text, size_t most) {
 // The last paragraph, or line, that is long enough to ask for something.
 std::string_view last_words(std::string_view text, size_t most) {
   const std::string_view end = text.substr(text.size() - std::min(text.size(), most));
-  for (const std::string_view border : {"\n\n", "\n"}) {
+  for (const std::string_view border : {"\n\n", "\r\n\r\n", "\n"}) {
     for (size_t at = end.rfind(border); at != std::string_view::npos && at > 0;
          at = end.rfind(border, at - 1)) {
       const std::string_view words = end.substr(at + border.size());
@@ -127,12 +132,11 @@ ConversationCompressor::ConversationCompressor(std::shared_ptr<const Tokenizer> 
                                                const Options& options)
     : tokenizer_(std::move(tokenizer)), options_(options), cache_(options.cache_bytes) {}
 
-// Tokenizes all messages, and puts in place what was shortened before.
+// Tokenizes all messages.
 Result<std::vector<ConversationCompressor::Measured>> ConversationCompressor::measure(
     std::span<const ConversationText> messages, const CompressionWish& wish,
     CompressionPlan& plan) {
   std::vector<Measured> out(messages.size());
-  plan.texts.resize(messages.size());
   const std::string keep = plan.keep.canonical();
   CompressionKey key = next_key({}, 't', wish.tenant);
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -141,13 +145,6 @@ Result<std::vector<ConversationCompressor::Measured>> ConversationCompressor::me
     key = next_key(key, static_cast<unsigned char>(messages[i].role), messages[i].text);
     message.key = next_key(key, 'a', keep);
     plan.read_tokens += static_cast<int64_t>(message.tokens());
-    auto found = cache_.find(message.key);
-    if (!found) continue;
-    BRAID_ASSIGN(const std::vector<int32_t> shorter, part_tokens(*tokenizer_, *found));
-    plan.dropped_tokens +=
-        static_cast<int64_t>(message.tokens()) - static_cast<int64_t>(shorter.size());
-    plan.texts[i] = std::move(*found);
-    plan.found = true;
   }
   return out;
 }
@@ -168,27 +165,27 @@ void ConversationCompressor::mark_recent(std::span<const ConversationText> messa
   }
 }
 
-// What may be shortened, and has not been for this or an earlier request.
+// What may be shortened: found, or a part to read.
 void ConversationCompressor::find_parts(std::span<const ConversationText> messages,
                                         std::span<const Measured> measured, size_t threshold,
                                         CompressionPlan& plan) {
-  const CompressionKey whole = next_key(measured.back().key, 'l', plan.keep.canonical());
+  // The newest question; what follows it does not change it.
+  size_t asking = messages.size() - 1;
+  while (asking > 0 && messages[asking].role != Role::user) --asking;
+  const CompressionKey question = next_key(measured[asking].key, 'l', plan.keep.canonical());
   for (size_t i = 0; i < messages.size(); ++i) {
     const Measured& message = measured[i];
-    if (messages[i].role == Role::instructions || plan.texts[i]) continue;
-    if (message.tokens() < kShortTokens) continue;
+    if (messages[i].role == Role::instructions || message.tokens() < kShortTokens) continue;
     const bool of_user = messages[i].role == Role::user;
     if (message.recent && message.tokens() <= threshold / (of_user ? 4 : 2)) continue;
     CompressionPlan::Part part{i, message.recent, message.key, message.tokens(), {}};
-    if (message.recent && of_user) {
-      part.key = next_key(whole, 'i', std::to_string(i));
-      if (auto found = cache_.find(part.key)) {
-        replace(plan, part, std::move(*found));
-        plan.found = true;
-        continue;
-      }
+    if (message.recent && of_user) part.key = next_key(question, 'i', std::to_string(i));
+    if (auto found = cache_.find(part.key)) {
+      replace(plan, part, std::move(*found));
+      plan.found = true;
+    } else {
+      plan.parts.push_back(part);
     }
-    plan.parts.push_back(part);
   }
 }
 
@@ -203,32 +200,47 @@ void ConversationCompressor::replace(CompressionPlan& plan, const CompressionPla
 Result<CompressionPlan> ConversationCompressor::plan(std::span<const ConversationText> messages,
                                                      const CompressionWish& wish) {
   CompressionPlan plan;
+  plan.texts.resize(messages.size());
   plan.keep = wish.keep.value_or(options_.keep);
   if (wish.mode == CompressionMode::off || messages.empty()) {
-    plan.texts.resize(messages.size());
     plan.reason = "it is off";
     return plan;
   }
   const int64_t threshold = threshold_of(options_, wish);
+  size_t bytes = 0;
+  for (const ConversationText& message : messages) bytes += message.text.size();
+  if (bytes < static_cast<size_t>(threshold)) {  // a token has a byte or more
+    plan.reason = fmt::format("{} bytes are below the threshold of {} tokens", bytes, threshold);
+    return plan;
+  }
   BRAID_ASSIGN(std::vector<Measured> measured, measure(messages, wish, plan));
-  const int64_t tokens = plan.read_tokens - plan.dropped_tokens;
-  if (tokens < threshold) {
-    plan.reason = fmt::format("{} tokens are below the threshold of {}", tokens, threshold);
+  if (plan.read_tokens < threshold) {
+    plan.reason =
+        fmt::format("{} tokens are below the threshold of {}", plan.read_tokens, threshold);
+    return plan;
+  }
+  const double least_left = static_cast<double>(plan.read_tokens) *
+                            plan.keep.at(static_cast<uint64_t>(plan.read_tokens)).prose;
+  if (wish.context_tokens > 0 && least_left > 2.0 * static_cast<double>(wish.context_tokens)) {
+    plan.reason = fmt::format("{} tokens do not fit a context of {} after compression either",
+                              plan.read_tokens, wish.context_tokens);
     return plan;
   }
   mark_recent(messages, measured, static_cast<size_t>(threshold / 4));
   find_parts(messages, measured, static_cast<size_t>(threshold), plan);
+  const int64_t tokens = plan.read_tokens - plan.dropped_tokens;
   // In few and large pieces, because each changes the prefix of the conversation; unless it would
   // not fit.
   const bool fits = wish.context_tokens == 0 || tokens < wish.context_tokens / 10 * 9;
   const int64_t least = fits ? std::max(kLeastTokens, threshold / 4) : kLeastTokens;
   int64_t to_read = 0;
   for (const CompressionPlan::Part& part : plan.parts) to_read += static_cast<int64_t>(part.tokens);
-  if (to_read >= least) {
+  if (tokens >= threshold && to_read >= least) {
     BRAID_TRY(build_windows(messages, measured, plan));
   } else {
-    plan.reason =
-        fmt::format("{} tokens are old or in long messages, fewer than {}", to_read, least);
+    plan.reason = fmt::format("{} of {} tokens are old or in long messages, and not shortened yet",
+                              to_read, tokens);
+    plan.parts.clear();
   }
   return plan;
 }
@@ -329,6 +341,11 @@ Status ConversationCompressor::build_windows(std::span<const ConversationText> m
         builder.add(i, messages[part.message].text, measured[part.message].ids, part.keeps_ends));
   }
   BRAID_ASSIGN(plan.windows, builder.windows());
+  if (plan.windows.size() > kMostWindows) {
+    plan.reason = fmt::format("the scoring model would read {} windows of {} tokens, more than {}",
+                              plan.windows.size(), options_.most_tokens, kMostWindows);
+    plan.give_up();
+  }
   return {};
 }
 

@@ -103,6 +103,7 @@ class ConversationCompressor {
   };
   static constexpr int64_t kAlwaysTokens = 2048;  // the threshold of CompressionMode::always
   static constexpr int64_t kLeastTokens = 512;    // fewer are not worth reading
+  static constexpr size_t kMostWindows = 64;      // that are read for one request
 
   ConversationCompressor(std::shared_ptr<const Tokenizer> tokenizer, const Options& options);
 

@@ -154,6 +154,61 @@ TEST(ConversationCompressor, TheBeginOfAnAgentsConversationStaysTheSame) {
   EXPECT_GT(most_common, 40);
 }
 
+// What was shortened as an old text is not put in place where it is the question, or recent.
+TEST(ConversationCompressor, AConversationThatGoesBackHasItsOwnTexts) {
+  auto c = compressor();
+  Conversation conversation;
+  conversation.add(Role::user, prose(150, 1) + "\n\nWhat is in this text about dogs?");
+  conversation.add(Role::answer, "They slept.");
+  for (int i = 0; i < 12; ++i) {
+    conversation.add(Role::user, prose(500, static_cast<uint32_t>(10 + i)));
+    conversation.add(Role::answer, "I see.");
+  }
+  const auto plan = compressed(c, conversation);
+  ASSERT_TRUE(plan.texts[0]) << plan.reason;
+  ASSERT_TRUE(plan.texts[2]);
+  Conversation back = conversation;
+  back.messages.resize(1);
+  EXPECT_FALSE(compressed(c, back).changes()) << "far below the threshold";
+  for (const size_t length : {19u, 21u, 23u}) {
+    back = conversation;
+    back.messages.resize(length);
+    const auto shorter = compressed(c, back);
+    EXPECT_FALSE(shorter.texts[length - 1]) << "the question";
+    EXPECT_FALSE(shorter.texts[length - 3]) << "recent";
+    EXPECT_TRUE(shorter.texts[2]);
+  }
+}
+
+TEST(ConversationCompressor, ALongFirstMessageOfAnAgentStaysTheSame) {
+  auto c = compressor();
+  Conversation conversation;
+  conversation.add(Role::user, prose(4000, 1) + "\n\nFind out who slept near the doors, please.");
+  std::string first;
+  for (int turn = 0; turn < 12; ++turn) {
+    conversation.add(Role::answer, "Now I read file " + std::to_string(turn) + " of the project.");
+    conversation.add(Role::tool, prose(100, static_cast<uint32_t>(100 + turn)));
+    const auto plan = compressed(c, conversation);
+    ASSERT_TRUE(plan.texts[0]) << plan.reason;
+    if (turn > 0) EXPECT_EQ(*plan.texts[0], first) << turn;
+    first = *plan.texts[0];
+  }
+}
+
+TEST(ConversationCompressor, WhatCannotFitOrTakesTooLongIsNotRead) {
+  auto c = compressor(4000, 1000);
+  const Conversation conversation = agent(30);
+  CompressionWish small = wish();
+  small.context_tokens = 600;
+  EXPECT_EQ(c.plan(conversation.texts(), small)->to_read(), nullptr);
+  Conversation huge;
+  huge.add(Role::user, prose(120'000, 1));
+  const auto plan = c.plan(huge.texts(), wish());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->to_read(), nullptr);
+  EXPECT_NE(plan->reason.find("more than 64"), std::string::npos) << plan->reason;
+}
+
 TEST(ConversationCompressor, ALongQuestionKeepsItsEndsAndIsReadAnewForAnotherQuestion) {
   auto c = compressor();
   Conversation conversation;

@@ -28,6 +28,8 @@ Result<LoadedScorer> load(GgufFile file, const CompressionOptions& options, bool
   EngineOptions engine;
   engine.device = options.device.substr(0, options.device.find(','));
   engine.threads = options.threads;
+  engine.gpu_memory_bytes = options.gpu_memory_bytes;
+  engine.host_memory_bytes = options.host_memory_bytes;
   BRAID_ASSIGN(engine.k_codec, find_kv_codec("q8_0"));
   engine.v_codec = engine.k_codec;
   engine.beside_another = beside_another;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/prompt_scorer.h"
@@ -16,6 +17,8 @@ struct CompressionOptions {
   std::string file;  // of the scoring model; empty: the one inside of the program
   std::string device = "auto";
   int threads = 0;
+  std::vector<uint64_t> gpu_memory_bytes;  // limits, as EngineOptions has them
+  uint64_t host_memory_bytes = 0;
   int32_t context_tokens =
       0;  // that it reads at once; 0: kScorerContext, or less if its own is less
   ConversationCompressor::Options compressor;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "server/api/error_answer.h"
 #include "server/api/json_memory.h"
 #include "server/api/prompt.h"
+#include "server/endpoints/request_work.h"
 
 namespace braid::server {
 namespace {
@@ -43,6 +45,14 @@ struct Reading {
   std::mutex mutex;
   RequestId id = 0;  // 0 until it is known
   bool gone = false;
+  bool late = false;  // the request has taken longer than it may
+
+  // Ends the reading.
+  void end(Backend& backend, bool Reading::*why) {
+    const std::lock_guard lock(mutex);
+    this->*why = true;
+    if (id != 0) backend.cancel_score(id);
+  }
 };
 
 std::vector<ConversationText> texts_of(const Generation& generation) {
@@ -61,7 +71,7 @@ std::vector<ConversationText> texts_of(const Generation& generation) {
 }
 
 // Why a request is not shortened whatever its length; empty: it may be.
-const char* unsuitable(const Generation& generation, CompressionMode mode) {
+const char* unsuitable(const Generation& generation, bool insists) {
   if (generation.endpoint == Endpoint::completions) {
     if (generation.prompts.size() != 1) return "it has several prompts";
     if (!std::holds_alternative<std::string>(generation.prompts[0]))
@@ -70,7 +80,7 @@ const char* unsuitable(const Generation& generation, CompressionMode mode) {
     if (generation.suffix) return "it fills in the middle";
   }
   // What is missing in the prompt would be made up to fill a form.
-  if (generation.format.kind != OutputFormat::Kind::text && mode == CompressionMode::automatic)
+  if (generation.format.kind != OutputFormat::Kind::text && !insists)
     return "its answer has a form";
   return "";
 }
@@ -78,6 +88,9 @@ const char* unsuitable(const Generation& generation, CompressionMode mode) {
 // Of the prompt as it came; 0 if it cannot be made.
 int64_t original_tokens(const Generation& generation, const ServedModel& model,
                         const AnswerPolicy& policy) {
+  // As prepare_answer() does, without what only costs time.
+  const auto context = static_cast<size_t>(model.backend->context_tokens());
+  if (generation.messages.size() > context) return 0;
   if (generation.endpoint == Endpoint::completions) {
     const auto ids =
         model.tokenizer->encode(std::get<std::string>(generation.prompts[0]),
@@ -139,32 +152,46 @@ std::optional<ApiError> take_scores(const Shared& work, const Result<std::vector
   return work->plan.to_read() == nullptr ? go_on(work, false) : read_next(work);
 }
 
+bool is_late(Reading& reading) {
+  const std::lock_guard lock(reading.mutex);
+  return reading.late;
+}
+
+ApiError too_late() {
+  return {.status = 504,
+          .type = "timeout_error",
+          .code = "request_timeout",
+          .message = "the answer took longer than this server allows"};
+}
+
 std::optional<ApiError> read_next(const Shared& work) {
   Exchange& exchange = *work->exchange;
   const auto reading = std::make_shared<Reading>();
   const std::shared_ptr<const ServedModel> model = work->lease.model;
-  exchange.on_gone([reading, model] {
-    const std::lock_guard lock(reading->mutex);
-    reading->gone = true;
-    if (reading->id != 0) model->backend->cancel_score(reading->id);
-  });
+  exchange.on_gone([reading, model] { reading->end(*model->backend, &Reading::gone); });
+  if (const int64_t limit_ms = work->context.options.request_limit_ms; limit_ms > 0) {
+    const auto used_ms = static_cast<int64_t>(1e3 * work->seconds());
+    exchange.after(std::max<int64_t>(1, limit_ms - used_ms),
+                   [reading, model] { reading->end(*model->backend, &Reading::late); });
+  }
   if (exchange.is_gone()) return std::nullopt;
   PromptToScore prompt;
   prompt.client = work->context.access.identify(exchange.request()).id;
   prompt.ids = work->plan.to_read()->ids;
   // Called on the engine's thread, perhaps when the server has ended: post() has no effect then.
-  prompt.done = [work](Result<std::vector<float>> scores) {
+  prompt.done = [work, reading](Result<std::vector<float>> scores) {
     const auto shared = std::make_shared<const Result<std::vector<float>>>(std::move(scores));
-    work->exchange->post([work, shared] {
-      work->context.work(work->exchange, Workers::Cost::large,
-                         [work, shared] { return take_scores(work, *shared); });
+    work->exchange->post([work, reading, shared] {
+      work->context.work(work->exchange, Workers::Cost::large, [work, reading, shared] {
+        return is_late(*reading) ? std::optional(too_late()) : take_scores(work, *shared);
+      });
     });
   };
   const auto id = model->backend->score(std::move(prompt));
   if (!id.ok()) return take_scores(work, id.error());
   const std::lock_guard lock(reading->mutex);
   reading->id = *id;
-  if (reading->gone) model->backend->cancel_score(*id);
+  if (reading->gone || reading->late) model->backend->cancel_score(*id);
   return std::nullopt;
 }
 
@@ -186,10 +213,14 @@ std::optional<ApiError> compress_first(ServerContext& context,
     choice.mode = compressor->options().mode;
   }
   if (choice.mode == CompressionMode::off) return next({});
+  // More messages than tokens fit: an error without any work.
+  const auto context_tokens = static_cast<size_t>(lease.model->backend->context_tokens());
+  if (generation->messages.size() > context_tokens) return next({});
   if (compressor == nullptr)
     return unsupported(std::string(kCompressionHeader),
                        "this server has no model that compresses prompts");
-  if (const std::string_view why = unsuitable(*generation, choice.mode); !why.empty()) {
+  const bool insists = !header.empty() && choice.mode == CompressionMode::always;
+  if (const std::string_view why = unsuitable(*generation, insists); !why.empty()) {
     spdlog::debug("{} is not compressed: {}", exchange->request().id, why);
     return next({});
   }
@@ -201,13 +232,17 @@ std::optional<ApiError> compress_first(ServerContext& context,
   wish.tenant = tenant + generation->cache_salt;
   wish.context_tokens = lease.model->backend->context_tokens();
   const std::vector<ConversationText> texts = texts_of(*generation);
+  size_t bytes = 0;
+  for (const ConversationText& text : texts) bytes += text.text.size();
+  // Tokens of all texts, and once more with their ends and bytes for the windows.
+  constexpr size_t kPlanningBytes = 12;  // for a byte of text
+  if (auto fault = rendering_fault(*exchange, *generation, kPlanningBytes * bytes)) return fault;
   auto plan = compressor->plan(texts, wish);
   if (!plan.ok()) return take_scores(work, plan.error());
   work->plan = std::move(*plan);
   if (!work->plan.reason.empty())
     spdlog::debug("{} is not compressed: {}", exchange->request().id, work->plan.reason);
-  if (auto fault = memory_fault(*exchange, generation_bytes(*generation) + work->plan.bytes()))
-    return fault;
+  if (auto fault = rendering_fault(*exchange, *generation, work->plan.bytes())) return fault;
   return work->plan.to_read() == nullptr ? go_on(work, false) : read_next(work);
 }
 

@@ -24,6 +24,7 @@ struct RewriteRequest {
   Headers headers;     // as the client sent them, keys included
   std::string tenant;  // of caches: one for each API key of the proxy; empty without keys
   std::string body;    // not checked: perhaps no JSON
+  std::string client;  // who takes turns with others: its key or its address
 };
 
 struct RewrittenBody {

@@ -17,9 +17,9 @@ using Role = ConversationText::Role;
 bool is_string(std::string_view value) { return value.starts_with('"'); }
 
 Role role_of(std::string_view value) {
-  if (value == R"("system")" || value == R"("developer")") return Role::instructions;
-  if (value == R"("assistant")") return Role::answer;
-  if (value == R"("tool")" || value == R"("function")") return Role::tool;
+  if (is_text(value, "system") || is_text(value, "developer")) return Role::instructions;
+  if (is_text(value, "assistant")) return Role::answer;
+  if (is_text(value, "tool") || is_text(value, "function")) return Role::tool;
   return Role::user;
 }
 
@@ -45,8 +45,8 @@ class Reader {
     std::string_view content;
     Role role = Role::user;
     for_members(message, [&](std::string_view name, std::string_view value) {
-      if (name == R"("role")") role = role_of(value);
-      if (name == R"("content")") content = value;
+      if (is_text(name, "role")) role = role_of(value);
+      if (is_text(name, "content")) content = value;
     });
     read_content(content, role);
   }
@@ -61,12 +61,13 @@ class Reader {
   void read_part(std::string_view part, Role role) {
     std::string_view type, words, content;
     for_members(part, [&](std::string_view name, std::string_view value) {
-      if (name == R"("type")") type = value;
-      if (name == R"("text")") words = value;
-      if (name == R"("content")") content = value;
+      if (is_text(name, "type")) type = value;
+      if (is_text(name, "text")) words = value;
+      if (is_text(name, "content")) content = value;
     });
-    if (type == R"("text")" && is_string(words)) text(words, role);
-    if (type == R"("tool_result")") read_content(content, Role::tool);
+    if (is_text(type, "text") && is_string(words)) text(words, role);
+    // A result has no results in it.
+    if (is_text(type, "tool_result") && role != Role::tool) read_content(content, Role::tool);
   }
 
   std::string_view body_;
@@ -77,13 +78,18 @@ class Reader {
 // Members that ask for more than a free answer to the prompt.
 bool asks_for_form(std::string_view name, std::string_view value) {
   static constexpr std::array<std::string_view, 9> kNames = {
-      R"("json_schema")",        R"("guided_json")", R"("guided_choice")",
-      R"("guided_regex")",       R"("grammar")",     R"("guided_grammar")",
-      R"("structured_outputs")", R"("suffix")",      R"("output_format")"};
+      "json_schema",    "guided_json",        "guided_choice", "guided_regex", "grammar",
+      "guided_grammar", "structured_outputs", "suffix",        "output_format"};
   if (value == "null") return false;
-  if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
-  if (name == R"("echo")") return value == "true";
-  return name == R"("response_format")" && value.find(R"("text")") == std::string_view::npos;
+  const auto is_it = [&](std::string_view each) { return is_text(name, each); };
+  if (std::any_of(kNames.begin(), kNames.end(), is_it)) return true;
+  if (is_text(name, "echo")) return value == "true";
+  if (!is_text(name, "response_format")) return false;
+  bool is_plain = false;
+  for_members(value, [&](std::string_view member, std::string_view type) {
+    if (is_text(member, "type")) is_plain = is_text(type, "text");
+  });
+  return !is_plain;
 }
 
 }  // namespace
@@ -96,10 +102,10 @@ std::optional<BodyTexts> texts_of_body(std::string_view path, std::string_view b
   int found = 0;
   const bool is_object = for_members(body, [&](std::string_view name, std::string_view value) {
     out.has_form = out.has_form || asks_for_form(name, value);
-    if (completion && name == R"("prompt")") {
+    if (completion && is_text(name, "prompt")) {
       ++found;
       if (is_string(value)) reader.text(value, Role::user);
-    } else if (!completion && name == R"("messages")") {
+    } else if (!completion && is_text(name, "messages")) {
       ++found;
       reader.messages(value);
     }

@@ -26,8 +26,8 @@ struct BodyTexts {
 };
 
 // Of a chat completion, a completion or a message of Anthropic's API. A message with several parts
-// has several texts. Empty: the body is no JSON, has more than a million values, repeats a member
-// that matters, or has no texts, such as a prompt of token ids.
+// has several texts. Empty: the body is no JSON, has more than a million values, repeats
+// `messages` or `prompt`, or has no texts, such as a prompt of token ids.
 std::optional<BodyTexts> texts_of_body(std::string_view path, std::string_view body);
 
 // `changed`: one for each of `texts`; empty: as it is.

@@ -70,6 +70,19 @@ TEST(BodyTexts, FindsToolResultsOfMessagesAndPromptsOfCompletions) {
   EXPECT_TRUE(prompt->has_form);
 }
 
+TEST(BodyTexts, NamesAreNamesHoweverTheyAreSpelled) {
+  const auto found = texts_of_body(
+      "/v1/chat/completions",
+      R"({"m\u0065ssages":[{"r\u006fle":"syst\u0065m","content":"a"},{"role":"user","content":"b"}]})");
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->texts[0].role, Role::instructions);
+  // A result inside of a result is not read, so nesting costs nothing.
+  std::string nested = R"("x")";
+  for (int i = 0; i < 50; ++i) nested = R"([{"type":"tool_result","content":)" + nested + "}]";
+  EXPECT_FALSE(
+      texts_of_body("/v1/messages", R"({"messages":[{"role":"user","content":)" + nested + "}]}"));
+}
+
 TEST(BodyTexts, WhatIsNotUnderstoodIsNotTouched) {
   for (const char* body :
        {"", "x", "[]", "{}", R"({"messages":[]})", R"({"messages":"text"})",
@@ -94,6 +107,8 @@ TEST(BodyTexts, SeesThatAnAnswerHasAForm) {
   EXPECT_TRUE(form(R"("grammar":"root ::= x")"));
   EXPECT_FALSE(form(R"("response_format":{"type":"text"})"));
   EXPECT_FALSE(form(R"("guided_json":null)"));
+  EXPECT_TRUE(form(R"("response_format":{"type":"json_schema","json_schema":{"text":"text"}})"));
+  EXPECT_TRUE(form(R"("guided_\u006ason":{})"));
   EXPECT_FALSE(form(R"("tools":[])"));
 }
 

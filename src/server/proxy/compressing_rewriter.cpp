@@ -94,13 +94,20 @@ class CompressingRewriter : public BodyRewriter {
   template <typename Step>
   void run(const Shared& work, Step step) {
     boost::asio::post(pool_, [this, work, step = std::move(step)] {
+      if (is_gone(*work)) return;
       if (guarded("a request's compression", step) != Guarded::fine) forget(work);
     });
+  }
+
+  bool is_gone(const Work& work) {
+    const std::lock_guard lock(mutex_);
+    return work.gone;
   }
 
   void begin(const Shared& work) {
     RewriteRequest& request = work->request;
     CompressionChoice choice{compressor_->options().mode, {}};
+    bool insists = false;
     if (const auto asked = header_of(request.headers, kCompressionHeader); !asked.empty()) {
       auto parsed = CompressionChoice::parse(asked);
       if (!parsed.ok()) {
@@ -109,11 +116,11 @@ class CompressingRewriter : public BodyRewriter {
         return end(work, std::move(refused));
       }
       choice = std::move(*parsed);
+      insists = choice.mode == CompressionMode::always;
     }
     if (choice.mode == CompressionMode::off) return pass(work, "");
     auto texts = texts_of_body(request.path, request.body);
-    if (!texts || (texts->has_form && choice.mode == CompressionMode::automatic))
-      return pass(work, "none");
+    if (!texts || (texts->has_form && !insists)) return pass(work, "none");
     work->texts = std::move(*texts);
     std::vector<ConversationText> conversation;
     for (const BodyText& text : work->texts.texts) conversation.push_back({text.role, text.text});
@@ -130,7 +137,7 @@ class CompressingRewriter : public BodyRewriter {
   void go_on(const Shared& work) {
     if (work->plan.to_read() == nullptr) return finish(work);
     PromptToScore prompt;
-    prompt.client = work->request.tenant;
+    prompt.client = work->request.client;
     prompt.ids = work->plan.to_read()->ids;
     prompt.done = [this, work](Result<std::vector<float>> scores) {
       const auto shared = std::make_shared<const Result<std::vector<float>>>(std::move(scores));

@@ -5,8 +5,11 @@
 
 #include <utility>
 
+#include "server/api/error_answer.h"
+#include "server/api/json_memory.h"
 #include "server/api/write_answer.h"
 #include "server/endpoints/tenant.h"
+#include "server/http/http_rules.h"
 
 namespace braid::server {
 namespace {
@@ -35,6 +38,14 @@ std::string error_event(const ApiError& error, const HttpRequest& request) {
   return family == ApiFamily::anthropic ? "event: error\n" + data : data;
 }
 
+// For each byte of a body that a rewriter reads, besides the body and its JSON.
+constexpr size_t kRewritingBytes = 16;
+
+// The rewriter obeys it; an upstream that compresses, too, would do so once more.
+bool is_for_rewriter(const std::pair<std::string, std::string>& header) {
+  return same_name(header.first, "x-braid-compression");
+}
+
 bool is_between_events(std::string_view tail) {
   return tail.empty() || tail.ends_with("\n\n") || tail.ends_with("\r\n\r\n");
 }
@@ -52,19 +63,26 @@ void Forward::start() {
   exchange_->on_gone([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->give_up();
   });
-  const HttpRequest& request = exchange_->request();
-  const bool rewritable =
-      context_.rewriter != nullptr && request.method == "POST" && is_rewritable(request.path);
-  if (rewritable) return rewrite();
+  if (rewrites()) return rewrite();
   send(exchange_->take_body());
+}
+
+bool Forward::rewrites() const {
+  const HttpRequest& request = exchange_->request();
+  return context_.rewriter != nullptr && request.method == "POST" && is_rewritable(request.path);
 }
 
 void Forward::rewrite() {
   const HttpRequest& request = exchange_->request();
   const ClientIdentity client = context_.access.identify(request);
+  // The body as it is and as JSON, its texts, and their tokens.
+  const std::string& body = request.body;
+  if (const auto fault = memory_fault(
+          *exchange_, body.capacity() + json_bytes_bound(body) + kRewritingBytes * body.size()))
+    return refuse(*fault);
   RewriteRequest asked{request.path, request.headers,
                        client.by_key ? cache_tenant(client.id) : std::string(),
-                       exchange_->take_body()};
+                       exchange_->take_body(), client.id};
   ticket_ =
       context_.rewriter->rewrite(std::move(asked), [self = shared_from_this()](RewrittenBody body) {
         self->exchange_->post(
@@ -88,10 +106,11 @@ void Forward::send(std::string body) {
   const ProxyOptions& options = context_.options;
   if (!options.upstream_model.empty() && request.method == "POST")
     body = with_model(std::move(body), options.upstream_model);
+  Headers headers = upstream_headers(request, options.upstream.url,
+                                     {options.upstream_key, context_.access.needs_key()});
+  if (rewrites()) std::erase_if(headers, is_for_rewriter);
   UpstreamRequest asked{request.method, options.upstream.url.target(request.path, request.query),
-                        upstream_headers(request, options.upstream.url,
-                                         {options.upstream_key, context_.access.needs_key()}),
-                        std::move(body)};
+                        std::move(headers), std::move(body)};
   call_ = context_.client->send(std::move(asked), shared_from_this());
 }
 

@@ -34,6 +34,7 @@ class Forward : public UpstreamSink, public std::enable_shared_from_this<Forward
  private:
   enum class Phase { rewriting, waiting, streaming, ended };
 
+  bool rewrites() const;
   void rewrite();
   void rewritten(RewrittenBody body);
   void send(std::string body);

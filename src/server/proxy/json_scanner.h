@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 namespace braid::server {
@@ -82,6 +84,15 @@ class JsonScanner {
   std::string_view text_;
   size_t at_ = 0;
 };
+
+// Whether a quoted string of JSON is `text`, however it is spelled.
+inline bool is_text(std::string_view quoted, std::string_view text) {
+  if (quoted.size() < 2 || quoted.front() != '"') return false;
+  if (quoted.find('\\') == std::string_view::npos)
+    return quoted.substr(1, quoted.size() - 2) == text;
+  const auto decoded = nlohmann::json::parse(quoted, nullptr, false);
+  return decoded.is_string() && decoded.get_ref<const std::string&>() == text;
+}
 
 // Calls `member` with the name, in quotes as it is written, and the value of each member. False:
 // `object` is no object.

@@ -50,12 +50,12 @@ std::optional<HttpAnswer> ForwardingApp::check(const HttpRequest& request) const
   if (request.method == "OPTIONS" && asks_first) return HttpAnswer{204, "", "", {}};
   if (const auto fault = context_->access.fault(request)) return proxy_error(request, *fault);
   const bool own = request.path == kOwnHealth;
-  if (request.method == "CONNECT" || (own && !is_read(request))) {
+  if (request.method == "CONNECT" || request.method == "TRACE" || (own && !is_read(request))) {
     HttpAnswer answer =
         proxy_error(request, {.status = 405,
                               .code = "method_not_allowed",
                               .message = own ? "/proxy/health needs the method GET"
-                                             : "CONNECT is for other kinds of proxies"});
+                                             : "CONNECT and TRACE are for other kinds of proxies"});
     answer.headers.emplace_back("Allow", own ? "GET, HEAD" : "GET, HEAD, POST");
     return answer;
   }

@@ -126,7 +126,7 @@ std::string with_model(std::string body, std::string_view model) {
   };
   std::vector<Piece> found;
   const bool is_object = for_members(body, [&](std::string_view name, std::string_view value) {
-    if (name != "\"model\"" || !value.starts_with('"')) return;
+    if (!is_text(name, "model") || !value.starts_with('"')) return;
     const auto begin = static_cast<size_t>(value.data() - body.data());
     found.push_back({begin, begin + value.size()});
   });
