@@ -749,6 +749,9 @@ TEST(Server, DrainingRefusesNewWorkAndEndsOldWork) {
   running.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
                std::to_string(body.size()) + "\r\n\r\n" + body);
   EXPECT_TRUE(running.read_until("one"));
+  // The worker that began the answer may still count for a moment.
+  for (int i = 0; i < 2000 && server.app->active() != 1; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(server.app->active(), 1);
   server.app->drain();
   EXPECT_EQ(idle.ask("GET", "/health").status, 503);
