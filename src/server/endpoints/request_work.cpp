@@ -81,7 +81,9 @@ std::optional<ApiError> start_answer(ServerContext& context,
   if (!compression.note.empty())
     hooks.headers = {{std::string(kCompressionHeader), compression.note}};
   hooks.heartbeat_ms = context.options.heartbeat_ms;
-  hooks.limit_ms = context.options.request_limit_ms;
+  const auto used_ms = static_cast<int64_t>(1e3 * compression.seconds);
+  if (const int64_t limit_ms = context.options.request_limit_ms; limit_ms > 0)
+    hooks.limit_ms = std::max<int64_t>(1, limit_ms - used_ms);
   hooks.late_head_ms = context.options.late_head_ms;
   hooks.retry_after_s = [&context] { return context.metrics.retry_after_s(context.stats()); };
   hooks.report = [&context, exchange](const AnswerReport& report) {

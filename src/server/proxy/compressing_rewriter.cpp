@@ -39,8 +39,19 @@ std::string tenant_of(const RewriteRequest& request) {
 }
 
 class CompressingRewriter : public BodyRewriter {
+  struct Work {
+    RewriteRequest request;
+    Done done;
+    Ticket ticket = 0;
+    BodyTexts texts;
+    CompressionPlan plan;
+    RequestId scoring = 0;  // guarded by mutex_; 0: none, or not known yet
+    bool gone = false;      // guarded by mutex_
+  };
+  using Shared = std::shared_ptr<Work>;
+
  public:
-  CompressingRewriter(LoadedScorer scorer)
+  explicit CompressingRewriter(LoadedScorer scorer)
       : file_(std::move(scorer.file)),
         compressor_(std::move(scorer.compressor)),
         service_(EngineService::start(nullptr, {}, std::move(scorer.scorer))),
@@ -68,10 +79,11 @@ class CompressingRewriter : public BodyRewriter {
   }
 
   void cancel(Ticket ticket) override {
+    Shared work;  // perhaps the last one, which is dropped without the lock
     const std::lock_guard lock(mutex_);
     const auto found = working_.find(ticket);
     if (found == working_.end()) return;
-    const auto work = found->second.lock();
+    work = found->second.lock();
     working_.erase(found);
     if (work == nullptr) return;
     work->gone = true;
@@ -79,17 +91,6 @@ class CompressingRewriter : public BodyRewriter {
   }
 
  private:
-  struct Work {
-    RewriteRequest request;
-    Done done;
-    Ticket ticket = 0;
-    BodyTexts texts;
-    CompressionPlan plan;
-    RequestId scoring = 0;  // guarded by mutex_; 0: none, or not known yet
-    bool gone = false;      // guarded by mutex_
-  };
-  using Shared = std::shared_ptr<Work>;
-
   // Without memory the work is dropped, and with it the last copy of `done`.
   template <typename Step>
   void run(const Shared& work, Step step) {
