@@ -160,9 +160,9 @@ class AnswerModel {
  public:
   // --answer-model, else the model that scores. Its tokens of a text may be twice as many as those
   // of the model that scores.
-  static Result<AnswerModel> load(const CompressFlags& flags, int longest, LoadedModel& scoring) {
+  static Result<AnswerModel> load(const CompressFlags& flags, int longest, Loaded& scoring) {
     AnswerModel out;
-    out.model_ = &scoring;
+    out.scoring_ = &scoring;
     if (flags.answer_model.empty()) return out;
     ModelFlags model = flags.model;
     model.model = flags.answer_model;
@@ -177,23 +177,23 @@ class AnswerModel {
                    options.max_sequences = 1;
                  }));
     out.own_ = std::make_unique<LoadedModel>(std::move(own));
-    out.model_ = out.own_.get();
     return out;
   }
 
   Result<std::string> answer(const std::string& text, const std::function<void()>& stepped) {
-    BRAID_ASSIGN(std::vector<int32_t> prompt,
-                 question_tokens(text, *model_->file, *model_->tokenizer));
-    BRAID_ASSIGN(const std::vector<int32_t> tokens,
-                 greedy_answer(*model_->engine, *model_->tokenizer, std::move(prompt),
-                               kAnswerTokens, stepped));
+    const LoadedModel& model = own_ != nullptr ? *own_ : scoring_->model;
+    Engine& engine = own_ != nullptr ? *own_->engine : scoring_->scorer->lend();
+    BRAID_ASSIGN(std::vector<int32_t> prompt, question_tokens(text, *model.file, *model.tokenizer));
+    BRAID_ASSIGN(
+        const std::vector<int32_t> tokens,
+        greedy_answer(engine, *model.tokenizer, std::move(prompt), kAnswerTokens, stepped));
     if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
-    return model_->tokenizer->decode(tokens);
+    return model.tokenizer->decode(tokens);
   }
 
  private:
-  std::unique_ptr<LoadedModel> own_;  // of --answer-model
-  LoadedModel* model_ = nullptr;
+  std::unique_ptr<LoadedModel> own_;  // of --answer-model; null: the model that scores answers
+  Loaded* scoring_ = nullptr;
 };
 
 // Compresses made texts, and has their questions answered before and after that.
@@ -255,7 +255,7 @@ Status run_needles(CompressFlags& flags) {
   BRAID_TRY(load(flags, loaded));
   AnswerModel answer_model;
   if (flags.answered()) {
-    BRAID_ASSIGN(answer_model, AnswerModel::load(flags, most, loaded.model));
+    BRAID_ASSIGN(answer_model, AnswerModel::load(flags, most, loaded));
   }
   std::vector<NeedleResult> results;
   {

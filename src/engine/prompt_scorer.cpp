@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+
 namespace braid {
 
 // The prompt that runs. It is its sink.
@@ -45,6 +47,12 @@ Result<std::unique_ptr<PromptScorer>> PromptScorer::create(std::unique_ptr<Engin
 
 PromptScorer::~PromptScorer() {
   if (scorer_ != nullptr) engine_->observe(nullptr);
+}
+
+Engine& PromptScorer::lend() {
+  BRAID_CHECK(idle());
+  engine_->observe(nullptr);
+  return *engine_;
 }
 
 void PromptScorer::submit(PromptToScore prompt) {
@@ -91,6 +99,7 @@ void PromptScorer::begin_next() {
     auto sequence = engine_->prepare(std::move(request));
     Status begun = sequence.ok() ? Status() : Status(sequence.error());
     if (begun.ok()) {
+      engine_->observe(scorer_.get());
       scorer_->begin(tokens);
       begun = engine_->submit_as(prompt.id, std::move(*sequence), *current_);
     }

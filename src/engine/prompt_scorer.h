@@ -41,6 +41,8 @@ class PromptScorer {
   int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
 
   const Engine& engine() const { return *engine_; }
+  // For the owner's own requests, while idle() and until the next submit().
+  Engine& lend();
 
  private:
   class Current;

@@ -196,6 +196,7 @@ TEST(PromptScorer, AServiceOfItAloneScoresCancelsAndStops) {
     int accepted = 0;
     for (size_t i = 0; i < scored.size(); ++i) {
       PromptToScore prompt;
+      prompt.client = std::to_string(i);
       prompt.ids = tokens(400, static_cast<int32_t>(i));
       prompt.done = [&scored, i](Scores result) { scored[i].set_value(std::move(result)); };
       const auto id = service->score(std::move(prompt));
@@ -217,6 +218,25 @@ TEST(PromptScorer, AServiceOfItAloneScoresCancelsAndStops) {
     const Scores end = scored[i].get_future().get();  // told, though the service has ended
     if (!end.ok()) EXPECT_NE(end.error().kind, ErrorKind::io);
   }
+}
+
+TEST(PromptScorer, AClientHasHalfOfThePlaces) {
+  TinyModel model;
+  ServiceOptions options;
+  options.max_queued_prompts = 6;
+  const auto service = EngineService::start(nullptr, options, model.scorer("cpu"));
+  std::array<int, 2> accepted{};
+  for (int i = 0; i < 12; ++i) {
+    PromptToScore prompt;
+    prompt.client = i < 8 ? "greedy" : "other";
+    prompt.ids = tokens(500, i);
+    prompt.done = [](const Scores&) {};
+    const auto id = service->score(std::move(prompt));
+    if (id.ok()) ++accepted[i < 8 ? 0 : 1];
+    if (!id.ok()) EXPECT_EQ(id.error().kind, ErrorKind::exhausted);
+  }
+  EXPECT_GE(accepted[0], 3);
+  EXPECT_GE(accepted[1], 3) << "the other client found its places";
 }
 
 }  // namespace

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+
+#include "base/json.h"
 
 namespace braid::server {
 
@@ -90,8 +91,8 @@ inline bool is_text(std::string_view quoted, std::string_view text) {
   if (quoted.size() < 2 || quoted.front() != '"') return false;
   if (quoted.find('\\') == std::string_view::npos)
     return quoted.substr(1, quoted.size() - 2) == text;
-  const auto decoded = nlohmann::json::parse(quoted, nullptr, false);
-  return decoded.is_string() && decoded.get_ref<const std::string&>() == text;
+  const auto decoded = parse_json(quoted);
+  return decoded.ok() && decoded->is_string() && decoded->get_ref<const std::string&>() == text;
 }
 
 // Calls `member` with the name, in quotes as it is written, and the value of each member. False:
