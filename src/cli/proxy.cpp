@@ -240,22 +240,7 @@ void add_proxy_operation(CLI::App& command, ProxyFlags& flags) {
            "after SIGTERM: seconds for running answers to end")
       ->check(within(0, kMostProxySeconds))
       ->capture_default_str();
-  group
-      .add("--access-log", flags.access_log,
-           "requests that are logged: work leaves out successful probes and scrapes")
-      ->check(CLI::IsMember({"all", "work", "off"}))
-      ->capture_default_str();
-  group.add("--log-format", flags.log_format, "lines of text, or one JSON object a line")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->capture_default_str();
-  group
-      .add("--log-file", flags.log.file,
-           "append the log to this file instead of stderr; SIGHUP opens it again")
-      ->type_name("FILE");
-  group.add("--log-level", flags.log.level, "least severe messages that are logged")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
-      ->default_str("info")
-      ->envname("BRAID_LOG");
+  add_log_options(command, flags.access_log, flags.log_format, flags.log);
 }
 
 }  // namespace

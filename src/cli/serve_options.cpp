@@ -326,22 +326,7 @@ void add_operation_options(CLI::App& command, ServeFlags& flags) {
   group.add("--watchdog", flags.watchdog_s, "seconds without progress until /health fails")
       ->check(within(0.001, kMostSeconds))
       ->capture_default_str();
-  group
-      .add("--access-log", flags.access_log,
-           "requests that are logged: work leaves out successful probes and scrapes")
-      ->check(CLI::IsMember({"all", "work", "off"}))
-      ->capture_default_str();
-  group.add("--log-format", flags.log_format, "lines of text, or one JSON object a line")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->capture_default_str();
-  group
-      .add("--log-file", flags.log.file,
-           "append the log to this file instead of stderr; SIGHUP opens it again")
-      ->type_name("FILE");
-  group.add("--log-level", flags.log.level, "least severe messages that are logged")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
-      ->default_str("info")
-      ->envname("BRAID_LOG");
+  add_log_options(command, flags.access_log, flags.log_format, flags.log);
 }
 
 void add_client_options(CLI::App& command, ServeFlags& flags) {
@@ -438,6 +423,27 @@ void add_answer_options(CLI::App& command, ServeFlags& flags) {
 }
 
 }  // namespace
+
+void add_log_options(CLI::App& command, std::string& access_log, std::string& log_format,
+                     LogOptions& log) {
+  OptionGroup group(command, "Operation");
+  group
+      .add("--access-log", access_log,
+           "requests that are logged: work leaves out successful probes and scrapes")
+      ->check(CLI::IsMember({"all", "work", "off"}))
+      ->capture_default_str();
+  group.add("--log-format", log_format, "lines of text, or one JSON object a line")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
+  group
+      .add("--log-file", log.file,
+           "append the log to this file instead of stderr; SIGHUP opens it again")
+      ->type_name("FILE");
+  group.add("--log-level", log.level, "least severe messages that are logged")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "critical", "off"}))
+      ->default_str("info")
+      ->envname("BRAID_LOG");
+}
 
 void add_serve_options(CLI::App& command, ServeFlags& flags) {
   flags.model.parallel = 4;

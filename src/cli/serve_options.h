@@ -65,6 +65,10 @@ struct ServeFlags {
 
 void add_serve_options(CLI::App& command, ServeFlags& flags);
 
+// --access-log, --log-format, --log-file and --log-level, of every command that listens.
+void add_log_options(CLI::App& command, std::string& access_log, std::string& log_format,
+                     LogOptions& log);
+
 // Sets keys, limits, policies and other derived values. Errors: invalid_argument, those of files.
 Status complete(ServeFlags& flags);
 

@@ -114,6 +114,12 @@ bool CompressionPlan::changes() const {
   return std::any_of(texts.begin(), texts.end(), [](const auto& text) { return text.has_value(); });
 }
 
+std::string CompressionPlan::note() const {
+  if (!changes()) return "none";
+  return fmt::format("read={} dropped={} reused={}", read_tokens, dropped_tokens,
+                     found ? "yes" : "no");
+}
+
 size_t CompressionPlan::bytes() const {
   size_t bytes = parts.capacity() * sizeof(Part) + texts.capacity() * sizeof texts[0];
   for (const Window& window : windows) bytes += sizeof window + window.prompt.bytes();

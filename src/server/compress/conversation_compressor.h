@@ -1,13 +1,13 @@
 // conversation_compressor.h -- shortens the texts of a conversation; its form stays as it is.
 //
 // Instructions, calls of tools and short messages are never touched. Two kinds of texts are
-// shortened, when the conversation as it would be run has at least `threshold_tokens`:
+// shortened in a conversation of at least `threshold_tokens`:
 //   aged   before the recent messages: the last two answers with all that follows them, and more,
 //          up to a quarter of the threshold. They are shortened once, and found again in later
 //          turns, so that the prefix of an agent's conversation stays the same
 //   long   a recent message of a user with more than a quarter of the threshold, or another with
-//          more than half of it. It keeps its first and its last paragraph. A user's is shortened
-//          anew when the question changes, others once
+//          more than half of it. It keeps its beginning and its end. A user's is shortened anew
+//          when the question changes, others once
 // The last paragraphs of the last user's message and of the last answer after it are the question.
 //
 // The scoring model reads in windows: as many messages, or as much of one, as its context holds.
@@ -71,6 +71,8 @@ struct CompressionPlan {
   // Nothing is shortened of what was to be read.
   void give_up() { windows.clear(); }
   bool changes() const;
+  // For the answer's header: "read=41200 dropped=35100 reused=no", or "none".
+  std::string note() const;
   size_t bytes() const;
 
   // Of the compressor. A message that is shortened, and its text so far.

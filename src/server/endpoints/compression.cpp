@@ -1,8 +1,6 @@
 // compression.cpp -- see compression.h.
 #include "server/endpoints/compression.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <mutex>
@@ -118,16 +116,14 @@ std::optional<ApiError> go_on(const Shared& work, bool failed) {
   CompressionOutcome outcome;
   outcome.failed = failed;
   CompressionPlan& plan = work->plan;
+  const std::string plan_note = plan.note();
   if (plan.changes()) {
     outcome.original_tokens =
         original_tokens(*work->generation, *work->lease.model, work->context.options.policy);
     if (outcome.original_tokens == 0) outcome.original_tokens = plan.read_tokens;
     put_texts(*work->generation, plan.texts);
-    outcome.note = fmt::format("read={} dropped={} reused={}", plan.read_tokens,
-                               plan.dropped_tokens, plan.found ? "yes" : "no");
-  } else {
-    outcome.note = failed ? "failed" : "none";
   }
+  outcome.note = failed && !plan.changes() ? "failed" : plan_note;
   outcome.seconds = work->seconds();
   work->context.metrics.compressed({plan.changes() ? "compressed"
                                     : failed       ? "failed"

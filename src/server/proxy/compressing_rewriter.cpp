@@ -1,8 +1,6 @@
 // compressing_rewriter.cpp -- see compressing_rewriter.h.
 #include "server/proxy/compressing_rewriter.h"
 
-#include <fmt/format.h>
-
 #include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <map>
@@ -164,9 +162,7 @@ class CompressingRewriter : public BodyRewriter {
     RewrittenBody out;
     out.body = with_texts(work->request.body, work->texts.texts, plan.texts);
     out.changed = true;
-    out.answer_headers = {{std::string(kCompressionHeader),
-                           fmt::format("read={} dropped={} reused={}", plan.read_tokens,
-                                       plan.dropped_tokens, plan.found ? "yes" : "no")}};
+    out.answer_headers = {{std::string(kCompressionHeader), plan.note()}};
     end(work, std::move(out));
   }
 
