@@ -54,12 +54,16 @@ __global__ __launch_bounds__(kThreads) void mean_kernel(const __grid_constant__ 
   const int last = a.sparse.position[a.sparse.first_row[s] + a.sparse.rows[s] - 1];
   if (n >= last / kSparseBlock) return;
   const int32_t* table = table_of(a, band);
+  // A pair of bands shifts the cells from the last row's border on (row_view).
+  const bool pair = a.exact_from != nullptr && is_pair(a.exact_from[band]);
+  const int hole = pair ? border_of(a.tail, last) * kBlockTokens : 1 << 30;
   const int piece = static_cast<int>(threadIdx.x) % kPieces;
   const int group = static_cast<int>(threadIdx.x) / kPieces;
   float sum[8] = {};
 #pragma unroll 4
   for (int r = group; r < kSparseBlock; r += kGroups) {
-    const int cell = n * kSparseBlock + r;
+    int cell = n * kSparseBlock + r;
+    if (cell >= hole) cell += kBlockTokens;
     const int64_t row = pool_cell(a, table[cell / kBlockTokens], kv_head) + cell % kBlockTokens;
     const uint4 x = *reinterpret_cast<const uint4*>(a.kv.k + (row * kHeadDim + piece * 8) * 2);
     const uint32_t* words = &x.x;
