@@ -33,9 +33,14 @@ inline constexpr int32_t kSparseRows = 512;
 // blocks that some row of m reads exactly are not chosen.
 constexpr int32_t sparse_window_start(int32_t m, const KvTail* tail) {
   int32_t start = m - kSparseNear;
-  if (tail != nullptr)
-    start = std::min(start, tail->exact_from(m * kSparseBlock) / kSparseBlock);
+  if (tail != nullptr) start = std::min(start, tail->exact_from(m * kSparseBlock) / kSparseBlock);
   return std::max(start, 0);
+}
+
+// Whether the rows of sequence `s` take part in layers that have neither window nor first_cell.
+inline bool sparse_sequence(const Batch& batch, int32_t s) {
+  return batch.sparse_threshold > 0 && batch.rows[s] >= kSparseRows &&
+         batch.certain[s] == batch.rows[s];
 }
 
 // Key blocks of 128 positions that query blocks have read, per KV head and layer, and those that
