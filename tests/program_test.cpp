@@ -231,6 +231,32 @@ double perplexity(const std::vector<std::string>& more) {
   return value;
 }
 
+TEST_F(ProgramTest, PerplexityShowsWhatBlockSparsePromptsLose) {
+  const std::string text = kRoot + "/tests/goldens/corpus-heldout.txt";
+  const auto run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"ppl", "-m", kDemo, "-f", text, "--device", "cpu"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run_braid(all);
+  };
+  const auto outcome = run({"-c", "2048", "--prefill-sparse", "0.1"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto figure = [&](const std::string& after) {
+    const auto at = outcome.out.find(after);
+    EXPECT_NE(at, std::string::npos) << outcome.out;
+    return at == std::string::npos ? 0 : std::stod(outcome.out.substr(at + after.size()));
+  };
+  EXPECT_NEAR(figure("full attention: ppl "), perplexity({"-m", kDemo, "--device", "cpu"}), 1e-4);
+  EXPECT_GT(figure("threshold 0.1: ppl "), 1);
+  EXPECT_GE(figure("predictions: mean "), 0);
+  const double share = figure("share of key blocks read: ");
+  EXPECT_GT(share, 0);
+  EXPECT_LT(share, 100);
+  expect_refused(run({"-c", "767", "--prefill-sparse", "0.1"}), "at least 768");
+  expect_refused(run({"-ub", "256", "--prefill-sparse", "0.1"}), "at least 512 tokens");
+  expect_refused(run({"--deterministic", "--prefill-sparse", "0.1"}), "not deterministic");
+  expect_refused(run({"--prefill-sparse", "1.5"}), "--prefill-sparse");
+}
+
 TEST_F(ProgramTest, PerplexityOfTheHeldOutText) {
   EXPECT_NEAR(perplexity({"-m", kDemo, "--act", "f32"}), 10.508, 0.001);
   const double fast = perplexity({"-m", kDemo});

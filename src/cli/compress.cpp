@@ -18,6 +18,9 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/load_model.h"
+#include "cli/options/compression_flags.h"
+#include "cli/options/option_group.h"
+#include "cli/sparse_share.h"
 #include "cli/terminal.h"
 #include "server/compress/prompt_compressor.h"
 
@@ -41,6 +44,7 @@ struct CompressFlags {
   int rows = TailScoreOptions().rows;
   bool angles = false;
   int layers = 0;
+  double sparse_threshold = server::kScorerSparseThreshold;  // of the model that scores
   bool json = false;
   bool show = false;
   std::vector<int> needle_tokens;
@@ -104,13 +108,19 @@ struct Loaded {
 
 Status load(const CompressFlags& flags, Loaded& out) {
   BRAID_ASSIGN(const KeepCurve keep, KeepCurve::parse(flags.keep));
-  BRAID_ASSIGN(out.model, load_model(flags.model, [](EngineOptions& options) {
+  BRAID_ASSIGN(out.model, load_model(flags.model, [&](EngineOptions& options) {
                  options = PromptScorer::engine_options(options);
+                 options.sparse_threshold = static_cast<float>(flags.sparse_threshold);
                }));
   const TailScoreOptions scores{flags.rows, flags.angles, flags.layers};
   BRAID_ASSIGN(out.scorer, PromptScorer::create(std::move(out.model.engine), scores));
   out.compressor = std::make_unique<PromptCompressor>(*out.scorer, *out.model.tokenizer, keep);
   return {};
+}
+
+void print_sparse_share(const CompressFlags& flags, Loaded& loaded) {
+  if (flags.sparse_threshold == 0) return;
+  print_status("{}\n", sparse_share(loaded.scorer->sparse_counts()));
 }
 
 Status compress_file(CompressFlags& flags) {
@@ -135,6 +145,7 @@ Status compress_file(CompressFlags& flags) {
   print_status("kept {} of {} tokens ({:.0f} %); scored in {:.2f} s, chosen in {:.0f} ms\n",
                prompt.kept.kept_tokens, prompt.kept.total_tokens, 100 * prompt.kept.ratio(),
                prompt.scoring_ms / 1000, prompt.selecting_ms);
+  print_sparse_share(flags, loaded);
   return result_status();
 }
 
@@ -266,6 +277,7 @@ Status run_needles(CompressFlags& flags) {
     }
   }
   write_result(flags.json ? needle_json_lines(results) : needle_tables(results));
+  print_sparse_share(flags, loaded);
   if (!flags.heat_map.empty())
     BRAID_TRY(write_output_file(flags.heat_map,
                                 needle_heat_map("Facts that survive compression", results)));
@@ -290,6 +302,10 @@ int run_compress(CompressFlags flags) {
   if (flags.answered() && flags.needle_tokens.empty())
     return fail({ErrorKind::invalid_argument,
                  "--answers and --answer-model are for made texts (--needles 4096,16384)"});
+  if (flags.model.prefill_sparse > 0 && flags.answer_model.empty())
+    return fail({ErrorKind::invalid_argument,
+                 "--prefill-sparse is for the model of --answer-model; the one that scores has "
+                 "--prefill-drafter-sparse"});
   const InterruptScope interrupt;
   const Status status = flags.file.empty() ? run_needles(flags) : compress_file(flags);
   return status.ok() ? 0 : fail(status.error());
@@ -369,6 +385,8 @@ void add_compress(CLI::App& app, int* exit_code) {
       ->add_flag("--score-angles", flags->angles,
                  "score with rotated queries and keys: far tokens count less")
       ->group("Compression");
+  OptionGroup compression(*command, "Compression");
+  add_drafter_sparse_option(compression, flags->sparse_threshold);
   command->add_flag("--show", flags->show, "print the whole text, with what is dropped in gray")
       ->group("Output");
   command->add_flag("--json", flags->json, "print JSON")->group("Output");

@@ -13,6 +13,9 @@
 
 namespace braid::server {
 
+// Block-sparse reading of prompts (EngineOptions::sparse_threshold); 0: off.
+inline constexpr float kScorerSparseThreshold = 0;
+
 struct CompressionOptions {
   std::string file;  // of the scoring model; empty: the one inside of the program
   std::string device = "auto";
@@ -21,6 +24,7 @@ struct CompressionOptions {
   uint64_t host_memory_bytes = 0;
   int32_t context_tokens =
       0;  // that it reads at once; 0: kScorerContext, or less if its own is less
+  float sparse_threshold = kScorerSparseThreshold;
   ConversationCompressor::Options compressor;
   TailScoreOptions scores;
 };
