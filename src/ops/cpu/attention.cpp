@@ -287,7 +287,8 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
   const int64_t panels = (rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
   const int32_t own = call.batch.position[first],
                 last_position = call.batch.position[first + tokens - 1];
-  BRAID_CHECK(!call.kv.cold || own / kBlockTokens == last_position / kBlockTokens);
+  BRAID_CHECK((!call.kv.cold && chosen == nullptr) ||
+              own / kBlockTokens == last_position / kBlockTokens);
   fill_panels(call, first, tokens, kv_head, scratch.panels);
   const auto first_read = [&](int32_t begin) {
     while (chosen != nullptr && begin <= last_position &&
@@ -394,7 +395,7 @@ int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_co
 }
 }  // namespace cpu
 
-// Both phases of a choice; mean(task, scratch) computes one mean.
+// Both phases of a choice; mean_of(mean, scratch) computes a mean.
 template <typename MeanOf>
 void CpuOps::choose_blocks(const cpu::SparseChoice& choice, const MeanOf& mean_of) {
   const int64_t means = choice.mean_tasks(), choices = choice.choice_tasks();

@@ -156,7 +156,7 @@ Result<size_t> CpuOps::reserve(const Device::WorkspaceNeeds& needs) {
   place(work_, carver, needs);
   work_.histories.resize(
       static_cast<size_t>(needs.max_tokens * std::max(1, needs.delta.conv_width)));
-  work_.sparse.sequences.reserve(static_cast<size_t>(cpu::sparse_sequences(needs.max_tokens)));
+  work_.sparse.sequences.resize(static_cast<size_t>(cpu::sparse_sequences(needs.max_tokens)));
   work_.few_rows.resize(static_cast<size_t>(needs.max_tokens));
   work_.few_segments.resize(static_cast<size_t>(needs.max_tokens));
   work_.frequencies.resize(static_cast<size_t>(std::max<int64_t>(needs.head_dim, 2) / 2));

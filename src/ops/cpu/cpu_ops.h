@@ -1,7 +1,8 @@
 // cpu_ops.h -- the ops of this machine's CPU.
 // The engine's thread calls one op after the other. Each is one region on the thread pool, or runs
 // on the caller alone if that is faster. A result does not depend on the number of threads, other
-// rows of the batch or step cuts of a prompt. Exception: the two forms of attention.cpp.
+// rows of the batch or step cuts of a prompt. Exceptions: the two forms of attention.cpp, and
+// block-sparse prompts, which depend on the cuts.
 #pragma once
 
 #include <cstdint>

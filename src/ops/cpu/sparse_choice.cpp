@@ -121,18 +121,18 @@ SparseChoice::SparseChoice(Tensor q, const AttentionParams& params, const KvLaye
       room_(room),
       kv_heads_(kv.shape.kv_heads),
       head_dim_(kv.shape.head_dim) {
-  room_.sequences.clear();
+  room_.used = 0;
   if (batch.sparse_threshold <= 0) return;
   BRAID_CHECK(room_.reserved);
   if (params.window > 0 || params.first_cell > 0) return;
   int64_t means = 0, chosen = 0;
   for (int32_t s = 0; s < batch.sequences; s++) {
     if (!sparse_sequence(batch, s)) continue;
-    BRAID_CHECK(room_.sequences.size() < room_.sequences.capacity());
+    BRAID_CHECK(room_.used < room_.sequences.size());
     const int32_t first = batch.first_row[s];
-    const SparseSequence& added = room_.sequences.emplace_back(
-        SparseSequence{s, batch.position[first] / kSparseBlock,
-                       batch.position[first + batch.rows[s] - 1] / kSparseBlock, means, chosen});
+    SparseSequence& added = room_.sequences[room_.used++];
+    added = {s, batch.position[first] / kSparseBlock,
+             batch.position[first + batch.rows[s] - 1] / kSparseBlock, means, chosen};
     BRAID_CHECK(added.last_block <= room_.key_blocks);
     means += kv_heads_ * whole_tiles(added.last_block) * padded_dim(head_dim_);
     chosen += int64_t{added.query_blocks()} * kv_heads_ * sparse_words(added.last_block);
@@ -141,7 +141,7 @@ SparseChoice::SparseChoice(Tensor q, const AttentionParams& params, const KvLaye
 }
 
 int32_t SparseChoice::find(int32_t sequence) const {
-  for (size_t i = 0; i < room_.sequences.size(); i++)
+  for (size_t i = 0; i < room_.used; i++)
     if (room_.sequences[i].sequence == sequence) return static_cast<int32_t>(i);
   return -1;
 }
@@ -162,7 +162,7 @@ const uint32_t* SparseChoice::chosen(int32_t index, int32_t position, int32_t kv
 
 int64_t SparseChoice::mean_tasks() const {
   int64_t tasks = 0;
-  for (const SparseSequence& s : room_.sequences) tasks += int64_t{s.last_block} * kv_heads_;
+  for (const SparseSequence& s : sequences()) tasks += int64_t{s.last_block} * kv_heads_;
   return tasks;
 }
 
@@ -183,7 +183,7 @@ SparseChoice::Mean SparseChoice::mean(int64_t task) const {
 
 int64_t SparseChoice::choice_tasks() const {
   int64_t tasks = 0;
-  for (const SparseSequence& s : room_.sequences) tasks += int64_t{s.query_blocks()} * kv_heads_;
+  for (const SparseSequence& s : sequences()) tasks += int64_t{s.query_blocks()} * kv_heads_;
   return tasks;
 }
 
@@ -247,7 +247,7 @@ void SparseChoice::add_head(const SparseSequence& s, int32_t query_block, int32_
 }
 
 void SparseChoice::count() const {
-  for (const SparseSequence& s : room_.sequences) {
+  for (const SparseSequence& s : sequences()) {
     for (int32_t m = s.first_block; m <= s.last_block; m++) {
       const uint32_t* sets = set_of(s, m, 0);
       for (int64_t i = 0; i < kv_heads_ * sparse_words(s.last_block); i++)

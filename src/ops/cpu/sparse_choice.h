@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "ops/ops.h"
@@ -35,7 +36,8 @@ struct SparseRoom {
   // Bits of key blocks; per sequence [query blocks][KV heads][sparse_words(last_block)].
   uint32_t* chosen = nullptr;
   int64_t chosen_words = 0;
-  std::vector<SparseSequence> sequences;
+  std::vector<SparseSequence> sequences;  // the most of a batch
+  size_t used = 0;
   SparseCounts counts;
 };
 
@@ -82,6 +84,9 @@ class SparseChoice {
   void count() const;
 
  private:
+  std::span<const SparseSequence> sequences() const {
+    return std::span(room_.sequences).first(room_.used);
+  }
   uint32_t* set_of(const SparseSequence& s, int32_t query_block, int32_t kv_head) const;
   const float* means_of(const SparseSequence& s, int32_t kv_head) const;
   void add_head(const SparseSequence& s, int32_t query_block, int32_t head, float* scratch,
