@@ -32,6 +32,7 @@ Result<LoadedScorer> load(GgufFile file, const CompressionOptions& options, bool
   engine.host_memory_bytes = options.host_memory_bytes;
   BRAID_ASSIGN(engine.k_codec, find_kv_codec("q8_0"));
   engine.v_codec = engine.k_codec;
+  engine.ubatch_tokens = 0;
   engine.sparse_threshold = options.sparse_threshold;
   engine.beside_another = beside_another;
   engine.context_tokens = options.context_tokens;
