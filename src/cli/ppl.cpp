@@ -157,8 +157,7 @@ int run_ppl(PplFlags flags) {
 void add_ppl(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<PplFlags>();
   auto* command = app.add_subcommand("ppl", "Measure the perplexity of a text");
-  command->footer(
-      "  braid ppl -m model.gguf -f book.txt -c 32768 --prefill-sparse 0.05   also its loss");
+  command->footer("  braid ppl -f book.txt -c 32768 --prefill-sparse 0.05   also what that loses");
   flags->model.spec_type = "none";  // nothing is generated
   add_model_options(*command, flags->model, kModelPart | kCachePart);
   command->add_option("-f,--file", flags->file, "text to score; - for stdin")
