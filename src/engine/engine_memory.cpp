@@ -367,7 +367,8 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
   uint64_t memory = device.free_bytes();
   for (const uint64_t limit : options.gpu_memory_bytes)
     if (limit > 0) memory = std::min(memory, limit);
-  int32_t tokens = mixture ? 8192 : 2048;
+  // Each step of a block-sparse prompt reads all keys once, for their means.
+  int32_t tokens = mixture || options.sparse_threshold > 0 ? 8192 : 2048;
   for (; tokens > kSmallUbatch; tokens /= 2) {
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
     needs.max_sequences = options.max_sequences;

@@ -111,6 +111,12 @@ TEST(SparsePrefill, WhatItCannotDoIsRefusedBeforeLoading) {
   options.max_batch_tokens = 0;
   options.ubatch_tokens = 0;  // automatic
   EXPECT_EQ(refusal(options), "");
+  options.k_format = KvFormat::bf16;
+  EXPECT_TRUE(has(refusal(options), "need keys and values of f16"));
+  options.v_format = KvFormat::bf16;
+  EXPECT_EQ(refusal(options), "");
+  options.k_format = options.v_format = KvFormat::f32;
+  EXPECT_TRUE(has(refusal(options), "need keys and values of f16"));
 }
 
 // Rows of another threshold are other rows.

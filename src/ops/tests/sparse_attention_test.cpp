@@ -74,8 +74,10 @@ struct SparseShape {
                                                  : "bf16",
                        tail.tail_blocks, tail.sink_blocks);
   }
-  // Of the GPU, which has no sparse kernels for other widths.
-  bool fits(const DeviceCase& device) const { return !device.gpu || head_dim >= 128; }
+  // GPUs have sparse kernels for two widths and f16 queries.
+  bool fits(const DeviceCase& device) const {
+    return !device.gpu || (head_dim >= 128 && device.activation_type == DType::f16);
+  }
 };
 
 // A row of a Hadamard matrix.
