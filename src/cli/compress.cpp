@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,6 +94,7 @@ void print_json(const CompressedPrompt& prompt) {
   const nlohmann::ordered_json out = {{"tokens", prompt.kept.total_tokens},
                                       {"kept_tokens", prompt.kept.kept_tokens},
                                       {"ratio", prompt.kept.ratio()},
+                                      {"windows", prompt.windows},
                                       {"scoring_ms", prompt.scoring_ms},
                                       {"selecting_ms", prompt.selecting_ms},
                                       {"parts", parts},
@@ -142,9 +145,11 @@ Status compress_file(CompressFlags& flags) {
   } else {
     print_result("{}\n", prompt.kept.text);
   }
-  print_status("kept {} of {} tokens ({:.0f} %); scored in {:.2f} s, chosen in {:.0f} ms\n",
+  const std::string windows =
+      prompt.windows == 1 ? "" : fmt::format(", {} windows", prompt.windows);
+  print_status("kept {} of {} tokens ({:.0f} %); scored in {:.2f} s{}, chosen in {:.0f} ms\n",
                prompt.kept.kept_tokens, prompt.kept.total_tokens, 100 * prompt.kept.ratio(),
-               prompt.scoring_ms / 1000, prompt.selecting_ms);
+               prompt.scoring_ms / 1000, windows, prompt.selecting_ms);
   print_sparse_share(flags, loaded);
   return result_status();
 }
@@ -166,6 +171,13 @@ Result<std::vector<NeedleShape>> shapes_of(const CompressFlags& flags) {
   return shapes;
 }
 
+// So many tokens of context, or all that the model has.
+Result<int> context_for(const std::string& model, int64_t wanted) {
+  BRAID_ASSIGN(const GgufFile file, open_model_file(model));
+  BRAID_ASSIGN(const ModelConfig config, read_model_config(file));
+  return static_cast<int>(std::min<int64_t>(wanted, config.context_length));
+}
+
 // The model that answers the questions of made texts.
 class AnswerModel {
  public:
@@ -177,12 +189,8 @@ class AnswerModel {
     if (flags.answer_model.empty()) return out;
     ModelFlags model = flags.model;
     model.model = flags.answer_model;
-    {
-      BRAID_ASSIGN(const GgufFile file, open_model_file(model.model));
-      BRAID_ASSIGN(const ModelConfig config, read_model_config(file));
-      const int64_t wanted = 2 * int64_t{longest} + kSpareTokens + kTemplateTokens + kAnswerTokens;
-      model.context = static_cast<int>(std::min<int64_t>(wanted, config.context_length));
-    }
+    const int64_t wanted = 2 * int64_t{longest} + kSpareTokens + kTemplateTokens + kAnswerTokens;
+    BRAID_ASSIGN(model.context, context_for(model.model, wanted));
     BRAID_ASSIGN(LoadedModel own, load_model(model, [](EngineOptions& options) {
                    options.prefix_cache = false;
                    options.max_sequences = 1;
@@ -191,15 +199,18 @@ class AnswerModel {
     return out;
   }
 
-  Result<std::string> answer(const std::string& text, const std::function<void()>& stepped) {
+  // None, if the model's context has no room for an answer behind the text.
+  Result<std::optional<std::string>> answer(const std::string& text,
+                                            const std::function<void()>& stepped) {
     const LoadedModel& model = own_ != nullptr ? *own_ : scoring_->model;
     Engine& engine = own_ != nullptr ? *own_->engine : scoring_->scorer->lend();
     BRAID_ASSIGN(std::vector<int32_t> prompt, question_tokens(text, *model.file, *model.tokenizer));
+    if (std::ssize(prompt) >= engine.most_tokens()) return std::optional<std::string>();
     BRAID_ASSIGN(
         const std::vector<int32_t> tokens,
         greedy_answer(engine, *model.tokenizer, std::move(prompt), kAnswerTokens, stepped));
     if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
-    return model.tokenizer->decode(tokens);
+    return std::optional(model.tokenizer->decode(tokens));
   }
 
  private:
@@ -217,33 +228,38 @@ class NeedleRun {
 
   Result<NeedleResult> run(const NeedleShape& shape) {
     BRAID_ASSIGN(const NeedleCase needle, make_needle_case(shape, [this](std::string_view text) {
+                   show();
                    return loaded_.model.tokenizer->encode(
                        text, {.add_special = false, .parse_special = false});
                  }));
     const std::string question = "\n\n" + needle.question;
     const PromptPart parts[] = {{needle.context}, {question, KeptBecause::last_user_turn}};
     BRAID_ASSIGN(const CompressedPrompt prompt,
-                 loaded_.compressor->compress(
-                     parts, [this](size_t, size_t) { return stop_or_show(line_, done_, steps_); }));
+                 loaded_.compressor->compress(parts, [this](size_t done, size_t all) {
+                   return stop_or_show(line_, done_ * all + done, steps_ * all);
+                 }));
     ++done_;
     NeedleResult result{shape,
                         static_cast<int64_t>(prompt.kept.total_tokens),
                         contains_needles(prompt.kept.text, needle),
                         static_cast<int64_t>(prompt.kept.kept_tokens),
                         (prompt.scoring_ms + prompt.selecting_ms) / 1000,
-                        {}};
+                        {},
+                        static_cast<int64_t>(prompt.windows)};
     if (answer_model_ == nullptr) return result;
     NeedleAnswers& answers = result.answers.emplace();
     BRAID_ASSIGN(answers.whole, answer(needle_prompt(needle)));
     BRAID_ASSIGN(answers.kept, answer(prompt.kept.text));
-    answers.whole_is_right = contains_answers(answers.whole, needle);
-    answers.kept_is_right = contains_answers(answers.kept, needle);
+    answers.whole_is_right = answers.whole && contains_answers(*answers.whole, needle);
+    answers.kept_is_right = answers.kept && contains_answers(*answers.kept, needle);
     return result;
   }
 
  private:
-  Result<std::string> answer(const std::string& text) {
-    auto said = answer_model_->answer(text, [this] { line_.update(done_, steps_); });
+  void show() { line_.update(done_, steps_); }
+
+  Result<std::optional<std::string>> answer(const std::string& text) {
+    auto said = answer_model_->answer(text, [this] { show(); });
     ++done_;
     return said;
   }
@@ -254,13 +270,33 @@ class NeedleRun {
   ProgressLine line_{"needles"};
 };
 
+// What the tables do not say.
+void print_needle_notes(const CompressFlags& flags, std::span<const NeedleResult> results,
+                        Loaded& loaded) {
+  int64_t windows = 0, unanswered = 0;
+  for (const NeedleResult& result : results) {
+    windows = std::max(windows, result.windows);
+    if (!result.answers) continue;
+    unanswered += result.answers->whole ? 0 : 1;
+    unanswered += result.answers->kept ? 0 : 1;
+  }
+  if (windows > 1)
+    print_status("texts longer than the context of {} tokens were read in up to {} windows\n",
+                 loaded.scorer->engine().context_tokens(), windows);
+  if (unanswered > 0)
+    print_status("{} texts were too long for the model that answers, and count as wrong answers\n",
+                 unanswered);
+  print_sparse_share(flags, loaded);
+}
+
 Status run_needles(CompressFlags& flags) {
   BRAID_ASSIGN(const std::vector<NeedleShape> shapes, shapes_of(flags));
   const int most = *std::max_element(flags.needle_tokens.begin(), flags.needle_tokens.end());
   if (flags.model.context == 0) {
-    flags.model.context = most + kSpareTokens;
-    if (flags.answered() && flags.answer_model.empty())
-      flags.model.context += kTemplateTokens + kAnswerTokens;
+    const bool answers = flags.answered() && flags.answer_model.empty();
+    const int64_t wanted =
+        int64_t{most} + kSpareTokens + (answers ? kTemplateTokens + kAnswerTokens : 0);
+    BRAID_ASSIGN(flags.model.context, context_for(flags.model.model, wanted));
   }
   Loaded loaded;
   BRAID_TRY(load(flags, loaded));
@@ -277,7 +313,7 @@ Status run_needles(CompressFlags& flags) {
     }
   }
   write_result(flags.json ? needle_json_lines(results) : needle_tables(results));
-  print_sparse_share(flags, loaded);
+  print_needle_notes(flags, results, loaded);
   if (!flags.heat_map.empty())
     BRAID_TRY(write_output_file(flags.heat_map,
                                 needle_heat_map("Facts that survive compression", results)));
