@@ -29,8 +29,7 @@ Status check_sparse_prefill(const EngineOptions& o) {
     message =
         "block-sparse prompts are not deterministic: a token's result depends on how its prompt is "
         "cut into steps";
-  } else if (o.k_codec == nullptr &&
-             (o.k_format != o.v_format || o.k_format == KvFormat::f32)) {
+  } else if (o.k_codec == nullptr && (o.k_format != o.v_format || o.k_format == KvFormat::f32)) {
     message =
         "block-sparse prompts need keys and values of f16, of bf16 or of formats below 16 bits "
         "(-ctk, -ctv)";

@@ -12,7 +12,7 @@
 // The row sees the positions of n < m up to its own only if
 //   n < kSparseSinks  or  n >= start(m)  or
 //   mass[h][m,n] >= threshold * max over n' < m of mass[h][m,n']   for a head h of its KV head.
-// A threshold that is tiny gives the bytes of full attention.
+// A tiny threshold gives full attention, and on a CPU its bytes.
 #pragma once
 
 #include <algorithm>

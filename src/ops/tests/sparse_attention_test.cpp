@@ -399,7 +399,12 @@ TEST(SparseAttention, TinyThresholdsGiveTheBytesOfFullAttention) {
       for (const std::vector<SequencePlan>& plans : cases) {
         const Answer sparse = attended(device, shape, plans, kTiny, 1500);
         const Answer full = attended(device, shape, plans, 0, 1500);
-        expect_same(sparse.o, full.o, device.name + " " + shape.name());
+        const std::string what = device.name + " " + shape.name();
+        if (device.gpu && shape.codec != nullptr) {  // full attention cuts bands into splits
+          expect_close(sparse.o, full.o, limit_of(device, shape), limit_of(device, shape), what);
+        } else {
+          expect_same(sparse.o, full.o, what);
+        }
         EXPECT_EQ(sparse.counts.read, sparse.counts.all) << device.name;
         EXPECT_EQ(sparse.counts.all, sparse.expected.all) << device.name;
         expect_counts(full.counts, {}, device.name + " without a threshold");

@@ -77,7 +77,7 @@ __device__ inline Span seen_cells(const TileItem& item, int first, int last) {
 }
 
 // The cells that an item reads, in tiles: first `listed` tiles of the key blocks in `list`, then all
-// cells from `from` on, which is a multiple of kTileCells. No row sees a listed cell in part.
+// cells from `from` on, a multiple of the tile's cells. Every row sees all listed cells.
 struct CellRoute {
   const uint16_t* list;
   int listed, from;

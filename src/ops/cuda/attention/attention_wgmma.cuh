@@ -16,7 +16,7 @@ struct Prepared {
   TileItem item;
   int begin_cell, end_cell, tiles;
   int listed, from;  // CellRoute
-  int2 plain[4];  // per warp: cells that every query sees
+  int2 plain[4];     // per warp: cells that every query sees
   RowView view[kGroupRows];
 };
 

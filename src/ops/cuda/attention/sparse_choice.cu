@@ -77,9 +77,9 @@ __global__ __launch_bounds__(kThreads) void mean_kernel(const __grid_constant__ 
 #pragma unroll
   for (int i = 0; i < 8; ++i) sums[group][piece * 8 + i] = sum[i];
   __syncthreads();
-  uint16_t* to = args.work.means +
-                 ((static_cast<int64_t>(blockIdx.z) * a.kv_heads + kv_head) * args.work.blocks + n) *
-                     kHeadDim;
+  uint16_t* to =
+      args.work.means +
+      ((static_cast<int64_t>(blockIdx.z) * a.kv_heads + kv_head) * args.work.blocks + n) * kHeadDim;
   for (int dim = static_cast<int>(threadIdx.x); dim < kHeadDim; dim += kThreads) {
     float total = 0;
 #pragma unroll
@@ -117,10 +117,10 @@ struct Choice {
 
   const AttentionArgs& a;
   const QueryBlock& block;
-  uint32_t q;       // shared address of [128][kStride] f16
-  float* mass;      // [m], log2
+  uint32_t q;        // shared address of [128][kStride] f16
+  float* mass;       // [m], log2
   uint32_t* chosen;  // bits of [start]
-  float* scratch;   // [kWarps]
+  float* scratch;    // [kWarps]
 
   // Rows without a query become zeros.
   __device__ void load_queries(int head) const {
@@ -191,15 +191,15 @@ struct Choice {
   __device__ void choose(int start, float threshold_log2) const {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     float top = -INFINITY;
-    for (int n = static_cast<int>(threadIdx.x); n < block.m; n += kThreads) top = fmaxf(top, mass[n]);
+    for (int n = static_cast<int>(threadIdx.x); n < block.m; n += kThreads)
+      top = fmaxf(top, mass[n]);
     top = warp_max(top);
     if (lane == 0) scratch[warp] = top;
     __syncthreads();
     for (int w = 0; w < kWarps; ++w) top = fmaxf(top, scratch[w]);
     for (int word = warp; word * 32 < start; word += kWarps) {
       const int n = word * 32 + lane;
-      const unsigned bits =
-          __ballot_sync(kFullWarp, n < start && mass[n] >= top + threshold_log2);
+      const unsigned bits = __ballot_sync(kFullWarp, n < start && mass[n] >= top + threshold_log2);
       if (lane == 0) chosen[word] |= bits;
     }
     __syncthreads();
@@ -258,8 +258,8 @@ __global__ __launch_bounds__(kThreads) void choice_kernel(const __grid_constant_
 template <int kHeadDim, typename Number>
 bool launch(Context& context, const ChoiceArgs& args, const Batch& whole) {
   const int64_t cells = int64_t{args.a.batch.blocks_per_sequence} * kBlockTokens;
-  const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>(cells / kSparseBlock + 1, args.work.blocks));
+  const auto blocks =
+      static_cast<unsigned>(std::min<int64_t>(cells / kSparseBlock + 1, args.work.blocks));
   const auto kv_heads = static_cast<unsigned>(args.a.kv_heads);
   launch_early(context, mean_kernel<kHeadDim, Number>,
                dim3(blocks, kv_heads, static_cast<unsigned>(most_sparse_slots(whole.tokens))),
