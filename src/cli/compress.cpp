@@ -46,7 +46,7 @@ struct CompressFlags {
   int rows = TailScoreOptions().rows;
   bool angles = false;
   int layers = 0;
-  double sparse_threshold = server::kScorerSparseThreshold;  // of the model that scores
+  std::optional<double> sparse_threshold;  // of the model that scores
   bool json = false;
   bool show = false;
   std::vector<int> needle_tokens;
@@ -111,9 +111,13 @@ struct Loaded {
 
 Status load(const CompressFlags& flags, Loaded& out) {
   BRAID_ASSIGN(const KeepCurve keep, KeepCurve::parse(flags.keep));
-  BRAID_ASSIGN(out.model, load_model(flags.model, [&](EngineOptions& options) {
-                 options = PromptScorer::engine_options(options);
-                 options.sparse_threshold = static_cast<float>(flags.sparse_threshold);
+  std::optional<float> given;
+  if (flags.sparse_threshold) given = static_cast<float>(*flags.sparse_threshold);
+  BRAID_ASSIGN(out.model, server::create_sparse(given, [&](float threshold) {
+                 return load_model(flags.model, [&](EngineOptions& options) {
+                   options = PromptScorer::engine_options(options);
+                   options.sparse_threshold = threshold;
+                 });
                }));
   const TailScoreOptions scores{flags.rows, flags.angles, flags.layers};
   BRAID_ASSIGN(out.scorer, PromptScorer::create(std::move(out.model.engine), scores));
@@ -122,8 +126,9 @@ Status load(const CompressFlags& flags, Loaded& out) {
 }
 
 void print_sparse_share(const CompressFlags& flags, Loaded& loaded) {
-  if (flags.sparse_threshold == 0) return;
-  print_status("{}\n", sparse_share(loaded.scorer->sparse_counts()));
+  const SparseCounts counts = loaded.scorer->sparse_counts();
+  const bool asked = flags.sparse_threshold.value_or(0) > 0;
+  if (asked || counts.all > 0) print_status("{}\n", sparse_share(counts));
 }
 
 Status compress_file(CompressFlags& flags) {

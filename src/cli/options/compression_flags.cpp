@@ -44,15 +44,16 @@ void add_compression_options(CLI::App& command, CompressionFlags& flags) {
   add_drafter_sparse_option(group, flags.sparse_threshold);
 }
 
-void add_drafter_sparse_option(OptionGroup& group, double& threshold) {
+void add_drafter_sparse_option(OptionGroup& group, std::optional<double>& threshold) {
   group
       .add("--prefill-drafter-sparse", threshold,
-           "the small model reads only the parts of a long prompt that promise attention: blocks "
-           "of 128 tokens with at least share T of the best block's attention. An approximation. "
-           "0: off")
+           fmt::format("the small model reads only the parts of a long prompt that promise "
+                       "attention: blocks of 128 tokens with at least share T of the best block's "
+                       "attention. An approximation. 0: off (default: {}, or 0 where it is not "
+                       "possible and with --deterministic)",
+                       server::kScorerSparseThreshold))
       ->type_name("T")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+      ->check(CLI::Range(0.0, 1.0));
 }
 
 Result<std::optional<server::CompressionOptions>> compression_options(const CompressionFlags& flags,
@@ -81,7 +82,7 @@ Result<std::optional<server::CompressionOptions>> compression_options(const Comp
                                                  : CompressionMode::automatic;
   out.compressor.threshold_tokens = flags.threshold_tokens;
   out.context_tokens = flags.context_tokens;
-  out.sparse_threshold = static_cast<float>(flags.sparse_threshold);
+  if (flags.sparse_threshold) out.sparse_threshold = static_cast<float>(*flags.sparse_threshold);
   out.file = flags.drafter == kBuiltInDrafter ? "" : flags.drafter;
   out.device = device;
   out.threads = threads;

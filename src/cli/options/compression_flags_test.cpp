@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <optional>
+#include <vector>
 
 #include "cli/options/model_flags.h"
 
@@ -24,6 +26,28 @@ TEST(SparseFlags, EachReachesItsEngine) {
   EXPECT_EQ((*scoring)->sparse_threshold, 0.25f);
   EXPECT_THROW(app.parse("--prefill-sparse 1.5"), CLI::ValidationError);
   EXPECT_THROW(app.parse("--prefill-drafter-sparse -0.5"), CLI::ValidationError);
+}
+
+// The default is what engines take; what a user wants is refused if it cannot be.
+TEST(SparseFlags, OnlyTheDefaultGivesWay) {
+  std::vector<float> tried;
+  const auto create = [&](float threshold) -> Result<int> {
+    tried.push_back(threshold);
+    if (threshold > 0) return Error{ErrorKind::unsupported, "heads of 64"};
+    return 7;
+  };
+  const auto made = server::create_sparse(std::nullopt, create);
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ(*made, 7);
+  EXPECT_EQ(tried, (std::vector<float>{server::kScorerSparseThreshold, 0}));
+  EXPECT_FALSE(server::create_sparse(0.5f, create).ok());
+  EXPECT_EQ(tried.size(), 3u);
+  const auto broken = [&](float threshold) -> Result<int> {
+    tried.push_back(threshold);
+    return Error{ErrorKind::io, "no file"};
+  };
+  EXPECT_FALSE(server::create_sparse(std::nullopt, broken).ok());
+  EXPECT_EQ(tried.size(), 4u);
 }
 
 }  // namespace
