@@ -76,8 +76,8 @@ __device__ inline Span seen_cells(const TileItem& item, int first, int last) {
           static_cast<int>(min(static_cast<int64_t>(last) + 1, item.split_end))};
 }
 
-// The cells that an item reads, in tiles: first `listed` tiles of the key blocks in `list`, then all
-// cells from `from` on, a multiple of the tile's cells. Every row sees all listed cells.
+// The cells that an item reads: `listed` tiles of the key blocks in `list`, then all cells from
+// `from` on, a multiple of the tile's cells. Every row sees all listed cells.
 struct CellRoute {
   const uint16_t* list;
   int listed, from;
