@@ -30,7 +30,7 @@ struct Said {
 };
 
 Said say(const std::vector<std::byte>& bytes, const EngineOptions& options) {
-  Machine m(bytes, options);
+  Machine m(bytes, options, KvFormat::f16);
   Said said;
   Request request = greedy(prompt(kPrompt), 8);
   request.score_from = 0;
@@ -64,7 +64,7 @@ TEST_P(SparsePrefillOn, AThresholdReadsLessAndSaysHowMuch) {
   const Said all = say(bytes, sparse_on(GetParam(), 1e-30f));
   EXPECT_GT(all.blocks.all, 0u);
   EXPECT_EQ(all.blocks.read, all.blocks.all);
-  const Said sparse = say(bytes, sparse_on(GetParam(), 0.5f));
+  const Said sparse = say(bytes, sparse_on(GetParam(), 1));
   EXPECT_EQ(sparse.blocks.all, all.blocks.all);
   EXPECT_LT(sparse.blocks.read, sparse.blocks.all);
   ASSERT_EQ(sparse.rows.size(), full.rows.size());
@@ -75,9 +75,10 @@ TEST_P(SparsePrefillOn, AThresholdReadsLessAndSaysHowMuch) {
 }
 
 TEST_P(SparsePrefillOn, ShortPromptsReadEverything) {
-  Machine m(bytes_of(tiny_qwen3()), sparse_on(GetParam(), 1));
+  Machine m(bytes_of(tiny_qwen3()), sparse_on(GetParam(), 1), KvFormat::f16);
   EngineOptions options = sparse_on(GetParam(), 0);
-  const Answer full = Machine(bytes_of(tiny_qwen3()), options).ask(greedy(prompt(511), 8));
+  const Answer full =
+      Machine(bytes_of(tiny_qwen3()), options, KvFormat::f16).ask(greedy(prompt(511), 8));
   EXPECT_EQ(m.ask(greedy(prompt(511), 8)).tokens, full.tokens);
   EXPECT_EQ(m.engine->sparse_counts().all, 0u);
 }
@@ -127,7 +128,7 @@ TEST(SparsePrefill, FilesOfOtherThresholdsAreNotFound) {
     for (const float threshold : {0.f, 0.05f, 0.1f}) {
       EngineOptions options = sparse_on("cpu", threshold);
       options.cache_dir = folder;
-      Machine m(bytes_of(tiny_qwen3()), options);
+      Machine m(bytes_of(tiny_qwen3()), options, KvFormat::f16);
       const Answer answer = m.ask(greedy(prompt(900), 2));
       if (round == 0) {
         EXPECT_EQ(answer.end.usage.cached_tokens, 0) << threshold;
