@@ -231,6 +231,32 @@ double perplexity(const std::vector<std::string>& more) {
   return value;
 }
 
+TEST_F(ProgramTest, PerplexityShowsWhatBlockSparsePromptsLose) {
+  const std::string text = kRoot + "/tests/goldens/corpus-heldout.txt";
+  const auto run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"ppl", "-m", kDemo, "-f", text, "--device", "cpu"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run_braid(all);
+  };
+  const auto outcome = run({"-c", "2048", "--prefill-sparse", "0.1"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto figure = [&](const std::string& after) {
+    const auto at = outcome.out.find(after);
+    EXPECT_NE(at, std::string::npos) << outcome.out;
+    return at == std::string::npos ? 0 : std::stod(outcome.out.substr(at + after.size()));
+  };
+  EXPECT_NEAR(figure("full attention: ppl "), perplexity({"-m", kDemo, "--device", "cpu"}), 1e-4);
+  EXPECT_GT(figure("threshold 0.1: ppl "), 1);
+  EXPECT_GE(figure("predictions: mean "), 0);
+  const double share = figure("share of key blocks read: ");
+  EXPECT_GT(share, 0);
+  EXPECT_LT(share, 100);
+  expect_refused(run({"-c", "767", "--prefill-sparse", "0.1"}), "at least 768");
+  expect_refused(run({"-ub", "256", "--prefill-sparse", "0.1"}), "at least 512 tokens");
+  expect_refused(run({"--deterministic", "--prefill-sparse", "0.1"}), "not deterministic");
+  expect_refused(run({"--prefill-sparse", "1.5"}), "--prefill-sparse");
+}
+
 TEST_F(ProgramTest, PerplexityOfTheHeldOutText) {
   EXPECT_NEAR(perplexity({"-m", kDemo, "--act", "f32"}), 10.508, 0.001);
   const double fast = perplexity({"-m", kDemo});
@@ -477,11 +503,57 @@ TEST_F(ProgramTest, AnswersStandBesideWhatCompressionKeeps) {
   EXPECT_NE(table.out.find("(" + std::to_string(right) + "/2)"), std::string::npos) << table.out;
 }
 
+TEST_F(ProgramTest, CompressReadsLongerTextsInWindows) {
+  std::string text = "The secret number for calm-falcon is 512.\n";
+  for (int i = 0; i < 300; ++i)
+    text += "Rain fell on the roofs of village " + std::to_string(i) + ".\n";
+  const std::string name = file("long.txt", text);
+  const std::vector<std::string> args = {
+      "compress", "-m", kDemo,
+      "-f",       name, "-c",
+      "1024",     "-q", "What is the secret number for calm-falcon?"};
+  auto as_json = args;
+  as_json.emplace_back("--json");
+  const auto outcome = run_braid(as_json);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto result = nlohmann::json::parse(outcome.out, nullptr, false);
+  const int windows = result["windows"];
+  EXPECT_GE(windows, 3);
+  EXPECT_NE(outcome.err.find(", " + std::to_string(windows) + " windows,"), std::string::npos)
+      << outcome.err;
+  EXPECT_NE(result["text"].get<std::string>().find("calm-falcon is 512."), std::string::npos);
+  EXPECT_LT(result["ratio"].get<double>(), 0.6);
+  auto shown = args;
+  shown.emplace_back("--show");
+  EXPECT_NE(run_braid(shown).out.find(" bytes ...]"), std::string::npos);
+}
+
+TEST_F(ProgramTest, MadeTextsMayBeLongerThanTheContext) {
+  const auto outcome =
+      run_braid({"compress", "-m", kDemo, "-c", "1024", "--needles", "2500", "--fillers", "prose",
+                 "--depths", "2", "--keep", "0.2", "--answers", "--json"});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  std::istringstream lines(outcome.out);
+  int64_t cases = 0;
+  for (std::string line; std::getline(lines, line); ++cases) {
+    const auto result = nlohmann::json::parse(line, nullptr, false);
+    ASSERT_TRUE(result.is_object()) << line;
+    EXPECT_EQ(result["windows"], 3);
+    EXPECT_TRUE(result["passed"].get<bool>());
+    EXPECT_TRUE(result["answer_uncompressed"].is_null()) << "the model cannot read it";
+    EXPECT_TRUE(result["answer_compressed"].is_string());
+  }
+  EXPECT_EQ(cases, 2);
+  EXPECT_NE(outcome.err.find("in up to 3 windows"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("2 texts were too long"), std::string::npos) << outcome.err;
+}
+
 TEST_F(BadInput, CompressAnswersMadeTextsOnly) {
   const auto text = kRoot + "/tests/goldens/corpus-heldout.txt";
   expect_refused(run_braid({"compress", "-f", text, "--answers"}), "are for made texts");
   expect_refused(run_braid({"compress", "--needles", "512", "--answer-model", "/no/such.gguf"}),
                  "/no/such.gguf");
+  expect_refused(run_braid({"compress", "-f", text, "-q", "Who?", "-c", "512"}), "too few for");
 }
 
 TEST_F(BadInput, KvReport) {

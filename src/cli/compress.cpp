@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +20,9 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/load_model.h"
+#include "cli/options/compression_flags.h"
+#include "cli/options/option_group.h"
+#include "cli/sparse_share.h"
 #include "cli/terminal.h"
 #include "server/compress/prompt_compressor.h"
 
@@ -41,6 +46,7 @@ struct CompressFlags {
   int rows = TailScoreOptions().rows;
   bool angles = false;
   int layers = 0;
+  std::optional<double> sparse_threshold;  // of the model that scores
   bool json = false;
   bool show = false;
   std::vector<int> needle_tokens;
@@ -88,6 +94,7 @@ void print_json(const CompressedPrompt& prompt) {
   const nlohmann::ordered_json out = {{"tokens", prompt.kept.total_tokens},
                                       {"kept_tokens", prompt.kept.kept_tokens},
                                       {"ratio", prompt.kept.ratio()},
+                                      {"windows", prompt.windows},
                                       {"scoring_ms", prompt.scoring_ms},
                                       {"selecting_ms", prompt.selecting_ms},
                                       {"parts", parts},
@@ -104,13 +111,24 @@ struct Loaded {
 
 Status load(const CompressFlags& flags, Loaded& out) {
   BRAID_ASSIGN(const KeepCurve keep, KeepCurve::parse(flags.keep));
-  BRAID_ASSIGN(out.model, load_model(flags.model, [](EngineOptions& options) {
-                 options = PromptScorer::engine_options(options);
+  std::optional<float> given;
+  if (flags.sparse_threshold) given = static_cast<float>(*flags.sparse_threshold);
+  BRAID_ASSIGN(out.model, server::create_sparse(given, [&](float threshold) {
+                 return load_model(flags.model, [&](EngineOptions& options) {
+                   options = PromptScorer::engine_options(options);
+                   options.sparse_threshold = threshold;
+                 });
                }));
   const TailScoreOptions scores{flags.rows, flags.angles, flags.layers};
   BRAID_ASSIGN(out.scorer, PromptScorer::create(std::move(out.model.engine), scores));
   out.compressor = std::make_unique<PromptCompressor>(*out.scorer, *out.model.tokenizer, keep);
   return {};
+}
+
+void print_sparse_share(const CompressFlags& flags, Loaded& loaded) {
+  const SparseCounts counts = loaded.scorer->sparse_counts();
+  const bool asked = flags.sparse_threshold.value_or(0) > 0;
+  if (asked || counts.all > 0) print_status("{}\n", sparse_share(counts));
 }
 
 Status compress_file(CompressFlags& flags) {
@@ -132,9 +150,12 @@ Status compress_file(CompressFlags& flags) {
   } else {
     print_result("{}\n", prompt.kept.text);
   }
-  print_status("kept {} of {} tokens ({:.0f} %); scored in {:.2f} s, chosen in {:.0f} ms\n",
+  const std::string windows =
+      prompt.windows == 1 ? "" : fmt::format(", {} windows", prompt.windows);
+  print_status("kept {} of {} tokens ({:.0f} %); scored in {:.2f} s{}, chosen in {:.0f} ms\n",
                prompt.kept.kept_tokens, prompt.kept.total_tokens, 100 * prompt.kept.ratio(),
-               prompt.scoring_ms / 1000, prompt.selecting_ms);
+               prompt.scoring_ms / 1000, windows, prompt.selecting_ms);
+  print_sparse_share(flags, loaded);
   return result_status();
 }
 
@@ -155,6 +176,13 @@ Result<std::vector<NeedleShape>> shapes_of(const CompressFlags& flags) {
   return shapes;
 }
 
+// So many tokens of context, or all that the model has.
+Result<int> context_for(const std::string& model, int64_t wanted) {
+  BRAID_ASSIGN(const GgufFile file, open_model_file(model));
+  BRAID_ASSIGN(const ModelConfig config, read_model_config(file));
+  return static_cast<int>(std::min<int64_t>(wanted, config.context_length));
+}
+
 // The model that answers the questions of made texts.
 class AnswerModel {
  public:
@@ -166,12 +194,8 @@ class AnswerModel {
     if (flags.answer_model.empty()) return out;
     ModelFlags model = flags.model;
     model.model = flags.answer_model;
-    {
-      BRAID_ASSIGN(const GgufFile file, open_model_file(model.model));
-      BRAID_ASSIGN(const ModelConfig config, read_model_config(file));
-      const int64_t wanted = 2 * int64_t{longest} + kSpareTokens + kTemplateTokens + kAnswerTokens;
-      model.context = static_cast<int>(std::min<int64_t>(wanted, config.context_length));
-    }
+    const int64_t wanted = 2 * int64_t{longest} + kSpareTokens + kTemplateTokens + kAnswerTokens;
+    BRAID_ASSIGN(model.context, context_for(model.model, wanted));
     BRAID_ASSIGN(LoadedModel own, load_model(model, [](EngineOptions& options) {
                    options.prefix_cache = false;
                    options.max_sequences = 1;
@@ -180,15 +204,18 @@ class AnswerModel {
     return out;
   }
 
-  Result<std::string> answer(const std::string& text, const std::function<void()>& stepped) {
+  // None, if the model's context has no room for an answer behind the text.
+  Result<std::optional<std::string>> answer(const std::string& text,
+                                            const std::function<void()>& stepped) {
     const LoadedModel& model = own_ != nullptr ? *own_ : scoring_->model;
     Engine& engine = own_ != nullptr ? *own_->engine : scoring_->scorer->lend();
     BRAID_ASSIGN(std::vector<int32_t> prompt, question_tokens(text, *model.file, *model.tokenizer));
+    if (std::ssize(prompt) >= engine.most_tokens()) return std::optional<std::string>();
     BRAID_ASSIGN(
         const std::vector<int32_t> tokens,
         greedy_answer(engine, *model.tokenizer, std::move(prompt), kAnswerTokens, stepped));
     if (interrupted()) return Error{ErrorKind::cancelled, "interrupted"};
-    return model.tokenizer->decode(tokens);
+    return std::optional(model.tokenizer->decode(tokens));
   }
 
  private:
@@ -206,33 +233,38 @@ class NeedleRun {
 
   Result<NeedleResult> run(const NeedleShape& shape) {
     BRAID_ASSIGN(const NeedleCase needle, make_needle_case(shape, [this](std::string_view text) {
+                   show();
                    return loaded_.model.tokenizer->encode(
                        text, {.add_special = false, .parse_special = false});
                  }));
     const std::string question = "\n\n" + needle.question;
     const PromptPart parts[] = {{needle.context}, {question, KeptBecause::last_user_turn}};
     BRAID_ASSIGN(const CompressedPrompt prompt,
-                 loaded_.compressor->compress(
-                     parts, [this](size_t, size_t) { return stop_or_show(line_, done_, steps_); }));
+                 loaded_.compressor->compress(parts, [this](size_t done, size_t all) {
+                   return stop_or_show(line_, done_ * all + done, steps_ * all);
+                 }));
     ++done_;
     NeedleResult result{shape,
                         static_cast<int64_t>(prompt.kept.total_tokens),
                         contains_needles(prompt.kept.text, needle),
                         static_cast<int64_t>(prompt.kept.kept_tokens),
                         (prompt.scoring_ms + prompt.selecting_ms) / 1000,
-                        {}};
+                        {},
+                        static_cast<int64_t>(prompt.windows)};
     if (answer_model_ == nullptr) return result;
     NeedleAnswers& answers = result.answers.emplace();
     BRAID_ASSIGN(answers.whole, answer(needle_prompt(needle)));
     BRAID_ASSIGN(answers.kept, answer(prompt.kept.text));
-    answers.whole_is_right = contains_answers(answers.whole, needle);
-    answers.kept_is_right = contains_answers(answers.kept, needle);
+    answers.whole_is_right = answers.whole && contains_answers(*answers.whole, needle);
+    answers.kept_is_right = answers.kept && contains_answers(*answers.kept, needle);
     return result;
   }
 
  private:
-  Result<std::string> answer(const std::string& text) {
-    auto said = answer_model_->answer(text, [this] { line_.update(done_, steps_); });
+  void show() { line_.update(done_, steps_); }
+
+  Result<std::optional<std::string>> answer(const std::string& text) {
+    auto said = answer_model_->answer(text, [this] { show(); });
     ++done_;
     return said;
   }
@@ -243,13 +275,33 @@ class NeedleRun {
   ProgressLine line_{"needles"};
 };
 
+// What the tables do not say.
+void print_needle_notes(const CompressFlags& flags, std::span<const NeedleResult> results,
+                        Loaded& loaded) {
+  int64_t windows = 0, unanswered = 0;
+  for (const NeedleResult& result : results) {
+    windows = std::max(windows, result.windows);
+    if (!result.answers) continue;
+    unanswered += result.answers->whole ? 0 : 1;
+    unanswered += result.answers->kept ? 0 : 1;
+  }
+  if (windows > 1)
+    print_status("texts longer than the context of {} tokens were read in up to {} windows\n",
+                 loaded.scorer->engine().context_tokens(), windows);
+  if (unanswered > 0)
+    print_status("{} texts were too long for the model that answers, and count as wrong answers\n",
+                 unanswered);
+  print_sparse_share(flags, loaded);
+}
+
 Status run_needles(CompressFlags& flags) {
   BRAID_ASSIGN(const std::vector<NeedleShape> shapes, shapes_of(flags));
   const int most = *std::max_element(flags.needle_tokens.begin(), flags.needle_tokens.end());
   if (flags.model.context == 0) {
-    flags.model.context = most + kSpareTokens;
-    if (flags.answered() && flags.answer_model.empty())
-      flags.model.context += kTemplateTokens + kAnswerTokens;
+    const bool answers = flags.answered() && flags.answer_model.empty();
+    const int64_t wanted =
+        int64_t{most} + kSpareTokens + (answers ? kTemplateTokens + kAnswerTokens : 0);
+    BRAID_ASSIGN(flags.model.context, context_for(flags.model.model, wanted));
   }
   Loaded loaded;
   BRAID_TRY(load(flags, loaded));
@@ -266,6 +318,7 @@ Status run_needles(CompressFlags& flags) {
     }
   }
   write_result(flags.json ? needle_json_lines(results) : needle_tables(results));
+  print_needle_notes(flags, results, loaded);
   if (!flags.heat_map.empty())
     BRAID_TRY(write_output_file(flags.heat_map,
                                 needle_heat_map("Facts that survive compression", results)));
@@ -290,6 +343,10 @@ int run_compress(CompressFlags flags) {
   if (flags.answered() && flags.needle_tokens.empty())
     return fail({ErrorKind::invalid_argument,
                  "--answers and --answer-model are for made texts (--needles 4096,16384)"});
+  if (flags.model.prefill_sparse > 0 && flags.answer_model.empty())
+    return fail({ErrorKind::invalid_argument,
+                 "--prefill-sparse is for the model of --answer-model; the one that scores has "
+                 "--prefill-drafter-sparse"});
   const InterruptScope interrupt;
   const Status status = flags.file.empty() ? run_needles(flags) : compress_file(flags);
   return status.ok() ? 0 : fail(status.error());
@@ -369,6 +426,8 @@ void add_compress(CLI::App& app, int* exit_code) {
       ->add_flag("--score-angles", flags->angles,
                  "score with rotated queries and keys: far tokens count less")
       ->group("Compression");
+  OptionGroup compression(*command, "Compression");
+  add_drafter_sparse_option(compression, flags->sparse_threshold);
   command->add_flag("--show", flags->show, "print the whole text, with what is dropped in gray")
       ->group("Output");
   command->add_flag("--json", flags->json, "print JSON")->group("Output");

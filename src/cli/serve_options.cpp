@@ -126,6 +126,15 @@ Status complete(ServeFlags& flags) {
   BRAID_TRY(resolve_host(flags.http.address));
   BRAID_ASSIGN(flags.compression,
                compression_options(flags.prefill, flags.model.device, flags.model.threads));
+  // Prompts that are scored between the steps of answers attend to everything, others do not.
+  if (flags.model.deterministic && flags.compression) {
+    if (flags.compression->sparse_threshold.value_or(0) > 0)
+      return Error{
+          ErrorKind::invalid_argument,
+          "--prefill-drafter-sparse makes what is kept of a prompt depend on what else runs, "
+          "which --deterministic excludes"};
+    flags.compression->sparse_threshold = 0;
+  }
   flags.http.port = static_cast<uint16_t>(flags.port);
   const int cores = usable_cores();
   if (flags.http.threads == 0) flags.http.threads = std::clamp(cores / 8, 2, 8);

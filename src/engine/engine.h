@@ -116,6 +116,9 @@ class Engine {
   // Writes EngineOptions::expert_profile, if there is one; between steps. Logs an error.
   void keep_expert_profile();
   const EngineStats& stats() const { return stats_; }
+  // Key blocks that prompts have read (Device::sparse_counts); zeros without a threshold. Waits for
+  // all devices: for tools, or at long intervals.
+  SparseCounts sparse_counts();
   const Scheduler& scheduler() const { return *scheduler_; }
   int32_t most_tokens() const { return scheduler_->most_tokens(); }
   const Devices& devices() const { return *devices_; }

@@ -367,10 +367,12 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
   uint64_t memory = device.free_bytes();
   for (const uint64_t limit : options.gpu_memory_bytes)
     if (limit > 0) memory = std::min(memory, limit);
-  int32_t tokens = mixture ? 8192 : 2048;
+  // Each step of a block-sparse prompt reads all keys once, for their means.
+  int32_t tokens = mixture || options.sparse_threshold > 0 ? 8192 : 2048;
   for (; tokens > kSmallUbatch; tokens /= 2) {
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
     needs.max_sequences = options.max_sequences;
+    needs.sparse_prefill = options.sparse_threshold > 0;
     const uint64_t bytes =
         model.activation_bytes(0, 0, {tokens, tokens, 0}, device.activation_type()) +
         expected_workspaces(device, needs);
@@ -423,6 +425,7 @@ Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& option
   needs.max_drafts = options.max_drafts;
   needs.k_codec = sizes.k_codec;
   needs.v_codec = sizes.v_codec;
+  needs.sparse_prefill = options.sparse_threshold > 0;
   if (dflash != nullptr) dflash->add_needs(needs, dflash_sizes(options));
   return needs;
 }
@@ -596,6 +599,7 @@ SchedulerLimits EngineMemory::scheduler_limits(const EngineOptions& options,
   limits.seals = sizes.seals();
   limits.tail = sizes.tail;
   limits.preemption = options.preemption;
+  if (options.sparse_threshold > 0) limits.exact_tokens = kSparseExactTokens;
   // Many rows use another form of attention than one, so recomputation may change results. Where it
   // must not, blocks are copied if there is room. In host memory a copy is always cheaper.
   limits.answers_by_rows = options.deterministic || rows_alone;

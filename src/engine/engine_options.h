@@ -67,6 +67,10 @@ struct EngineOptions {
   std::string draft_model;  // the drafter's file or folder
   // Newest positions that attention layers see; 0: all.
   int32_t attention_window = 0;
+  // Block-sparse attention of prompts, an approximation (ops/sparse_prefill.h): its threshold, at
+  // most 1; 0: off. Steps must be able to carry kSparseRows rows. Not with `deterministic`: a row's
+  // result depends on how its prompt is cut into steps.
+  float sparse_threshold = 0;
   KvFormat k_format = KvFormat::f16;
   KvFormat v_format = KvFormat::f16;
   // Codecs of full blocks, both or neither (null). Rows are f16 until sealed (ops/state.h).

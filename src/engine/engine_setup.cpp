@@ -18,6 +18,31 @@
 namespace braid {
 namespace {
 
+Status check_sparse_prefill(const EngineOptions& o) {
+  if (o.sparse_threshold == 0) return {};
+  std::string message;
+  if (!(o.sparse_threshold > 0 && o.sparse_threshold <= 1)) {
+    message = fmt::format(
+        "a threshold of {} for block-sparse prompts is not between 0 and 1; 0 means full attention",
+        o.sparse_threshold);
+  } else if (o.deterministic) {
+    message =
+        "block-sparse prompts are not deterministic: a token's result depends on how its prompt is "
+        "cut into steps";
+  } else if (o.k_codec == nullptr && (o.k_format != o.v_format || o.k_format == KvFormat::f32)) {
+    message =
+        "block-sparse prompts need keys and values of f16, of bf16 or of formats below 16 bits "
+        "(-ctk, -ctv)";
+  } else if (o.ubatch_tokens > 0 && std::max(o.ubatch_tokens, o.max_batch_tokens) < kSparseRows) {
+    message = fmt::format(
+        "block-sparse prompts need steps of at least {} tokens (-ub); a step of {} attends to "
+        "everything",
+        kSparseRows, std::max(o.ubatch_tokens, o.max_batch_tokens));
+  }
+  if (message.empty()) return {};
+  return Error{ErrorKind::invalid_argument, message};
+}
+
 Status check_options(const EngineOptions& o, const ModelConfig& config) {
   const auto bad = [](const std::string& message) {
     return Error{ErrorKind::invalid_argument, message};
@@ -48,7 +73,7 @@ Status check_options(const EngineOptions& o, const ModelConfig& config) {
     return bad("a DFlash drafter needs its file: -md");
   if (!o.spec_type.has(SpecType::dflash) && !o.draft_model.empty())
     return bad(fmt::format("{} is not used: only a DFlash drafter has a file", o.draft_model));
-  return {};
+  return check_sparse_prefill(o);
 }
 
 constexpr int32_t kLeastWindow = 32;
@@ -90,6 +115,8 @@ PrefixHash fingerprint_of(const GgufFile& file, const EngineOptions& options,
                         options.kv_tail.tail_blocks, options.kv_tail.sink_blocks);
   // Deeper layers depend on what earlier layers attended to.
   if (options.attention_window > 0) text += fmt::format(" window {}", options.attention_window);
+  // Blocks that were not read change all later rows.
+  if (options.sparse_threshold > 0) text += fmt::format(" sparse {}", options.sparse_threshold);
   // Other kernels would compute other bytes.
   if (options.deterministic && !devices.traits().rows_alone) text += " deterministic";
   // Other layers on the CPU compute other bytes, and their states have another form.
@@ -319,6 +346,7 @@ Status Engine::load() {
   sizes.kv_groups = scheduler_->groups();
   sizes.interleaved_tokens = memory_.interleaved_tokens;
   sizes.slots = memory_.slots;
+  sizes.sparse_threshold = options_.sparse_threshold;
   BRAID_TRY(runner_->allocate(sizes));
   return make_drafter(sizes.block_table);
 }
@@ -453,6 +481,17 @@ std::string Engine::slow_kv_formats() const {
     names += (names.empty() ? "" : " and ") + std::string(name);
   }
   return names;
+}
+
+SparseCounts Engine::sparse_counts() {
+  SparseCounts sum;
+  if (options_.sparse_threshold == 0) return sum;
+  for (Device* device : devices_->all()) {
+    const SparseCounts counts = device->sparse_counts();
+    sum.read += counts.read;
+    sum.all += counts.all;
+  }
+  return sum;
 }
 
 std::string Engine::note_on_layers() const {

@@ -41,6 +41,7 @@ class PromptScorer {
   int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
 
   const Engine& engine() const { return *engine_; }
+  SparseCounts sparse_counts() { return engine_->sparse_counts(); }
   // For the owner's own requests, while idle() and until the next submit().
   Engine& lend();
 

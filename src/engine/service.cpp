@@ -15,7 +15,7 @@ namespace {
 
 // Between copies of the expert profile on disk, while idle.
 constexpr std::chrono::minutes kProfileTime{5};
-// Between reports of experts, while there is work.
+// Between reports of experts and of block-sparse prompts, while there is work.
 constexpr std::chrono::minutes kReportTime{5};
 
 }  // namespace
@@ -299,6 +299,29 @@ void EngineService::report_experts() {
       now.admitted - before.admitted);
 }
 
+void EngineService::report() {
+  if (std::chrono::steady_clock::now() - reported_ <= kReportTime) return;
+  if (engine_ != nullptr) report_experts();
+  report_sparse_prompts();
+  reported_ = std::chrono::steady_clock::now();
+}
+
+// Waits for the devices, so only reports do it.
+void EngineService::report_sparse_prompts() {
+  const auto log = [](const char* what, const SparseCounts& now, SparseCounts& before) {
+    const uint64_t read = now.read - before.read, all = now.all - before.all;
+    before = now;
+    if (all == 0) return;
+    spdlog::info("{}: {:.1f} % of the key blocks were read", what,
+                 100 * static_cast<double>(read) / static_cast<double>(all));
+  };
+  if (engine_ != nullptr && engine_->health().ok())
+    log("block-sparse prompts", engine_->sparse_counts(), reported_prompts_);
+  if (scorer_ != nullptr && !scorer_failed_ && scorer_->engine().health().ok())
+    log("block-sparse prompts of the scoring model", scorer_->sparse_counts(),
+        reported_scored_prompts_);
+}
+
 // The engine's state is unknown and not used any more; clients receive an error.
 void EngineService::die(const std::string& why) {
   spdlog::error("the engine has stopped: {}", why);
@@ -371,10 +394,7 @@ void EngineService::loop() {
     if (stop && scorer_ != nullptr) scorer_->cancel_all();
     step();
     publish_status();
-    if (engine_ != nullptr && std::chrono::steady_clock::now() - reported_ > kReportTime) {
-      report_experts();
-      reported_ = std::chrono::steady_clock::now();
-    }
+    report();
     if (engine_ != nullptr && engine_->idle() &&
         std::chrono::steady_clock::now() - profile_kept_ > kProfileTime) {
       engine_->keep_expert_profile();

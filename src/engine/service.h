@@ -107,13 +107,17 @@ class EngineService {
   void take_requests(std::vector<Incoming> incoming);
   void take_prompts(std::vector<PromptToScore> prompts);
   void publish_status();
+  void report();
   void report_experts();
+  void report_sparse_prompts();
 
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<PromptScorer> scorer_;
   std::chrono::steady_clock::time_point profile_kept_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point reported_ = std::chrono::steady_clock::now();
-  ExpertCounts reported_experts_;  // of all layers, at the last report
+  // At the last report:
+  ExpertCounts reported_experts_;  // of all layers
+  SparseCounts reported_prompts_, reported_scored_prompts_;
   ServiceOptions options_;
   std::atomic<RequestId> next_id_{1};
   std::atomic<int32_t> active_{0};

@@ -47,6 +47,8 @@ struct Batch {
   int32_t most_certain = 0;
   // Most cells that a row sees: kFewCells, or 0: no bound.
   int32_t most_cells = 0;
+  // Block-sparse attention of prompts (sparse_prefill.h); 0: full attention.
+  float sparse_threshold = 0;
 
   // [T]
   const int32_t* token = nullptr;

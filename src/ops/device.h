@@ -16,6 +16,7 @@
 #include "base/host_pages.h"
 #include "base/result.h"
 #include "ops/letter.h"
+#include "ops/sparse_prefill.h"
 #include "ops/state.h"
 #include "ops/tensor.h"
 
@@ -207,6 +208,7 @@ class Device {
     int32_t experts_used = 0;
     int64_t expert_width = 0;
     int64_t model_width = 0;
+    bool sparse_prefill = false;  // batches may have Batch::sparse_threshold
   };
   // Whether the kernels support such a model; asked before loading. Error: unsupported.
   virtual Status accepts(const WorkspaceNeeds& needs) const { return {}; }
@@ -216,6 +218,9 @@ class Device {
 
   // Values clamped to the activation type so far, in builds with BRAID_COUNT_CLAMPS.
   virtual uint64_t clamped() const { return 0; }
+
+  // Of all batches with a threshold since reserve_workspaces(). Waits for the queue.
+  virtual SparseCounts sparse_counts() { return {}; }
 
   // Copies in queue order. The host side may be reused (to_device) or read (to_host) after
   // synchronize(). With host-visible memory both are memcpy.

@@ -219,6 +219,7 @@ class Ops {
   // o[t, h] = sum_c softmax_c(scale * q[t, h] . K[c]) V[c] over the cells the row sees (batch.h),
   // times act(gate). Online softmax in position order, key blocks counted from position 0.
   // q, o [T, H * Dh]; gates as in AttentionGate::Layout: qg itself if joint, empty without gates.
+  // With Batch::sparse_threshold, long prompts skip cells (sparse_prefill.h).
   virtual void attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
                          const KvLayer& kv, const Batch& batch) = 0;
 

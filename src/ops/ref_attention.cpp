@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <vector>
 
 #include "gguf/half.h"
 #include "ops/kv/kv_codec.h"
 #include "ops/ref_math.h"
 #include "ops/ref_ops.h"
+#include "ops/sparse_prefill.h"
 
 namespace braid {
 
@@ -179,6 +181,73 @@ void attend(float* o, const float* q, int32_t own, const std::vector<Visible>& s
   for (int64_t j = 0; j < head_dim; ++j) o[j] = static_cast<float>(sum[j] / total);
 }
 
+// The sums of a query head over its rows begin .. end-1, which share a query block, for each of
+// `means`. They are divided by a common factor, which keeps them finite.
+std::vector<double> block_masses(Tensor q, int32_t begin, int32_t end, int32_t head,
+                                 const std::vector<std::vector<double>>& means, double scale) {
+  std::vector<std::vector<double>> scores(means.size());
+  double largest = -INFINITY;
+  for (size_t n = 0; n < means.size(); ++n) {
+    const size_t head_dim = means[n].size();
+    for (int32_t t = begin; t < end; ++t) {
+      double sum = 0;
+      for (size_t i = 0; i < head_dim; ++i) sum += q.f32(t)[head * head_dim + i] * means[n][i];
+      scores[n].push_back(scale * sum);
+      largest = std::max(largest, scale * sum);
+    }
+  }
+  std::vector<double> masses(means.size());
+  for (size_t n = 0; n < means.size(); ++n)
+    for (const double score : scores[n]) masses[n] += std::exp(score - largest);
+  return masses;
+}
+
+// The key blocks that query blocks read (sparse_prefill.h).
+class BlockChoice {
+ public:
+  BlockChoice(Tensor q, const AttentionParams& params, const KvLayer& kv, const Batch& batch,
+              int32_t sequence, int32_t kv_head, const HeadCache& cache) {
+    if (params.window > 0 || params.first_cell > 0 || !sparse_sequence(batch, sequence)) return;
+    const int32_t begin = batch.first_row[sequence], end = begin + batch.rows[sequence];
+    const int32_t last = batch.position[end - 1], group = params.heads / kv.shape.kv_heads;
+    std::vector<std::vector<double>> means;
+    for (int32_t n = 0; n < last / kSparseBlock; ++n) {
+      std::vector<double>& mean = means.emplace_back(static_cast<size_t>(kv.shape.head_dim), 0.0);
+      for (int32_t cell = n * kSparseBlock; cell < (n + 1) * kSparseBlock; ++cell)
+        for (size_t i = 0; i < mean.size(); ++i) mean[i] += cache.k(cell, last)[i] / kSparseBlock;
+    }
+    for (int32_t t = begin, next; t < end; t = next) {
+      const int32_t m = batch.position[t] / kSparseBlock;
+      for (next = t; next < end && batch.position[next] / kSparseBlock == m;) ++next;
+      const int32_t start = sparse_window_start(m, kv.cold ? &kv.cold.tail : nullptr);
+      std::vector<bool>& reads = reads_[m];
+      for (int32_t n = 0; n <= m; ++n) reads.push_back(n < kSparseSinks || n >= start);
+      for (int32_t h = kv_head * group; m > 0 && h < (kv_head + 1) * group; ++h) {
+        const std::vector<double> masses =
+            block_masses(q, t, next, h, {means.begin(), means.begin() + m}, params.scale);
+        const double least =
+            batch.sparse_threshold * *std::max_element(masses.begin(), masses.end());
+        for (int32_t n = 0; n < m; ++n)
+          if (masses[static_cast<size_t>(n)] >= least) reads[static_cast<size_t>(n)] = true;
+      }
+    }
+  }
+
+  bool reads(int32_t position, int32_t cell) const {
+    const auto found = reads_.find(position / kSparseBlock);
+    return found == reads_.end() || found->second[static_cast<size_t>(cell / kSparseBlock)];
+  }
+  void add_to(SparseCounts& counts) const {
+    for (const auto& [block, reads] : reads_) {
+      counts.read += static_cast<uint64_t>(std::count(reads.begin(), reads.end(), true));
+      counts.all += reads.size();
+    }
+  }
+
+ private:
+  std::map<int32_t, std::vector<bool>> reads_;  // of a query block; absent: takes no part
+};
+
 // The vector whose norm_and_rotate() with this table gave x.
 std::vector<double> unrotated(const float* x, int64_t head_dim, const float* rope, int64_t dims,
                               double magnitude) {
@@ -266,8 +335,12 @@ void RefOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams& 
     }
     for (int32_t kv_head = 0; kv_head < kv.shape.kv_heads && cells > 0; ++kv_head) {
       const HeadCache cache(kv, batch, s, kv_head, lowest, cells);
+      const BlockChoice choice(q, params, kv, batch, s, kv_head, cache);
+      choice.add_to(sparse_counts);
       for (int32_t t = batch.first_row[s]; t < end; ++t) {
-        const std::vector<Visible> seen = visible_cells(batch, t, params);
+        std::vector<Visible> seen = visible_cells(batch, t, params);
+        std::erase_if(
+            seen, [&](const Visible& v) { return !choice.reads(batch.position[t], v.position); });
         for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
           float* out = o.f32(t) + h * head_dim;
           attend(out, q.f32(t) + h * head_dim, batch.position[t], seen, cache, params.scale,

@@ -54,7 +54,10 @@ void RefDevice::copy_rows(const Weight& to, const Weight& from, std::span<const 
                 const_cast<float*>(ref::weight_row(to, 0, row)));
 }
 
-Result<size_t> RefDevice::reserve_workspaces(const WorkspaceNeeds&) { return size_t{0}; }
+Result<size_t> RefDevice::reserve_workspaces(const WorkspaceNeeds&) {
+  ops_.sparse_counts = {};
+  return size_t{0};
+}
 
 std::unique_ptr<Device> make_ref_device(const DeviceOptions& options) {
   return std::make_unique<RefDevice>(options);

@@ -62,6 +62,8 @@ class RefOps final : public Ops {
 
   void moe_route(Tensor ids, Tensor weights, Tensor logits, const RouteParams& params) override;
   void moe_ffn(Tensor y, Tensor x, Tensor ids, Tensor weights, const MoeWeights& w) override;
+
+  SparseCounts sparse_counts;
 };
 
 class RefDevice final : public Device {
@@ -82,6 +84,7 @@ class RefDevice final : public Device {
   void to_host(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
+  SparseCounts sparse_counts() override { return ops_.sparse_counts; }
   void synchronize() override {}
   Ops& ops() override { return ops_; }
   Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,

@@ -28,6 +28,7 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/load_model.h"
+#include "cli/sparse_share.h"
 #include "cli/terminal.h"
 #include "model/random_model.h"
 #include "ops/cpu/peaks.h"
@@ -445,6 +446,10 @@ int run_bench(BenchFlags flags) {
     const auto line = bench.fit(flags.fit);
     if (!line.ok()) return fail(line.error());
     json ? print_status("\n{}\n", *line) : print_result("\n{}\n", *line);
+  }
+  if (flags.model.prefill_sparse > 0) {
+    const std::string line = "\n" + sparse_share(loaded->engine->sparse_counts()) + "\n";
+    json ? write_status(line) : write_result(line);
   }
   if (json) print_result("{}\n", rows.dump(2));
   return 0;

@@ -195,11 +195,15 @@ std::string needle_json_lines(std::span<const NeedleResult> results) {
                                    {"passed", result.passed},
                                    {"kept_tokens", result.kept_tokens},
                                    {"seconds", result.seconds}};
+    if (result.windows > 0) line["windows"] = result.windows;
     if (result.answers) {
       line["right_uncompressed"] = result.answers->whole_is_right;
       line["right_compressed"] = result.answers->kept_is_right;
-      line["answer_uncompressed"] = result.answers->whole;
-      line["answer_compressed"] = result.answers->kept;
+      const auto said = [](const std::optional<std::string>& text) {
+        return text ? nlohmann::ordered_json(*text) : nlohmann::ordered_json(nullptr);
+      };
+      line["answer_uncompressed"] = said(result.answers->whole);
+      line["answer_compressed"] = said(result.answers->kept);
     }
     // An answer may be cut within a character.
     out += line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -10,9 +10,10 @@
 
 namespace braid::cli {
 
-// What a model says to the question after the whole text, and after what is kept of it.
+// What a model says to the question after the whole text, and after what is kept of it; nothing if
+// that was too long for it.
 struct NeedleAnswers {
-  std::string whole, kept;
+  std::optional<std::string> whole, kept;
   bool whole_is_right = false, kept_is_right = false;
 };
 
@@ -23,6 +24,7 @@ struct NeedleResult {
   int64_t kept_tokens = 0;  // of the prompt, after compression; without it all of them
   double seconds = 0;
   std::optional<NeedleAnswers> answers;  // of all results or of none
+  int64_t windows = 0;  // that compression has read; 0: the text was not compressed
 };
 
 // Two tables in Markdown: pass rates by filler and length, and by needle with share kept and mean

@@ -54,6 +54,12 @@ TEST(NeedleReport, AnswersStandBesideWhatIsKept) {
   EXPECT_EQ((*first)["right_compressed"], true);
   EXPECT_EQ((*first)["answer_compressed"], "It is 12.");
   EXPECT_NE(lines.find("\"answer_compressed\":\"\xEF\xBF\xBD"), lines.npos);
+  EXPECT_EQ(lines.find("windows"), lines.npos);
+  results[0].windows = 3;
+  results[0].answers->whole = std::nullopt;
+  const std::string longer = needle_json_lines(std::span(results).first(1));
+  EXPECT_NE(longer.find("\"windows\":3"), longer.npos);
+  EXPECT_NE(longer.find("\"answer_uncompressed\":null"), longer.npos);
 }
 
 TEST(NeedleReport, HeatMapPrintsItsNumbers) {

@@ -41,6 +41,19 @@ void add_compression_options(CLI::App& command, CompressionFlags& flags) {
            "tokens that the drafter reads at once; 0: its own context, at most 131072")
       ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
+  add_drafter_sparse_option(group, flags.sparse_threshold);
+}
+
+void add_drafter_sparse_option(OptionGroup& group, std::optional<double>& threshold) {
+  group
+      .add("--prefill-drafter-sparse", threshold,
+           fmt::format("the small model reads only the parts of a long prompt that promise "
+                       "attention: blocks of 128 tokens with at least share T of the best block's "
+                       "attention. An approximation. 0: off (default: {}, or 0 where it is not "
+                       "possible and with --deterministic)",
+                       server::kScorerSparseThreshold))
+      ->type_name("T")
+      ->check(CLI::Range(0.0, 1.0));
 }
 
 Result<std::optional<server::CompressionOptions>> compression_options(const CompressionFlags& flags,
@@ -69,6 +82,7 @@ Result<std::optional<server::CompressionOptions>> compression_options(const Comp
                                                  : CompressionMode::automatic;
   out.compressor.threshold_tokens = flags.threshold_tokens;
   out.context_tokens = flags.context_tokens;
+  if (flags.sparse_threshold) out.sparse_threshold = static_cast<float>(*flags.sparse_threshold);
   out.file = flags.drafter == kBuiltInDrafter ? "" : flags.drafter;
   out.device = device;
   out.threads = threads;

@@ -22,7 +22,12 @@ struct CompressionFlags {
   std::string keep = "auto";
   int threshold_tokens = 32'000;
   int context_tokens = 0;
+  std::optional<double> sparse_threshold;
 };
+
+class OptionGroup;
+// --prefill-drafter-sparse.
+void add_drafter_sparse_option(OptionGroup& group, std::optional<double>& threshold);
 
 void add_compression_options(CLI::App& command, CompressionFlags& flags);
 

@@ -214,6 +214,14 @@ void add_cache_part(CLI::App& command, ModelFlags& flags) {
            "approximation "
            "that breaks retrieval and tool calls. 0: all positions")
       ->capture_default_str();
+  group
+      .add("--prefill-sparse", flags.prefill_sparse,
+           "long prompts read only the parts of the context that promise attention: blocks of 128 "
+           "tokens with at least share T of the best block's attention (0.02 to 0.2 is usual). An "
+           "approximation. 0: off")
+      ->type_name("T")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
 }
 
 void add_memory_part(CLI::App& command, ModelFlags& flags) {
@@ -358,6 +366,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags) {
   options.context_tokens = flags.context;
   options.threads = flags.threads;
   options.attention_window = flags.attention_window;
+  options.sparse_threshold = static_cast<float>(flags.prefill_sparse);
   options.ubatch_tokens = flags.ubatch;
   if (flags.batch > 0)
     options.ubatch_tokens = flags.ubatch > 0 ? std::min(flags.batch, flags.ubatch) : flags.batch;

@@ -25,6 +25,7 @@ struct ModelFlags {
   int kv_tail = KvTail().tail_blocks;
   int kv_sink = KvTail().sink_blocks;
   int attention_window = 0;
+  double prefill_sparse = 0;
   std::string cache_k = "f16";
   std::string cache_v = "f16";
   std::string device = "auto";
@@ -56,7 +57,7 @@ struct ModelFlags {
 
 enum ModelParts : uint32_t {
   kModelPart = 1,     // -m, -c, -t, -b, -ub, --act, --device, --split, --gpu-layers, --expert-slots
-  kCachePart = 2,     // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window
+  kCachePart = 2,     // -ctk, -ctv, --kv-tail, --kv-sink, --fa-window, --prefill-sparse
   kMemoryPart = 4,    // --kv-memory, --state-memory, --checkpoint-interval
   kSchedulePart = 8,  // --max-batch-tokens, --gap-limit
   kDiskPart = 16,     // --cache-dir, --cache-dir-size

@@ -255,13 +255,24 @@ StepPlan Scheduler::plan_interleaved(int32_t most) {
   return plan;
 }
 
+// The rows of a chunk of at most `rows`, if prompts are block-sparse. One that reaches the last
+// tokens with fewer than kSparseRows rows attends to everything and is not cut.
+int32_t Scheduler::sparse_rows(const Sequence& s, int32_t rows) const {
+  if (limits_.exact_tokens == 0 || rows < kSparseRows) return rows;
+  const int32_t begin = s.computed_tokens;
+  const int32_t sparse = s.prompt_tokens() - limits_.exact_tokens - begin;
+  if (sparse < 2) return kSparseRows - 1;
+  if (rows >= sparse) return sparse;
+  return (begin + rows) / kSparseBlock * kSparseBlock - begin;
+}
+
 // Prompt tokens of `s` within `budget`; 0: wait for a better step. A single row uses another kernel
 // (ops/cpu/attention.cpp), so a chunk takes or leaves at least two unless steps are too
 // small. Tokens after the prompt were run one by one, and may have to be again.
 int32_t Scheduler::chunk(const Sequence& s, int32_t budget) const {
   const bool ends_with_prompt = limits_.answers_by_rows && s.generated() > 0;
   const int32_t pending = ends_with_prompt ? s.prompt_tokens() - s.computed_tokens : s.pending();
-  int32_t certain = std::min(pending, budget);
+  int32_t certain = sparse_rows(s, std::min(pending, budget));
   if (const int32_t due = next_checkpoint(s, s.computed_tokens + 2);
       due > 0 && pending - (due - s.computed_tokens) >= 2)
     certain = std::min(certain, due - s.computed_tokens);

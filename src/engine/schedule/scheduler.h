@@ -17,6 +17,10 @@
 // without a running step, or of a prompt's next chunk. Then no sequence enters or is preempted. So
 // that there are groups of sequences to alternate, a step carries its share of the decoding ones.
 //
+// Block-sparse prompts (exact_tokens). Chunks of kSparseRows rows or more attend to a part of the
+// context. They end before a prompt's last exact_tokens, else at a checkpoint or at a multiple of
+// kSparseBlock. What follows, and answers that are recomputed, run in shorter chunks.
+//
 // Progress. The first running sequence is part of every plan, has a chunk in progress, or waits for
 // its token mask. Only one that precedes it may preempt it, so it finishes.
 //
@@ -56,10 +60,14 @@
 #include "engine/schedule/pacer.h"
 #include "engine/schedule/sequence.h"
 #include "engine/schedule/step_plan.h"
+#include "ops/sparse_prefill.h"
 
 namespace braid {
 
 enum class Preemption : uint8_t { cheaper, recompute, swap };
+
+// Last tokens of a prompt that attend to everything. They ask what the others are read for.
+inline constexpr int32_t kSparseExactTokens = 2 * kSparseBlock;
 
 struct SchedulerLimits {
   int32_t context_tokens = 0;   // positions one sequence may reach
@@ -76,6 +84,7 @@ struct SchedulerLimits {
   int32_t checkpoint_spacing = 64;  // minimum distance in one prompt
   Preemption preemption = Preemption::cheaper;
   bool answers_by_rows = false;  // tokens of an answer always run singly
+  int32_t exact_tokens = 0;      // last ones of a block-sparse prompt; 0: no prompt is
 };
 
 struct SchedulerStats {
@@ -224,6 +233,7 @@ class Scheduler {
   void plan_checkpoints(Sequence& s, int32_t known);
   int32_t add_checkpoint(Sequence& s, int32_t position);
   int32_t chunk(const Sequence& s, int32_t budget) const;
+  int32_t sparse_rows(const Sequence& s, int32_t rows) const;
   bool leaves_one_alone(const Sequence& s, int32_t position) const;
   int32_t room_for(const Sequence& s, int32_t group) const;
   void clear_in_flight(Sequence& s);

@@ -263,6 +263,87 @@ TEST(Scheduler, PromptsArePacedForThoseWhoseMasksAreNotReady) {
   EXPECT_EQ(world.scheduler.plan_interleaved(16).prompt_tokens, 16);
 }
 
+// Where the chunks of a prompt end that runs alone.
+std::vector<int32_t> chunk_ends(const SchedulerLimits& limits, int32_t tokens,
+                                std::vector<int32_t> hints = {}) {
+  std::mt19937_64 random(9);
+  World world(limits, 200, 1, 8, 0);
+  const RequestId id = world.submit(tokens_of(random, tokens), 2, std::move(hints));
+  std::vector<int32_t> ends;
+  for (const Sequence* s = world.scheduler.find(id); s->generated() == 0;) {
+    EXPECT_TRUE(world.step());
+    ends.push_back(s->computed_tokens);
+  }
+  world.run();
+  return ends;
+}
+
+TEST(Scheduler, LastTokensOfBlockSparsePromptsRunInShortChunks) {
+  using Ends = std::vector<int32_t>;
+  SchedulerLimits limits = small_limits();
+  limits.context_tokens = 4096;
+  limits.checkpoint_interval = 0;
+  limits.recurrent = false;
+  limits.ubatch_tokens = 1024;
+  EXPECT_EQ(chunk_ends(limits, 3000), Ends({1024, 2048, 3000}));
+  limits.exact_tokens = kSparseExactTokens;
+  EXPECT_EQ(chunk_ends(limits, 3000), Ends({1024, 2048, 2744, 3000}));
+  EXPECT_EQ(chunk_ends(limits, 2304), Ends({1024, 2048, 2304}));
+  EXPECT_EQ(chunk_ends(limits, 1500), Ends({1024, 1500}));  // 476 rows attend to everything
+  EXPECT_EQ(chunk_ends(limits, 768), Ends({512, 768}));
+  EXPECT_EQ(chunk_ends(limits, 511), Ends({511}));
+  EXPECT_EQ(chunk_ends(limits, 100), Ends({100}));
+  limits.ubatch_tokens = 700;  // chunks end with a block of 128 positions
+  EXPECT_EQ(chunk_ends(limits, 3000), Ends({640, 1280, 1920, 2560, 3000}));
+  limits.ubatch_tokens = 512;
+  EXPECT_EQ(chunk_ends(limits, 1600), Ends({512, 1024, 1344, 1600}));
+  EXPECT_EQ(chunk_ends(limits, 769), Ends({512, 769}));  // never a single row
+  limits.ubatch_tokens = 200;
+  EXPECT_EQ(chunk_ends(limits, 500), Ends({200, 400, 500}));
+}
+
+TEST(Scheduler, BlockSparsePromptsEndWithABlockAgainAfterACheckpoint) {
+  using Ends = std::vector<int32_t>;
+  SchedulerLimits limits = small_limits();
+  limits.context_tokens = 4096;
+  limits.checkpoint_interval = 0;
+  limits.ubatch_tokens = 1024;
+  limits.exact_tokens = kSparseExactTokens;
+  const Ends ends = chunk_ends(limits, 3500, {1100});
+  ASSERT_GE(ends.size(), 4u);
+  EXPECT_EQ(Ends(ends.begin(), ends.begin() + 4), Ends({1024, 1100, 2048, 3072}));
+}
+
+// Prompts that share, are pushed out and recomputed with their answers: World checks each chunk.
+TEST(Scheduler, BlockSparsePromptsAnswerAsAlone) {
+  uint64_t preempted = 0;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    std::mt19937_64 random(seed);
+    SchedulerLimits limits = small_limits();
+    limits.context_tokens = 2048;
+    limits.ubatch_tokens = 500 + static_cast<int32_t>(random() % 600);
+    limits.exact_tokens = kSparseExactTokens;
+    limits.recurrent = seed % 2 == 0;
+    limits.answers_by_rows = seed % 3 == 0;
+    limits.preemption = Preemption::recompute;
+    World world(limits, 75, 3, limits.recurrent ? 8 : 0, 0);
+    const auto beginning = tokens_of(random, 700);
+    std::map<RequestId, std::vector<int32_t>> asked;
+    for (int i = 0; i < 6; ++i) {
+      std::vector<int32_t> prompt = beginning;
+      prompt.resize(random() % 700);
+      const auto more = tokens_of(random, 1 + static_cast<int32_t>(random() % 800));
+      prompt.insert(prompt.end(), more.begin(), more.end());
+      asked[world.submit(prompt, 600)] = prompt;
+    }
+    world.run();
+    for (const auto& [id, prompt] : asked)
+      ASSERT_EQ(world.finished[id], alone(prompt, 600, world.scheduler.most_tokens())) << seed;
+    preempted += world.scheduler.stats().preempted;
+  }
+  EXPECT_GT(preempted, 12u);
+}
+
 TEST(Scheduler, OtherSaltsShareNothing) {
   std::mt19937_64 random(7);
   World world(small_limits(), 60, 2, 16, 0);

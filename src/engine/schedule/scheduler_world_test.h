@@ -230,7 +230,8 @@ struct World {
         tail(limits.tail),
         max_drafts(limits.max_drafts),
         by_rows(limits.answers_by_rows),
-        paced(limits.gap_limit > 0) {
+        paced(limits.gap_limit > 0),
+        exact_tokens(limits.exact_tokens) {
     for (int32_t g = 0; g < kKvGroups; ++g)
       scheduler.blocks(g).on_unused([this, g](int32_t b) { bytes.poison_block(g, b); });
     scheduler.slots().on_unused([this](int32_t s) { bytes.poison_state(s); });
@@ -282,9 +283,13 @@ struct World {
     }
   }
 
-  // After a prompt only single rows run; within it never a single row.
+  // After a prompt only single rows run; within it never a single row. Many rows (sparse_prefill.h)
+  // are no last tokens of a prompt.
   void expect_rows_of(const StepItem& item) const {
     const Sequence& s = *item.sequence;
+    if (exact_tokens > 0 && item.certain >= kSparseRows) {
+      ASSERT_LE(item.end_position(), s.prompt_tokens() - exact_tokens) << "request " << s.id;
+    }
     if (!by_rows || s.generated() == 0) return;
     if (scheduler.goes_by_rows(s)) {
       ASSERT_LE(item.certain, 1) << "request " << s.id;
@@ -541,6 +546,7 @@ struct World {
   int32_t max_drafts;
   bool by_rows;
   bool paced;
+  int32_t exact_tokens;
   std::mt19937_64 pace{12};
   int32_t most_running = 1;  // steps
   std::deque<std::pair<StepPlan, std::vector<Verdict>>> running;

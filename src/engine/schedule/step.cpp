@@ -25,13 +25,15 @@ constexpr int32_t kMostRecordedRows = 256;
 
 Status StepRunner::allocate(const Sizes& sizes) {
   sizes_ = sizes;
-  // With room for a part of the sequence (StepBatch::part).
+  // With room for a part of the sequence (StepBatch::part). Without a threshold: which blocks the
+  // parts of a chunk choose would depend on where it is paused.
   if (sizes.interleaved_tokens > 0)
     BRAID_TRY(interleaved_.allocate(devices_.all(), sizes.interleaved_tokens, 2, sizes.block_table,
-                                    sizes.kv_groups));
+                                    sizes.kv_groups, 0));
   for (int32_t slot = 0; slot < sizes.slots; ++slot)
     BRAID_TRY(whole_.emplace_back().allocate(devices_.all(), sizes.rows, sizes.sequences,
-                                             sizes.block_table, sizes.kv_groups));
+                                             sizes.block_table, sizes.kv_groups,
+                                             sizes.sparse_threshold));
   return {};
 }
 

@@ -50,6 +50,7 @@ class StepRunner {
     int32_t kv_groups = 1;           // each has a block table
     int32_t interleaved_tokens = 0;  // of an interleaved step; 0: none
     int32_t slots = 1;               // whole steps that may run
+    float sparse_threshold = 0;      // of whole steps (Batch)
   };
   // `records`: one for each stage.
   StepRunner(Devices& devices, Model& model, SequenceCache& cache, StepOutputs& outputs,

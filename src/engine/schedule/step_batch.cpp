@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "ops/sparse_prefill.h"
 
 namespace braid {
 namespace {
@@ -25,8 +26,10 @@ int32_t outputs_of(const StepItem& item) {
 }  // namespace
 
 Status StepBatch::allocate(std::span<Device* const> devices, int32_t max_rows,
-                           int32_t max_sequences, int32_t blocks_per_sequence, int32_t groups) {
+                           int32_t max_sequences, int32_t blocks_per_sequence, int32_t groups,
+                           float sparse_threshold) {
   max_sequences_ = max_sequences;
+  sparse_threshold_ = sparse_threshold;
   return arrays_.allocate(devices, "step", {max_rows, max_sequences, max_rows}, 1,
                           blocks_per_sequence, groups);
 }
@@ -88,6 +91,7 @@ Batch StepBatch::fill(StepPlan& plan, const std::optional<Padding>& padding, int
     b.most_uncertain = std::max(b.most_uncertain, item.rows() - item.certain);
     b.most_certain = std::max(b.most_certain, item.certain);
   }
+  if (b.most_certain >= kSparseRows) b.sparse_threshold = sparse_threshold_;
   if (padding) {
     BRAID_CHECK(padding->most_rows >= b.most_rows);
     b.most_rows = padding->most_rows;

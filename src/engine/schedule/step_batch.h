@@ -13,9 +13,10 @@ namespace braid {
 
 class StepBatch {
  public:
-  // part() needs room for one more sequence. Errors: exhausted.
+  // part() needs room for one more sequence. `sparse_threshold`: of batches that may have chunks of
+  // kSparseRows rows (Batch). Errors: exhausted.
   Status allocate(std::span<Device* const> devices, int32_t max_rows, int32_t max_sequences,
-                  int32_t blocks_per_sequence, int32_t groups);
+                  int32_t blocks_per_sequence, int32_t groups, float sparse_threshold);
 
   // Every sequence has one certain row, and maybe drafts; all rows are outputs.
   static bool decodes(const StepPlan& plan);
@@ -41,6 +42,7 @@ class StepBatch {
   void add(StepItem& item, int32_t index, int32_t first_output);
 
   int32_t max_sequences_ = 0;
+  float sparse_threshold_ = 0;
   BatchArrays arrays_;
 };
 

@@ -13,6 +13,9 @@
 // Sealed blocks (ops/state.h): few rows read codes in place if the format has kernels (ops/cpu/kv).
 // Many rows expand units to the f32 copy that f16 rows also use; a tile never spans a block
 // boundary, so its rows read the same cells from units.
+//
+// Block-sparse prompts (sparse_choice.h): many rows whose tiles do not span a boundary either, and
+// skip the blocks that their query block has not chosen.
 
 #include "ops/cpu/attention.h"
 
@@ -21,6 +24,7 @@
 #include <cstring>
 
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/sparse_choice.h"
 #include "ops/cpu/unit_side.h"
 
 namespace braid {
@@ -260,22 +264,47 @@ void expand_source(const Attention& call, const Attention::Source& from, int32_t
   cpu::expand_block(scratch.v, from.v, shape.v_format, shape.head_dim, count);
 }
 
+// The mean of the keys of a block of 128. scratch: [32][padded_dim]
+void run_mean(const Attention& call, const cpu::SparseChoice::Mean& mean, float* scratch) {
+  for (int32_t at = 0; at < kSparseBlock; at += kBlockTokens) {
+    const Attention::Source from = call.source(mean.sequence, mean.last_position,
+                                               mean.key_block * kSparseBlock + at, mean.kv_head);
+    if (from.sealed) {
+      cpu::restore_rows(call.k_units, from.k, scratch, cpu::padded_dim(call.head_dim));
+    } else {
+      cpu::expand_block(scratch, from.k, call.kv.shape.k_format, call.head_dim, kBlockTokens);
+    }
+    cpu::sum_block(mean.out, scratch, call.head_dim, at == 0);
+  }
+  for (int64_t i = 0; i < call.head_dim; i++) mean.out[i] *= 1.0f / kSparseBlock;
+}
+
+// `chosen`: key blocks of 128 that the rows read (sparse_choice.h); null: all.
 void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, int32_t kv_head,
-              const TileScratch& scratch) {
+              const uint32_t* chosen, const TileScratch& scratch) {
   const KvShape& shape = call.kv.shape;
   const int64_t rows = int64_t{tokens} * call.group;
   const int64_t panels = (rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
   const int32_t own = call.batch.position[first],
                 last_position = call.batch.position[first + tokens - 1];
-  BRAID_CHECK(!call.kv.cold || own / kBlockTokens == last_position / kBlockTokens);
+  BRAID_CHECK((!call.kv.cold && chosen == nullptr) ||
+              own / kBlockTokens == last_position / kBlockTokens);
   fill_panels(call, first, tokens, kv_head, scratch.panels);
+  const auto first_read = [&](int32_t begin) {
+    while (chosen != nullptr && begin <= last_position &&
+           !cpu::is_chosen(chosen, begin / kSparseBlock))
+      begin += kBlockTokens;
+    return begin;
+  };
   const int32_t lowest = call.params.lowest_position(own);
-  for (int32_t begin = lowest / kBlockTokens * kBlockTokens; begin <= last_position;
-       begin += kBlockTokens) {
+  int32_t then = 0;
+  for (int32_t begin = first_read(lowest / kBlockTokens * kBlockTokens); begin <= last_position;
+       begin = then) {
+    then = first_read(begin + kBlockTokens);
     const Attention::Source here = call.source(s, own, begin, kv_head);
     expand_source(call, here, std::min(kBlockTokens, last_position + 1 - begin), scratch);
-    const bool more = begin + kBlockTokens <= last_position;
-    const Attention::Source next = more ? call.source(s, own, begin + kBlockTokens, kv_head) : here;
+    const bool more = then <= last_position;
+    const Attention::Source next = more ? call.source(s, own, then, kv_head) : here;
     const int64_t k_bytes =
         next.sealed ? call.kv.cold.k_unit_bytes : shape.k_block_bytes() / shape.kv_heads;
     const int64_t v_bytes =
@@ -305,7 +334,8 @@ void run_tile(const Attention& call, int32_t s, int32_t first, int32_t tokens, i
   }
 }
 
-// Tiles have at most `rows` certain rows; where the layer seals, they never cross a block border.
+// Tiles have at most `rows` certain rows; where the layer seals or the sequence is sparse, they
+// never cross a block border.
 struct TileCut {
   const Batch& batch;
   int32_t rows;
@@ -365,14 +395,37 @@ int64_t attention_partial_floats(int64_t heads, int64_t head_dim, int64_t max_co
 }
 }  // namespace cpu
 
+// Both phases of a choice; mean_of(mean, scratch) computes a mean.
+template <typename MeanOf>
+void CpuOps::choose_blocks(const cpu::SparseChoice& choice, const MeanOf& mean_of) {
+  const int64_t means = choice.mean_tasks(), choices = choice.choice_tasks();
+  if (choices == 0) return;
+  counter_.reset();
+  pool_.run([&](int worker) {
+    float* scratch = work_.worker[worker];
+    for (int64_t i; (i = counter_.claim()) < means;) mean_of(choice.mean(i), scratch);
+    pool_.barrier(worker);
+    if (worker == 0) counter_.reset();
+    pool_.barrier(worker);
+    for (int64_t i; (i = counter_.claim()) < choices;) choice.choose(i, scratch);
+  });
+  choice.count();
+}
+
 void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
                          const KvLayer& kv, const Batch& batch) {
   const Attention call(o, q, gates, params, kv, batch);
+  const cpu::SparseChoice choice(q, params, kv, batch, work_.sparse);
+  choose_blocks(choice, [&](const cpu::SparseChoice::Mean& mean, float* scratch) {
+    run_mean(call, mean, scratch);
+  });
+  const auto cut_of = [&](int32_t s, int32_t rows) {
+    return TileCut{batch, rows, bool{kv.cold} || choice.find(s) >= 0};
+  };
   const auto count_tasks = [&](int32_t rows) {
-    const TileCut cut{batch, rows, bool{kv.cold}};
     int64_t tasks = 0;
     for (int32_t s = 0; s < batch.sequences; s++) {
-      if (call.many(s)) tasks += int64_t{cut.tiles(s)} * kv.shape.kv_heads;
+      if (call.many(s)) tasks += int64_t{cut_of(s, rows).tiles(s)} * kv.shape.kv_heads;
     }
     return tasks;
   };
@@ -389,7 +442,6 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
     tile = size;
     least = cost;
   }
-  const TileCut cut{batch, tile, bool{kv.cold}};
   const int64_t tasks = count_tasks(tile);
   if (tasks == 0) return;
   BRAID_CHECK(tile_scratch_floats(call.group, call.head_dim) <= work_.worker_floats);
@@ -404,6 +456,7 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
       int64_t task = claimed;
       for (int32_t s = 0; s < batch.sequences; s++) {
         if (!call.many(s)) continue;
+        const TileCut cut = cut_of(s, tile);
         const int64_t tiles = cut.tiles(s);
         if (task >= tiles * kv.shape.kv_heads) {
           task -= tiles * kv.shape.kv_heads;
@@ -412,8 +465,11 @@ void CpuOps::attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams
         // The last tile sees the most positions.
         const TileCut::Rows rows =
             cut.rows_of(s, static_cast<int32_t>(tiles - 1 - task / kv.shape.kv_heads));
-        run_tile(call, s, batch.first_row[s] + rows.begin, rows.end - rows.begin,
-                 static_cast<int32_t>(task % kv.shape.kv_heads), scratch);
+        const int32_t first = batch.first_row[s] + rows.begin, sparse = choice.find(s);
+        const auto kv_head = static_cast<int32_t>(task % kv.shape.kv_heads);
+        run_tile(call, s, first, rows.end - rows.begin, kv_head,
+                 sparse < 0 ? nullptr : choice.chosen(sparse, batch.position[first], kv_head),
+                 scratch);
         break;
       }
     }

@@ -15,6 +15,7 @@
 #include "ops/cpu/delta.h"
 #include "ops/cpu/kv_unit.h"
 #include "ops/cpu/moe.h"
+#include "ops/cpu/sparse_choice.h"
 #include "ops/cpu/unit_side.h"
 
 namespace braid {
@@ -115,6 +116,15 @@ void CpuOps::place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNe
                 cpu::attention_scratch_floats(heads, head_dim), cpu::delta_scratch_floats(delta)});
   if (needs.k_codec != nullptr)
     work.worker_floats = std::max(work.worker_floats, cpu::unit_scratch_floats(needs.head_dim));
+  if (needs.sparse_prefill) {
+    work.worker_floats =
+        std::max(work.worker_floats, cpu::sparse_scratch_floats(needs.max_context, head_dim));
+    work.sparse.reserved = true;
+    work.sparse.key_blocks = needs.max_context / kSparseBlock;
+    work.sparse.mean_floats =
+        cpu::sparse_mean_floats(tokens, needs.max_context, needs.kv_heads, head_dim);
+    work.sparse.chosen_words = cpu::sparse_chosen_words(tokens, needs.max_context, needs.kv_heads);
+  }
   work.partial_floats = cpu::attention_partial_floats(heads, head_dim, needs.max_context, tokens);
   if (delta.key_heads > 0) {
     work.delta_record_floats = delta.key_heads * cpu::delta_record_floats(delta) * tokens;
@@ -123,6 +133,8 @@ void CpuOps::place(Scratch& work, cpu::Carver& carver, const Device::WorkspaceNe
   for (int i = 0; i < pool_.size(); i++)
     work.worker.push_back(carver.take<float>(static_cast<size_t>(work.worker_floats) + 1024));
   work.partials = carver.take<float>(static_cast<size_t>(work.partial_floats));
+  work.sparse.means = carver.take<float>(static_cast<size_t>(work.sparse.mean_floats));
+  work.sparse.chosen = carver.take<uint32_t>(static_cast<size_t>(work.sparse.chosen_words));
   work.delta_records = carver.take<float>(static_cast<size_t>(work.delta_record_floats));
   work.delta_gates = carver.take<DeltaGate>(static_cast<size_t>(work.delta_gate_count));
 }
@@ -144,6 +156,7 @@ Result<size_t> CpuOps::reserve(const Device::WorkspaceNeeds& needs) {
   place(work_, carver, needs);
   work_.histories.resize(
       static_cast<size_t>(needs.max_tokens * std::max(1, needs.delta.conv_width)));
+  work_.sparse.sequences.resize(static_cast<size_t>(cpu::sparse_sequences(needs.max_tokens)));
   work_.few_rows.resize(static_cast<size_t>(needs.max_tokens));
   work_.few_segments.resize(static_cast<size_t>(needs.max_tokens));
   work_.frequencies.resize(static_cast<size_t>(std::max<int64_t>(needs.head_dim, 2) / 2));

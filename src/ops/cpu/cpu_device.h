@@ -34,6 +34,7 @@ class CpuDevice final : public Device {
     std::memcpy(dst, src, size_bytes);
   }
   bool expands(const KvCodec& codec, int32_t head_dim) const override;
+  SparseCounts sparse_counts() override { return ops_.sparse_counts(); }
   void synchronize() override {}
   Ops& ops() override { return ops_; }
   Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,

@@ -1,7 +1,8 @@
 // cpu_ops.h -- the ops of this machine's CPU.
 // The engine's thread calls one op after the other. Each is one region on the thread pool, or runs
 // on the caller alone if that is faster. A result does not depend on the number of threads, other
-// rows of the batch or step cuts of a prompt. Exception: the two forms of attention.cpp.
+// rows of the batch or step cuts of a prompt. Exceptions: the two forms of attention.cpp, and
+// block-sparse prompts, which depend on the cuts.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@ namespace braid {
 namespace cpu {
 class Carver;
 class Products;
+class SparseChoice;
 }  // namespace cpu
 
 class CpuOps final : public Ops {
@@ -25,6 +27,7 @@ class CpuOps final : public Ops {
 
   size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   Result<size_t> reserve(const Device::WorkspaceNeeds& needs);
+  SparseCounts sparse_counts() const { return work_.sparse.counts; }
 
   // cpu_device.cpp: forwarded to linear.h and moe.h
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
@@ -85,6 +88,8 @@ class CpuOps final : public Ops {
   template <typename BlockAt>
   void seal(const KvLayer& kv, int64_t blocks, const BlockAt& block_at);
   void seal_filled(const KvLayer& kv, const Batch& batch);
+  template <typename MeanOf>
+  void choose_blocks(const cpu::SparseChoice& choice, const MeanOf& mean_of);
   void attend_many(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,
                    const KvLayer& kv, const Batch& batch);
   void attend_few(Tensor o, Tensor q, Tensor gates, const AttentionParams& params,

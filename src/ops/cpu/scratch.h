@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/cpu/sparse_choice.h"
 #include "ops/cpu/workspace.h"
 #include "ops/rope.h"
 
@@ -37,6 +38,7 @@ struct Scratch {
   int64_t partial_floats = 0;
   std::vector<int32_t> few_rows;
   std::vector<int64_t> few_segments;
+  cpu::SparseRoom sparse;
 
   // Cache of rope_table for the last RopeParams.
   std::vector<double> frequencies;

@@ -416,6 +416,15 @@ uint64_t CudaDevice::clamped() const {
 }
 #endif
 
+SparseCounts CudaDevice::sparse_counts() {
+  const unsigned long long* counts = ops_.sparse_counts();
+  unsigned long long values[2] = {};
+  if (counts == nullptr) return {};
+  to_host(values, counts, sizeof values);
+  synchronize();
+  return {values[0], values[1]};
+}
+
 void CudaDevice::synchronize() {
   context_.note(cudaStreamSynchronize(context_.stream), "running a step");
 }

@@ -77,6 +77,7 @@ class CudaDevice final : public Device {
 #if defined(BRAID_COUNT_CLAMPS)
   uint64_t clamped() const override;
 #endif
+  SparseCounts sparse_counts() override;
   void fail_on_purpose(bool lasting) override;
 
   bool begin_record() override;

@@ -34,6 +34,9 @@ class CudaOps final : public Ops {
   size_t workspace_bytes(const Device::WorkspaceNeeds& needs) const;
   Result<size_t> reserve(Device& device, const Device::WorkspaceNeeds& needs);
 
+  // [2], device memory (SparseWorkspace); null: no sparse attention.
+  const unsigned long long* sparse_counts() const { return sequence_work_.sparse.counts; }
+
   void embed(Tensor y, const Weight& table, const Batch& batch) override;
   void linear(std::span<const LinearPart> parts, Tensor x) override;
   void norm_linear(std::span<const LinearPart> parts, Tensor h, Tensor residual,

@@ -52,6 +52,19 @@ SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, 
   return work;
 }
 
+SparseWorkspace place_sparse(Parts& parts, const Device::WorkspaceNeeds& needs, int32_t tokens) {
+  SparseWorkspace work;
+  work.slots = most_sparse_slots(tokens);
+  work.query_blocks = most_query_blocks(tokens);
+  work.blocks = div_up(needs.max_context, kSparseBlock) + 1;
+  const int64_t heads = needs.kv_heads;
+  work.means = parts.take<uint16_t>(work.slots * heads * work.blocks * needs.head_dim);
+  work.lists = parts.take<uint16_t>(work.query_blocks * heads * work.blocks);
+  work.lengths = parts.take<int32_t>(work.query_blocks * heads);
+  work.counts = parts.take<unsigned long long>(2);
+  return work;
+}
+
 SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   SequenceWorkspace work;
   work.max_tokens = std::max(needs.max_tokens, 1);
@@ -68,6 +81,7 @@ SequenceWorkspace place(Parts& parts, const Device::WorkspaceNeeds& needs) {
   work.partial_sums = parts.take<float>(rows * 2);
   if (needs.k_codec != nullptr)
     work.sealed = place_sealed(parts, needs, work.max_tokens, work.max_sequences);
+  if (needs.sparse_prefill) work.sparse = place_sparse(parts, needs, work.max_tokens);
   work.arrivals = parts.take<int>(int64_t{work.most_sequences()} * needs.max_heads);
 
   const DeltaShape& delta = needs.delta;
@@ -130,6 +144,13 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
                   std::to_string(needs.head_dim) + " (multiples of " +
                   std::to_string(cuda::kUnitWidthUnit) + " up to " +
                   std::to_string(cuda::kMostUnitWidth) + ")");
+  if (needs.sparse_prefill && needs.head_dim != 128 && needs.head_dim != 256)
+    return refuse("sparse attention with heads of " + std::to_string(needs.head_dim) +
+                  " (128 or 256)");
+  constexpr size_t kChoiceBytes = 99 * 1024;  // any block of threads may have them
+  const int32_t sparse_blocks = cuda::div_up(needs.max_context, kSparseBlock) + 1;
+  if (needs.sparse_prefill && cuda::choice_bytes(needs.head_dim, sparse_blocks) > kChoiceBytes)
+    return refuse("sparse attention of " + std::to_string(needs.max_context) + " tokens");
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +

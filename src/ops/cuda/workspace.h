@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "ops/cuda/attention/sealed_cells.h"
+#include "ops/cuda/attention/sparse_choice.h"
 #include "ops/cuda/device_math.h"
 #include "ops/device.h"
 #include "ops/ops.h"
@@ -28,6 +29,7 @@ struct SequenceWorkspace {
   int32_t partial_dim = 0;
   int* arrivals = nullptr;  // [most_sequences()][heads]
 
+  SparseWorkspace sparse;  // without lists unless needs.sparse_prefill
   SealedWorkspace sealed;
   int32_t most_sequences() const {
     return max_sequences > sealed.bands.bands ? max_sequences : sealed.bands.bands;

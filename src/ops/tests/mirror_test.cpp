@@ -529,6 +529,7 @@ class MirrorDevice final : public Device {
   void to_host(void* dst, const void* src, size_t size_bytes) override {
     std::memcpy(dst, src, size_bytes);
   }
+  SparseCounts sparse_counts() override { return inner_->sparse_counts(); }
   void synchronize() override { inner_->synchronize(); }
   Ops& ops() override { return ops_; }
   Result<std::unique_ptr<Exchange>> connect(std::span<Device* const> ranks,

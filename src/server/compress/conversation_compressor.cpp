@@ -19,8 +19,6 @@ constexpr size_t kShortTokens = 64;      // of a message that is not touched
 constexpr size_t kHeadBytes = 1000;      // of a long recent message: its first paragraph, at most
 constexpr size_t kTailBytes = 2000;      // the same of its last one
 constexpr size_t kLeastTailBytes = 400;  // if paragraphs are longer: to the begin of a line
-constexpr size_t kQuestionBytes = 1000;
-constexpr size_t kLeastQuestionBytes = 24;
 // A message of which nothing is kept.
 constexpr std::string_view kNothingKept = "[...]";
 
@@ -47,19 +45,6 @@ size_t tail_of(std::string_view text, size_t most) {
   return most;
 }
 
-// The last paragraph, or line, that is long enough to ask for something.
-std::string_view last_words(std::string_view text, size_t most) {
-  const std::string_view end = text.substr(text.size() - std::min(text.size(), most));
-  for (const std::string_view border : {"\n\n", "\r\n\r\n", "\n"}) {
-    for (size_t at = end.rfind(border); at != std::string_view::npos && at > 0;
-         at = end.rfind(border, at - 1)) {
-      const std::string_view words = end.substr(at + border.size());
-      if (words.size() >= kLeastQuestionBytes) return words;
-    }
-  }
-  return end;
-}
-
 // What the conversation asks for now.
 std::string question_of(std::span<const ConversationText> messages) {
   std::string out;
@@ -68,15 +53,15 @@ std::string question_of(std::span<const ConversationText> messages) {
     if (messages[i].role == Role::user) user = i;
   if (user < messages.size()) {
     out += "\n\n";
-    out += last_words(messages[user].text, kQuestionBytes);
+    out += last_words(messages[user].text);
   }
   for (size_t i = messages.size(); i-- > 0 && (user == messages.size() || i > user);)
     if (messages[i].role == Role::answer && !messages[i].text.empty()) {
       out += "\n\n";
-      out += last_words(messages[i].text, kQuestionBytes);
+      out += last_words(messages[i].text);
       break;
     }
-  if (out.empty() && !messages.empty()) out = last_words(messages.back().text, kQuestionBytes);
+  if (out.empty() && !messages.empty()) out = last_words(messages.back().text);
   return out;
 }
 
@@ -84,11 +69,6 @@ int64_t threshold_of(const ConversationCompressor::Options& options, const Compr
   if (wish.mode == CompressionMode::always) return ConversationCompressor::kAlwaysTokens;
   const int64_t context = wish.context_tokens / 10 * 9;
   return context > 0 ? std::min(options.threshold_tokens, context) : options.threshold_tokens;
-}
-
-// In UTF-8.
-bool begins_character(std::string_view piece) {
-  return !piece.empty() && (static_cast<unsigned char>(piece.front()) & 0xC0) != 0x80;
 }
 
 bool is_kept(const Selection& selection, size_t token) {
@@ -122,7 +102,7 @@ std::string CompressionPlan::note() const {
 
 size_t CompressionPlan::bytes() const {
   size_t bytes = parts.capacity() * sizeof(Part) + texts.capacity() * sizeof texts[0];
-  for (const Window& window : windows) bytes += sizeof window + window.prompt.bytes();
+  for (const ReadingWindow& window : windows) bytes += sizeof window + window.prompt.bytes();
   for (const auto& text : texts) bytes += text ? text->capacity() : 0;
   return bytes;
 }
@@ -251,119 +231,42 @@ Result<CompressionPlan> ConversationCompressor::plan(std::span<const Conversatio
   return plan;
 }
 
-// Puts parts into windows, and ends each with the question.
-class ConversationCompressor::WindowBuilder {
- public:
-  WindowBuilder(const Tokenizer& tokenizer, const std::string& question,
-                std::span<const int32_t> question_ids, size_t room)
-      : tokenizer_(tokenizer), question_(question), question_ids_(question_ids), room_(room) {}
-
-  // `text`: of the whole part; `ids`: its tokens.
-  Status add(size_t part, std::string_view text, std::span<const int32_t> ids, bool keeps_ends) {
-    if (ids.size() > room_) return add_pieces(part, text, ids, keeps_ends);
-    if (open_ && windows_.back().prompt.ids.size() + ids.size() > room_) BRAID_TRY(end_window());
-    PromptPart whole{text};
-    if (keeps_ends) {
-      whole.head_bytes = head_of(text);
-      whole.tail_bytes = tail_of(text, kTailBytes);
-    }
-    return append(part, whole, ids);
-  }
-
-  Result<std::vector<CompressionPlan::Window>> windows() {
-    if (open_) BRAID_TRY(end_window());
-    return std::move(windows_);
-  }
-
- private:
-  // Pieces of about the same size, each in a window of its own.
-  Status add_pieces(size_t part, std::string_view text, std::span<const int32_t> ids,
-                    bool keeps_ends) {
-    const size_t count = (ids.size() + room_ - kCutTokens - 1) / (room_ - kCutTokens);
-    size_t begin = 0;
-    for (size_t piece = 1; piece <= count; ++piece) {
-      const size_t end = piece == count ? ids.size() : cut_before(ids, ids.size() * piece / count);
-      PromptPart cut{text};
-      if (keeps_ends && begin == 0) cut.head_bytes = head_of(text);
-      if (keeps_ends && piece == count) cut.tail_bytes = tail_of(text, kTailBytes);
-      if (open_) BRAID_TRY(end_window());
-      BRAID_TRY(append(part, cut, ids.subspan(begin, end - begin)));
-      begin = end;
-    }
-    return {};
-  }
-
-  // The last end of a line, or else of a word, among the tokens before `at`.
-  size_t cut_before(std::span<const int32_t> ids, size_t at) const {
-    const size_t first = at - std::min(at - 1, kCutTokens);
-    for (size_t i = at; i > first; --i)
-      if (tokenizer_.piece(ids[i - 1], SpecialText::show).ends_with('\n')) return i;
-    for (size_t i = at; i > first; --i)
-      if (tokenizer_.piece(ids[i], SpecialText::show).starts_with(' ')) return i;
-    for (size_t i = at; i > first; --i)
-      if (begins_character(tokenizer_.piece(ids[i], SpecialText::show))) return i;
-    return at;
-  }
-
-  Status append(size_t part, const PromptPart& text, std::span<const int32_t> ids) {
-    if (!open_) windows_.emplace_back();
-    open_ = true;
-    windows_.back().parts.push_back(part);
-    return append_part(windows_.back().prompt, tokenizer_, text, ids);
-  }
-
-  Status end_window() {
-    open_ = false;
-    return append_part(windows_.back().prompt, tokenizer_, {question_, KeptBecause::last_user_turn},
-                       question_ids_);
-  }
-
-  static constexpr size_t kCutTokens = 128;
-
-  const Tokenizer& tokenizer_;
-  const std::string& question_;
-  std::span<const int32_t> question_ids_;
-  const size_t room_;
-  std::vector<CompressionPlan::Window> windows_;
-  bool open_ = false;  // the last window has no question yet
-};
-
 Status ConversationCompressor::build_windows(std::span<const ConversationText> messages,
                                              std::span<const Measured> measured,
                                              CompressionPlan& plan) const {
-  const std::string question = question_of(messages);
-  BRAID_ASSIGN(const std::vector<int32_t> question_ids, part_tokens(*tokenizer_, question));
-  const int64_t room = options_.most_tokens - static_cast<int64_t>(question_ids.size());
-  if (room < kLeastTokens) {
-    plan.reason = fmt::format("the scoring model reads {} tokens, too few beside the question",
-                              options_.most_tokens);
+  const auto most = static_cast<size_t>(std::max<int64_t>(0, options_.most_tokens));
+  BRAID_ASSIGN(WindowBuilder builder,
+               WindowBuilder::create(*tokenizer_, question_of(messages), most));
+  plan.reason = builder.problem();
+  if (plan.reason.empty()) {
+    for (size_t i = 0; i < plan.parts.size(); ++i) {
+      const CompressionPlan::Part& part = plan.parts[i];
+      PromptPart text{messages[part.message].text};
+      if (part.keeps_ends) {
+        text.head_bytes = head_of(text.text);
+        text.tail_bytes = tail_of(text.text, kTailBytes);
+      }
+      BRAID_TRY(builder.add(i, text, measured[part.message].ids));
+    }
+    plan.reason = builder.problem();
+  }
+  if (plan.reason.empty()) {
+    BRAID_ASSIGN(plan.windows, builder.windows());
+  } else {
     plan.parts.clear();
-    return {};
-  }
-  WindowBuilder builder(*tokenizer_, question, question_ids, static_cast<size_t>(room));
-  for (size_t i = 0; i < plan.parts.size(); ++i) {
-    const CompressionPlan::Part& part = plan.parts[i];
-    BRAID_TRY(
-        builder.add(i, messages[part.message].text, measured[part.message].ids, part.keeps_ends));
-  }
-  BRAID_ASSIGN(plan.windows, builder.windows());
-  if (plan.windows.size() > kMostWindows) {
-    plan.reason = fmt::format("the scoring model would read {} windows of {} tokens, more than {}",
-                              plan.windows.size(), options_.most_tokens, kMostWindows);
-    plan.give_up();
   }
   return {};
 }
 
 void ConversationCompressor::take_scores(CompressionPlan& plan, std::span<const float> scores) {
   BRAID_CHECK(plan.to_read() != nullptr && scores.size() == plan.to_read()->ids.size());
-  CompressionPlan::Window& window = plan.windows[plan.next_window];
+  ReadingWindow& window = plan.windows[plan.next_window];
   const ChosenParts chosen =
       choose_parts(window.prompt, scores, plan.keep, static_cast<uint64_t>(plan.read_tokens));
   for (size_t i = 0; i < window.parts.size(); ++i) {
     std::string& text = plan.parts[window.parts[i]].text;
     const TokenRange& tokens = window.prompt.parts[i];
-    const std::string more = kept_part(window.prompt, chosen.selection, i);
+    const std::string more = kept_part(window.prompt, chosen.selection.kept, i);
     const bool gap = !text.empty() && !more.empty() &&
                      (plan.last_dropped || !is_kept(chosen.selection, tokens.begin));
     if (gap && !is_blank(text.back()) && !is_blank(more.front())) text += '\n';

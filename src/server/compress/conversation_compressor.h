@@ -10,8 +10,7 @@
 //          when the question changes, others once
 // The last paragraphs of the last user's message and of the last answer after it are the question.
 //
-// The scoring model reads in windows: as many messages, or as much of one, as its context holds.
-// Each window has the question at its end and its own budget.
+// The scoring model reads in windows (window_builder.h), each with a budget of its own.
 //
 // Use, each step on any thread:
 //   plan()         says what the scoring model has to read first, if anything
@@ -29,7 +28,7 @@
 
 #include "base/result.h"
 #include "server/compress/compression_cache.h"
-#include "server/compress/prompt_parts.h"
+#include "server/compress/window_builder.h"
 
 namespace braid::server {
 
@@ -83,12 +82,8 @@ struct CompressionPlan {
     size_t tokens = 0;
     std::string text = {};
   };
-  struct Window {
-    TokenizedPrompt prompt;
-    std::vector<size_t> parts;  // of each of prompt.parts, without the question
-  };
   std::vector<Part> parts;
-  std::vector<Window> windows;
+  std::vector<ReadingWindow> windows;  // their parts are numbers of `parts`
   size_t next_window = 0;
   bool last_dropped = false;  // the last token before the next window
   KeepCurve keep;
@@ -105,7 +100,6 @@ class ConversationCompressor {
   };
   static constexpr int64_t kAlwaysTokens = 2048;  // the threshold of CompressionMode::always
   static constexpr int64_t kLeastTokens = 512;    // fewer are not worth reading
-  static constexpr size_t kMostWindows = 64;      // that are read for one request
 
   ConversationCompressor(std::shared_ptr<const Tokenizer> tokenizer, const Options& options);
 
@@ -120,7 +114,6 @@ class ConversationCompressor {
 
  private:
   struct Measured;
-  class WindowBuilder;
   Result<std::vector<Measured>> measure(std::span<const ConversationText> messages,
                                         const CompressionWish& wish, CompressionPlan& plan);
   static void mark_recent(std::span<const ConversationText> messages, std::span<Measured> measured,

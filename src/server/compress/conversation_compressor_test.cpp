@@ -258,7 +258,7 @@ TEST(ConversationCompressor, ReadsInWindowsWhatDoesNotFitAtOnce) {
   auto plan = c.plan(conversation.texts(), wish());
   ASSERT_TRUE(plan.ok());
   EXPECT_GT(plan->windows.size(), 2u);
-  for (const CompressionPlan::Window& window : plan->windows) {
+  for (const ReadingWindow& window : plan->windows) {
     EXPECT_LE(window.prompt.ids.size(), 3000u);
     EXPECT_EQ(window.prompt.kept.back().tokens.end, window.prompt.ids.size()) << "the question";
     EXPECT_EQ(window.parts.size() + 1, window.prompt.parts.size());
@@ -284,7 +284,7 @@ TEST(ConversationCompressor, PiecesOfOneTextFitTheirWindows) {
       auto plan = c.plan(conversation.texts(), wish());
       ASSERT_TRUE(plan.ok());
       ASSERT_FALSE(plan->windows.empty()) << plan->reason;
-      for (const CompressionPlan::Window& window : plan->windows)
+      for (const ReadingWindow& window : plan->windows)
         EXPECT_LE(static_cast<int64_t>(window.prompt.ids.size()), most) << words;
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,20 @@
 
 namespace braid::server {
 
+// Of block-sparse reading (EngineOptions::sparse_threshold), for engines that take it.
+inline constexpr float kScorerSparseThreshold = 0.12f;
+
+// Calls create(threshold): with the given one, or else with kScorerSparseThreshold and, if that is
+// refused, with 0.
+template <typename Create>
+auto create_sparse(std::optional<float> threshold, const Create& create) {
+  auto made = create(threshold.value_or(kScorerSparseThreshold));
+  const bool refused = !made.ok() && (made.error().kind == ErrorKind::unsupported ||
+                                      made.error().kind == ErrorKind::invalid_argument);
+  if (refused && !threshold) return create(0.0f);
+  return made;
+}
+
 struct CompressionOptions {
   std::string file;  // of the scoring model; empty: the one inside of the program
   std::string device = "auto";
@@ -21,6 +36,7 @@ struct CompressionOptions {
   uint64_t host_memory_bytes = 0;
   int32_t context_tokens =
       0;  // that it reads at once; 0: kScorerContext, or less if its own is less
+  std::optional<float> sparse_threshold;  // create_sparse()
   ConversationCompressor::Options compressor;
   TailScoreOptions scores;
 };

@@ -107,5 +107,95 @@ TEST(PromptCompressor, RefusesWhatItCannotRead) {
   EXPECT_TRUE(c.compressor->compress(fits).ok());
 }
 
+TEST(PromptCompressor, AFactInAnyWindowOfALongerTextIsKept) {
+  Compressing c("0.2", 1024);
+  const std::string fact = "The secret number for calm-falcon is 512.";
+  const std::string question = "\n\nWhat is the secret number for calm-falcon?";
+  for (const int before : {10, 160, 310}) {
+    const std::string text = sentences(before) + fact + " " + sentences(320 - before);
+    const PromptPart parts[] = {{text}, {question, KeptBecause::last_user_turn}};
+    size_t seen = 0, most = 0;
+    const auto compressed = c.compressor->compress(parts, [&](size_t done, size_t all) {
+      EXPECT_GE(done, seen);
+      seen = done;
+      most = all;
+      return false;
+    });
+    ASSERT_TRUE(compressed.ok()) << compressed.error().message;
+    EXPECT_GE(compressed->windows, 3u);
+    EXPECT_EQ(seen, most);
+    EXPECT_EQ(compressed->original, text + question);
+    EXPECT_EQ(compressed->kept.total_tokens, part_tokens(*c.tokenizer, text)->size() +
+                                                 part_tokens(*c.tokenizer, question)->size());
+    const std::string& kept = compressed->kept.text;
+    EXPECT_NE(kept.find(fact), std::string::npos) << before;
+    EXPECT_TRUE(kept.ends_with(question));
+    EXPECT_EQ(kept.find(question), kept.size() - question.size()) << "it stands there once";
+    EXPECT_LT(compressed->kept.ratio(), 0.45);
+    for (const KeptPart& part : compressed->kept.parts)
+      EXPECT_EQ(compressed->original.substr(part.source.begin, part.source.end - part.source.begin),
+                kept.substr(part.output.begin, part.output.end - part.output.begin));
+  }
+}
+
+TEST(PromptCompressor, WindowsOfALongerTextLoseNoByteAndHaveTheShareOfItsLength) {
+  const std::string text = sentences(320), question = "\n\nWhere did the dog sleep?";
+  const PromptPart parts[] = {{text}, {question, KeptBecause::last_user_turn}};
+  const auto all = Compressing("1", 1024).compressor->compress(parts);
+  ASSERT_TRUE(all.ok()) << all.error().message;
+  EXPECT_EQ(all->kept.text, text + question);
+  // Each window alone is short enough to be kept as it is.
+  const auto some = Compressing("1100:1 2000:0.1", 1024).compressor->compress(parts);
+  ASSERT_TRUE(some.ok());
+  EXPECT_GE(some->windows, 3u);
+  EXPECT_LT(some->kept.ratio(), 0.4);
+}
+
+TEST(PromptCompressor, ATextThatTheContextHoldsIsReadAtOnce) {
+  const std::string text = sentences(50), question = "\n\nWho slept beside the door?";
+  const PromptPart parts[] = {{text}, {question, KeptBecause::last_user_turn}};
+  const auto small = Compressing("0.2", 1024).compressor->compress(parts);
+  const auto large = Compressing("0.2", 8192).compressor->compress(parts);
+  ASSERT_TRUE(small.ok() && large.ok());
+  EXPECT_EQ(small->windows, 1u);
+  EXPECT_EQ(small->kept.text, large->kept.text);
+  EXPECT_EQ(small->chunk_scores, large->chunk_scores);
+}
+
+TEST(PromptCompressor, WithoutAQuestionTheLastWordsOfALongerTextAreIt) {
+  Compressing c("0.2", 1024);
+  const std::string fact = "The secret number for calm-falcon is 512.";
+  const std::string words = "What is the secret number for calm-falcon?";
+  const std::string text = sentences(10) + fact + " " + sentences(310) + "\n\n" + words;
+  const PromptPart parts[] = {{text}, {"", KeptBecause::last_user_turn}};
+  const auto compressed = c.compressor->compress(parts);
+  ASSERT_TRUE(compressed.ok()) << compressed.error().message;
+  EXPECT_EQ(compressed->original, text);
+  EXPECT_NE(compressed->kept.text.find(fact), std::string::npos);
+  EXPECT_TRUE(compressed->kept.text.ends_with(words));
+}
+
+TEST(PromptCompressor, TooManyWindowsAreRefusedWithTheNumbers) {
+  Compressing c("0.1", 1024);
+  const std::string text = sentences(8000), question = "\n\nWho slept beside the door?";
+  const PromptPart parts[] = {{text}, {question, KeptBecause::last_user_turn}};
+  const auto refused = c.compressor->compress(parts);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().kind, ErrorKind::invalid_argument);
+  for (const char* words :
+       {"too many for a context of 1024 (-c)", "windows of 1024 tokens", "more than 64"})
+    EXPECT_NE(refused.error().message.find(words), std::string::npos) << refused.error().message;
+}
+
+TEST(PromptCompressor, AQuestionThatLeavesNoRoomIsRefusedWithTheNumbers) {
+  Compressing c("0.1", 1024);
+  const std::string text = sentences(20), question = sentences(100);
+  const PromptPart parts[] = {{text}, {question, KeptBecause::last_user_turn}};
+  const auto refused = c.compressor->compress(parts);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("too few for a question of"), std::string::npos)
+      << refused.error().message;
+}
+
 }  // namespace
 }  // namespace braid::server

@@ -97,17 +97,18 @@ ChosenParts choose_parts(const TokenizedPrompt& prompt, std::span<const float> s
   return out;
 }
 
-KeptText kept_prompt(const TokenizedPrompt& prompt, const Selection& selection) {
+KeptText kept_prompt(const TokenizedPrompt& prompt, std::span<const TokenRange> kept) {
   const std::vector<TokenRange> kept_anyway = protected_tokens(prompt);
   KeptTextInput input;
   input.text = prompt.text;
   input.token_ends = prompt.ends;
-  input.kept = selection.kept;
+  input.kept = kept;
   input.protected_tokens = kept_anyway;
   return kept_text(input);
 }
 
-std::string kept_part(const TokenizedPrompt& prompt, const Selection& selection, size_t part) {
+std::string kept_part(const TokenizedPrompt& prompt, std::span<const TokenRange> kept,
+                      size_t part) {
   BRAID_CHECK(part < prompt.parts.size());
   const TokenRange& range = prompt.parts[part];
   if (range.begin == range.end) return {};
@@ -122,12 +123,12 @@ std::string kept_part(const TokenizedPrompt& prompt, const Selection& selection,
       if (const TokenRange own = inside(r, range); own.begin < own.end) out.push_back(own);
     return out;
   };
-  const std::vector<TokenRange> kept = of_part(selection.kept);
+  const std::vector<TokenRange> kept_of_part = of_part(kept);
   const std::vector<TokenRange> kept_anyway = of_part(protected_tokens(prompt));
   KeptTextInput input;
   input.text = std::string_view(prompt.text).substr(from, to - from);
   input.token_ends = ends;
-  input.kept = kept;
+  input.kept = kept_of_part;
   input.protected_tokens = kept_anyway;
   return std::move(kept_text(input).text);
 }

@@ -51,8 +51,9 @@ struct ChosenParts {
 // scores [tokens]. Prompts of `length_tokens` have the ratios of `keep` at that length.
 ChosenParts choose_parts(const TokenizedPrompt& prompt, std::span<const float> scores,
                          const KeepCurve& keep, uint64_t length_tokens);
-KeptText kept_prompt(const TokenizedPrompt& prompt, const Selection& selection);
+// `kept`: as Selection::kept.
+KeptText kept_prompt(const TokenizedPrompt& prompt, std::span<const TokenRange> kept);
 // The kept text of one part; empty if nothing of it is kept.
-std::string kept_part(const TokenizedPrompt& prompt, const Selection& selection, size_t part);
+std::string kept_part(const TokenizedPrompt& prompt, std::span<const TokenRange> kept, size_t part);
 
 }  // namespace braid::server

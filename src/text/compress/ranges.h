@@ -3,7 +3,9 @@
 // last one may be shorter.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <vector>
 
 namespace braid {
 
@@ -22,5 +24,21 @@ struct ByteRange {
 
   bool operator==(const ByteRange&) const = default;
 };
+
+// The same tokens: ascending, not empty, neither overlapping nor touching.
+inline std::vector<TokenRange> merged(std::vector<TokenRange> ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const TokenRange& a, const TokenRange& b) { return a.begin < b.begin; });
+  std::vector<TokenRange> out;
+  for (const TokenRange& range : ranges) {
+    if (range.begin == range.end) continue;
+    if (!out.empty() && range.begin <= out.back().end) {
+      out.back().end = std::max(out.back().end, range.end);
+    } else {
+      out.push_back(range);
+    }
+  }
+  return out;
+}
 
 }  // namespace braid

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
 #include "base/check.h"
 #include "text/compress/code_share.h"
@@ -336,18 +337,9 @@ class ChunkChooser {
     for (size_t k = 0; k < chunks_.size(); ++k)
       if (chunks_[k] != KeptBecause::dropped)
         ranges.push_back({k * kChunkTokens, k * kChunkTokens + tokens_of(k)});
-    for (const ProtectedRange& range : input_.protected_ranges)
-      if (range.tokens.begin < range.tokens.end) ranges.push_back(range.tokens);
-    std::sort(ranges.begin(), ranges.end(),
-              [](const TokenRange& a, const TokenRange& b) { return a.begin < b.begin; });
+    for (const ProtectedRange& range : input_.protected_ranges) ranges.push_back(range.tokens);
     Selection out;
-    for (const TokenRange& range : ranges) {
-      if (!out.kept.empty() && range.begin <= out.kept.back().end) {
-        out.kept.back().end = std::max(out.kept.back().end, range.end);
-      } else {
-        out.kept.push_back(range);
-      }
-    }
+    out.kept = merged(std::move(ranges));
     for (const TokenRange& range : out.kept) out.kept_tokens += range.end - range.begin;
     out.free_chunks = free_[kProse] + free_[kCode];
     out.budget_chunks = budget();

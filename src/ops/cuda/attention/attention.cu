@@ -8,6 +8,7 @@
 #include "ops/cuda/attention/attention_common.h"
 #include "ops/cuda/attention/head_rows.h"
 #include "ops/cuda/attention/sealed_cells.h"
+#include "ops/cuda/attention/sparse_choice.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/launch.h"
 
@@ -314,12 +315,18 @@ void CudaOps::attention(Tensor o, Tensor q, Tensor gates, const AttentionParams&
         attention_sealed(context_, args) && attention_decode(context_, args))
       return;
   }
+  const int32_t* of_sequence = sequence_work_.sealed.bands.of_sequence;
   AttentionArgs args = kv.cold
                            ? sealed_arguments(context_, sequence_work_, o, gates, params, kv, batch)
                            : arguments(context_, sequence_work_, o, gates, params, kv, batch);
   args.q = q;
   const int32_t most_rows = batch.most_rows > 0 ? batch.most_rows : batch.tokens;
-  if (fits(sequence_work_, args) && narrow(q)) {
+  const bool fast = fits(sequence_work_, args) && narrow(q);
+  if (may_choose(args)) {
+    BRAID_CHECK(fast && (args.head_dim == 128 || args.head_dim == 256));
+    choose_blocks(context_, sequence_work_.sparse, batch, kv.cold ? of_sequence : nullptr, args);
+  }
+  if (fast) {
     // Each kernel skips the sequences that the other takes.
     const bool all_decode = decodes(args, most_rows, most_cells(args));
     if (attention_decode(context_, args) && (all_decode || attention_tiles(context_, args))) {

@@ -8,6 +8,7 @@
 #include "ops/cuda/attention/attention_gate.h"
 #include "ops/cuda/attention/row_bands.h"
 #include "ops/cuda/attention/sealed_shares.h"
+#include "ops/cuda/attention/sparse_rows.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/device_math.h"
 #include "ops/cuda/mma.h"
@@ -61,6 +62,7 @@ struct AttentionArgs {
   int query_stride;  // elements of qg from head to head
   Tensor qg, k, v, rope;
   AttentionWeights w;
+  SparseArgs sparse;
 };
 
 // Whether a sequence takes the decode kernel. The tile kernel reads cells once for more queries.
@@ -98,6 +100,7 @@ struct Splits {
 };
 __device__ inline Splits splits_of(const AttentionArgs& a, int s, int rows, Span span) {
   const int form_rows = form_rows_of(a, s);
+  if (takes_part(a.sparse, s)) return {1 << 30, 1};
   // A row's bytes must not depend on where a piece of its prompt ends.
   if (a.deterministic && form_rows > 1) return {1 << 30, 1};
   if (span.begin == 0 && span.end <= kSplitCells) return {kSplitCells, 1};

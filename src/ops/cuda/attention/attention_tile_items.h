@@ -20,12 +20,22 @@ struct TileItem {
   int64_t split_begin, split_end;  // cells; all cells if the row is not split
 };
 
+// Tiles of a sequence or band that takes part in sparse attention begin at its query blocks: the
+// packed queries that the first tile lacks.
+__device__ inline int tile_shift(const AttentionArgs& a, int s) {
+  if (!takes_part(a.sparse, s)) return 0;
+  return a.batch.position[a.batch.first_row[s]] % kSparseBlock * a.group % kTileRows;
+}
+__device__ inline int tiles_of(const AttentionArgs& a, int s, int rows) {
+  return div_up(tile_shift(a, s) + rows * a.group, kTileRows);
+}
+
 __device__ inline int list_tile_items(const AttentionArgs& a, int* starts, int* scratch) {
   return list_items(a, starts, scratch, [&](int s) -> int2 {
     const int rows = a.batch.rows[s];
     const Span span = span_of(a, s);
     if (rows <= 0 || decodes(a, form_rows_of(a, s), span.end - span.begin)) return {0, 0};
-    return {div_up(rows * a.group, kTileRows), splits_of(a, s, rows, span).count};
+    return {tiles_of(a, s, rows), splits_of(a, s, rows, span).count};
   });
 }
 
@@ -36,14 +46,15 @@ __device__ inline TileItem item_at(const AttentionArgs& a, const int* starts, in
   const int rows = a.batch.rows[item.s];
   const Span span = span_of(a, item.s);
   const auto [length, splits] = splits_of(a, item.s, rows, span);
-  const int tiles = div_up(rows * a.group, kTileRows);
+  const int tiles = tiles_of(a, item.s, rows);
   const int own = index - starts[item.s];
   item.splits = splits;
   item.split = own % splits;
   item.kv_head = own / splits % a.kv_heads;
   const int tile = tiles - 1 - own / splits / a.kv_heads;  // late tiles see most cells
-  item.query0 = tile * kTileRows;
-  item.queries = min(kTileRows, rows * a.group - item.query0);
+  const int shift = tile_shift(a, item.s);
+  item.query0 = max(0, tile * kTileRows - shift);
+  item.queries = min((tile + 1) * kTileRows - shift, rows * a.group) - item.query0;
   item.token0 = item.query0 / a.group;
   item.tokens = (item.query0 + item.queries - 1) / a.group - item.token0 + 1;
   const int64_t cut = span.begin / length + item.split;
@@ -63,6 +74,32 @@ __device__ inline QueryPlace place_of(const AttentionArgs& a, const TileItem& it
 __device__ inline Span seen_cells(const TileItem& item, int first, int last) {
   return {max(static_cast<int>(item.split_begin), first),
           static_cast<int>(min(static_cast<int64_t>(last) + 1, item.split_end))};
+}
+
+// The cells that an item reads: `listed` tiles of the key blocks in `list`, then all cells from
+// `from` on, a multiple of the tile's cells. Every row sees all listed cells.
+struct CellRoute {
+  const uint16_t* list;
+  int listed, from;
+  __device__ int first_cell(int tile, int tile_cells) const {
+    if (tile >= listed) return from + (tile - listed) * tile_cells;
+    const int per_block = kSparseBlock / tile_cells;
+    return list[tile / per_block] * kSparseBlock + tile % per_block * tile_cells;
+  }
+};
+// `begin`: the first cell that some row of the item sees.
+__device__ inline CellRoute route_of(const AttentionArgs& a, const TileItem& item, int begin,
+                                     int tile_cells) {
+  if (!takes_part(a.sparse, item.s)) return {nullptr, 0, begin / tile_cells * tile_cells};
+  const int s = a.sparse.of_sequence == nullptr ? item.s : a.sparse.of_sequence[item.s];
+  const int first = a.sparse.first_row[s];
+  const int m = a.batch.position[item.first_row + item.token0] / kSparseBlock;
+  const int64_t list =
+      int64_t{first_query_block(first) + m - a.sparse.position[first] / kSparseBlock} * a.kv_heads +
+      item.kv_head;
+  return {a.sparse.lists + list * a.sparse.blocks,
+          a.sparse.lengths[list] * (kSparseBlock / tile_cells),
+          window_start(m, a.exact_from != nullptr, a.tail) * kSparseBlock};
 }
 
 // Rows g and g + 8 times their factors.

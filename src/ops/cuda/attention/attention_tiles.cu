@@ -314,15 +314,20 @@ struct Tiles {
     uint32_t q[kHeadDim / 16][4];
     begin(item, q);
     Softmax<kHeadDim> sum;
-    int cells = sh.span[warp].begin / kCells * kCells;
+    const CellRoute route = route_of(a, sh.item, sh.span[warp].begin, kCells);
     const int end = sh.span[warp].end;
-    if (cells < end) {
+    const int count = route.listed + max(div_up(end - route.from, kCells), 0);
+    int cells = route.first_cell(0, kCells), next = 0;
+    if (count > 0) {
       copy_keys(tiles, cells);
       copy_values(tiles, cells);
     }
-    for (; cells < end; cells += kCells, ++tiles) {
-      const bool more = cells + kCells < end;
-      if (more) copy_keys(tiles + 1, cells + kCells);
+    for (int tile = 0; tile < count; ++tile, ++tiles, cells = next) {
+      const bool more = tile + 1 < count;
+      if (more) {
+        next = route.first_cell(tile + 1, kCells);
+        copy_keys(tiles + 1, next);
+      }
       wait_barrier(shared_address(sh.k_full + tiles % 2), tiles / 2 % 2);
       float x[kCells / 8][4];
       multiply_keys(x, q);
@@ -338,7 +343,7 @@ struct Tiles {
           p[step][i] =
               pack(x[2 * step + i / 2][i % 2 * 2], x[2 * step + i / 2][i % 2 * 2 + 1], Number());
       }
-      if (more) copy_values(tiles + 1, cells + kCells);
+      if (more) copy_values(tiles + 1, next);
       wait_barrier(shared_address(sh.v_full + tiles % 2), tiles / 2 % 2);
       add_values(sum.o, p);
       release(sh.v_empty + tiles % 2);

@@ -46,6 +46,7 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap& map, int row, in
 // Visible cells of an item's split, and their tiles. A whole warp calls cells_of.
 struct Cells {
   int begin, end, tiles;
+  CellRoute route;
 };
 __device__ inline Cells cells_of(const AttentionArgs& a, const TileItem& item) {
   int first = 1 << 30, last = 0;
@@ -57,10 +58,10 @@ __device__ inline Cells cells_of(const AttentionArgs& a, const TileItem& item) {
   first = __reduce_min_sync(kFullWarp, first);
   last = __reduce_max_sync(kFullWarp, last);
   const Span seen = seen_cells(item, first, last);
-  const int tiles = seen.end > seen.begin
-                        ? div_up(seen.end - seen.begin / kTileCells * kTileCells, kTileCells)
-                        : 0;
-  return {seen.begin, seen.end, tiles};
+  const CellRoute route = route_of(a, item, seen.begin, kTileCells);
+  const int tiles =
+      seen.end > seen.begin ? route.listed + div_up(seen.end - route.from, kTileCells) : 0;
+  return {seen.begin, seen.end, tiles, route};
 }
 
 template <int kHeadDim>
@@ -84,7 +85,7 @@ struct Fetch {
     const int32_t* table = table_of(a, item.s);
     const int first = cells.begin / kBlockTokens, last = (cells.end - 1) / kBlockTokens;
     const auto row_of = [&](int tile, int half) {
-      const int block = (cells.begin / kTileCells + tile) * (kTileCells / kBlockTokens) + half;
+      const int block = cells.route.first_cell(tile, kTileCells) / kBlockTokens + half;
       return (table[min(max(block, first), last)] * a.kv_heads + item.kv_head) * kBlockTokens;
     };
     // In the order of use: keys of a tile before the values of the previous one.
@@ -192,7 +193,7 @@ __device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const
     if (lane == 0) arrive(shared_address(sh.next_empty + n % 2));
     Prepared& to = sh.prepared[n % 2][group];
     TileItem item = {};
-    Cells cells = {0, 0, -1};
+    Cells cells = {0, 0, -1, {}};
     if (index < items) {
       item = item_at(a, starts, index);
       cells = cells_of(a, item);
@@ -204,6 +205,8 @@ __device__ void prepare(const AttentionArgs& a, WgmmaShared<kHeadDim>& sh, const
       to.begin_cell = cells.begin;
       to.end_cell = cells.end;
       to.tiles = cells.tiles;
+      to.listed = cells.route.listed;
+      to.from = cells.route.from;
     }
     if (index < items) {
 #pragma unroll

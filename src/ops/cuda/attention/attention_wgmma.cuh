@@ -15,7 +15,8 @@ inline constexpr int kSpaceDims = 32;  // dims of O that are written together
 struct Prepared {
   TileItem item;
   int begin_cell, end_cell, tiles;
-  int2 plain[4];  // per warp: cells that every query sees
+  int listed, from;  // CellRoute
+  int2 plain[4];     // per warp: cells that every query sees
   RowView view[kGroupRows];
 };
 
@@ -102,9 +103,8 @@ struct Walk {
   __device__ void release(uint64_t* barrier) const {
     if (threadIdx.x % 32 == 0 || kWarpArrivals > 1) arrive(shared_address(barrier));
   }
-  __device__ int first_of(int tile) const {
-    return (it.begin_cell / kTileCells + tile) * kTileCells;
-  }
+  // Not for listed tiles, of which every row sees all cells.
+  __device__ int first_of(int tile) const { return it.from + (tile - it.listed) * kTileCells; }
   __device__ bool whole(int first) const {
     return first >= it.begin_cell && first + kTileCells <= it.end_cell;
   }
@@ -130,7 +130,7 @@ struct Walk {
     wait_barrier(shared_address(sh.v_full + v.stage), v.parity);
     const uint32_t from = shared_address(sh.v[v.stage]);
     const int first = first_of(tile);
-    if (!whole(first)) clear_cells(sh.v[v.stage], first);
+    if (tile >= it.listed && !whole(first)) clear_cells(sh.v[v.stage], first);
     fence_wgmma();
     const uint64_t v_at = wgmma_rows_operand(from, 4096);
 #pragma unroll
@@ -162,7 +162,8 @@ struct Walk {
     const int first = first_of(tile);
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const int2 plain = it.plain[warp];
-    if (!(whole(first) && first >= plain.x && first + kTileCells <= plain.y)) mask_scores(first);
+    const bool seen = whole(first) && first >= plain.x && first + kTileCells <= plain.y;
+    if (tile >= it.listed && !seen) mask_scores(first);
     sum.take(x, a.scale, factor);
   }
   // As in attention_tiles.cu; the compiler generates slower code for a shared function.
