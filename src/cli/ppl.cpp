@@ -112,17 +112,16 @@ Status compare(const PplFlags& flags, const std::string& text) {
     model.prefill_sparse = threshold;
     BRAID_ASSIGN(LoadedModel loaded, load_model(model));
     BRAID_ASSIGN(const std::vector<int32_t> ids, tokens_of(flags, text, *loaded.tokenizer));
+    print_status("{}\n", threshold > 0 ? fmt::format("threshold {}", threshold) : "full attention");
     const InterruptScope interrupt;
     return score_windows(loaded, ids, model.context, row);
   };
   const double threshold = flags.model.prefill_sparse;
-  print_status("threshold {}\n", threshold);
   BRAID_ASSIGN(const PplResult sparse, score(threshold, [&](std::span<const float> logits) {
                  rows.emplace_back(logits.begin(), logits.end());
                }));
   LogitQuality quality;
   size_t at = 0;
-  print_status("full attention\n");
   BRAID_ASSIGN(const PplResult full,
                score(0, [&](std::span<const float> logits) { quality.add(logits, rows[at++]); }));
   const LogitSummary change = quality.summary();
