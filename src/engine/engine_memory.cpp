@@ -126,8 +126,13 @@ Status EngineMemory::plan_with(const EngineOptions& options, Model& model, Devic
   // Files have no KV groups, so with a cache directory all layers keep all blocks.
   if (sizes.slot_bytes(config) == 0 && options.cache_dir.empty() && !sizes.seals())
     sizes.window = config.largest_window();
-  for (const Device* each : devices.all())
-    BRAID_TRY(each->accepts(workspace_needs(options, model)));
+  // Batches of a drafter of its own file have no sparse threshold, whatever its heads are.
+  Device::WorkspaceNeeds with_drafter = workspace_needs(options, model);
+  with_drafter.sparse_prefill = false;
+  for (const Device* each : devices.all()) {
+    BRAID_TRY(each->accepts(model_needs(options, model)));
+    BRAID_TRY(each->accepts(with_drafter));
+  }
   rows_alone = devices.traits().rows_alone;
   plan.max_sequences = options.max_sequences;
   if (options.prefix_cache && options.state_memory_bytes != 0 && sizes.state_bytes(config) > 0)
@@ -367,8 +372,10 @@ int32_t EngineMemory::choose_ubatch(const EngineOptions& options, const Model& m
   uint64_t memory = device.free_bytes();
   for (const uint64_t limit : options.gpu_memory_bytes)
     if (limit > 0) memory = std::min(memory, limit);
-  // Each step of a block-sparse prompt reads all keys once, for their means.
-  int32_t tokens = mixture || options.sparse_threshold > 0 ? 8192 : 2048;
+  // Each step of a block-sparse prompt reads all keys once, for their means. Beside other sequences
+  // long steps would make them wait.
+  const bool sparse_alone = options.sparse_threshold > 0 && options.max_sequences == 1;
+  int32_t tokens = mixture || sparse_alone ? 8192 : 2048;
   for (; tokens > kSmallUbatch; tokens /= 2) {
     Device::WorkspaceNeeds needs = model.workspace_needs(tokens);
     needs.max_sequences = options.max_sequences;
@@ -415,17 +422,23 @@ size_t EngineMemory::draft_bytes(const EngineOptions& options) const {
   return bytes;
 }
 
-Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options,
-                                                     const Model& model) const {
+Device::WorkspaceNeeds EngineMemory::model_needs(const EngineOptions& options,
+                                                 const Model& model) const {
   Device::WorkspaceNeeds needs = model.workspace_needs(max_rows);
-  const int32_t context =
-      plan.context_tokens > 0 ? plan.context_tokens : model.config().context_length;
+  int32_t context = plan.context_tokens > 0 ? plan.context_tokens : options.context_tokens;
+  if (context == 0) context = model.config().context_length;
   needs.max_sequences = options.max_sequences;
   needs.max_context = context + options.max_drafts;
   needs.max_drafts = options.max_drafts;
   needs.k_codec = sizes.k_codec;
   needs.v_codec = sizes.v_codec;
   needs.sparse_prefill = options.sparse_threshold > 0;
+  return needs;
+}
+
+Device::WorkspaceNeeds EngineMemory::workspace_needs(const EngineOptions& options,
+                                                     const Model& model) const {
+  Device::WorkspaceNeeds needs = model_needs(options, model);
   if (dflash != nullptr) dflash->add_needs(needs, dflash_sizes(options));
   return needs;
 }

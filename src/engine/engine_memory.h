@@ -62,6 +62,8 @@ struct EngineMemory {
   size_t activation_bytes(int32_t device, const EngineOptions& options, const Model& model,
                           const Devices& devices) const;
   size_t draft_bytes(const EngineOptions& options) const;
+  // Without those of a drafter of its own file.
+  Device::WorkspaceNeeds model_needs(const EngineOptions& options, const Model& model) const;
   Device::WorkspaceNeeds workspace_needs(const EngineOptions& options, const Model& model) const;
   void set_blocks(const EngineOptions& options, int64_t blocks);
   Status plan_blocks(const EngineOptions& options, const ModelConfig& config);

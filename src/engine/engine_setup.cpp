@@ -25,6 +25,8 @@ Status check_sparse_prefill(const EngineOptions& o) {
     message = fmt::format(
         "a threshold of {} for block-sparse prompts is not between 0 and 1; 0 means full attention",
         o.sparse_threshold);
+  } else if (o.attention_window > 0) {
+    message = "block-sparse prompts take layers that see everything, and --fa-window leaves none";
   } else if (o.deterministic) {
     message =
         "block-sparse prompts are not deterministic: a token's result depends on how its prompt is "

@@ -311,7 +311,7 @@ void EngineService::report_sparse_prompts() {
   const auto log = [](const char* what, const SparseCounts& now, SparseCounts& before) {
     const uint64_t read = now.read - before.read, all = now.all - before.all;
     before = now;
-    if (all == 0) return;
+    if (all == 0 || read > all) return;  // nothing, or a device that failed
     spdlog::info("{}: {:.1f} % of the key blocks were read", what,
                  100 * static_cast<double>(read) / static_cast<double>(all));
   };

@@ -112,6 +112,9 @@ TEST(SparsePrefill, WhatItCannotDoIsRefusedBeforeLoading) {
   options.max_batch_tokens = 0;
   options.ubatch_tokens = 0;  // automatic
   EXPECT_EQ(refusal(options), "");
+  options.attention_window = 1024;
+  EXPECT_TRUE(has(refusal(options), "--fa-window leaves none"));
+  options.attention_window = 0;
   options.k_format = KvFormat::bf16;
   EXPECT_TRUE(has(refusal(options), "need keys and values of f16"));
   options.v_format = KvFormat::bf16;

@@ -54,7 +54,7 @@ SealedWorkspace place_sealed(Parts& parts, const Device::WorkspaceNeeds& needs, 
 
 SparseWorkspace place_sparse(Parts& parts, const Device::WorkspaceNeeds& needs, int32_t tokens) {
   SparseWorkspace work;
-  work.slots = most_sparse_slots(tokens);
+  work.slots = most_sparse_slots(tokens, needs.max_sequences);
   work.query_blocks = most_query_blocks(tokens);
   work.blocks = div_up(needs.max_context, kSparseBlock) + 1;
   const int64_t heads = needs.kv_heads;
@@ -147,10 +147,11 @@ Status CudaOps::accepts(const Device::WorkspaceNeeds& needs) {
   if (needs.sparse_prefill && needs.head_dim != 128 && needs.head_dim != 256)
     return refuse("sparse attention with heads of " + std::to_string(needs.head_dim) +
                   " (128 or 256)");
-  constexpr size_t kChoiceBytes = 99 * 1024;  // any block of threads may have them
+  // Any block of threads may have 99 KB; some bytes are static.
+  constexpr size_t kChoiceBytes = 99 * 1024 - 256;
   const int32_t sparse_blocks = cuda::div_up(needs.max_context, kSparseBlock) + 1;
   if (needs.sparse_prefill && cuda::choice_bytes(needs.head_dim, sparse_blocks) > kChoiceBytes)
-    return refuse("sparse attention of " + std::to_string(needs.max_context) + " tokens");
+    return refuse("sparse attention of " + std::to_string(needs.max_context) + " tokens (-c)");
   if (needs.experts > cuda::kMostExperts || needs.experts_used > cuda::kMostUsed)
     return refuse(std::to_string(needs.experts_used) + " of " + std::to_string(needs.experts) +
                   " experts (at most " + std::to_string(cuda::kMostUsed) + " of " +

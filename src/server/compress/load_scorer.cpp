@@ -32,7 +32,6 @@ Result<LoadedScorer> load(GgufFile file, const CompressionOptions& options, bool
   engine.host_memory_bytes = options.host_memory_bytes;
   BRAID_ASSIGN(engine.k_codec, find_kv_codec("q8_0"));
   engine.v_codec = engine.k_codec;
-  engine.ubatch_tokens = 0;
   engine.beside_another = beside_another;
   engine.context_tokens = options.context_tokens;
   if (engine.context_tokens == 0 && trained)
@@ -40,6 +39,7 @@ Result<LoadedScorer> load(GgufFile file, const CompressionOptions& options, bool
         static_cast<int32_t>(std::min<uint32_t>(*trained, static_cast<uint32_t>(kScorerContext)));
   BRAID_ASSIGN(auto made, create_sparse(options.sparse_threshold, [&](float threshold) {
                  engine.sparse_threshold = threshold;
+                 engine.ubatch_tokens = threshold > 0 ? 0 : EngineOptions().ubatch_tokens;
                  return Engine::create(*out.file, PromptScorer::engine_options(engine));
                }));
   BRAID_ASSIGN(out.scorer, PromptScorer::create(std::move(made), options.scores));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log_line.h"
 #include "base/result.h"
 #include "engine/prompt_scorer.h"
 #include "gguf/gguf.h"
@@ -18,14 +19,15 @@ namespace braid::server {
 inline constexpr float kScorerSparseThreshold = 0.12f;
 
 // Calls create(threshold): with the given one, or else with kScorerSparseThreshold and, if that is
-// refused, with 0.
+// refused or does not fit, with 0. Engines refuse before they load weights.
 template <typename Create>
 auto create_sparse(std::optional<float> threshold, const Create& create) {
   auto made = create(threshold.value_or(kScorerSparseThreshold));
-  const bool refused = !made.ok() && (made.error().kind == ErrorKind::unsupported ||
-                                      made.error().kind == ErrorKind::invalid_argument);
-  if (refused && !threshold) return create(0.0f);
-  return made;
+  if (made.ok() || threshold || made.error().kind == ErrorKind::io) return made;
+  auto full = create(0.0f);
+  if (full.ok())
+    log_info("the scoring model reads with full attention (" + made.error().message + ")");
+  return full;
 }
 
 struct CompressionOptions {

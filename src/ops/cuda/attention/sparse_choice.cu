@@ -262,7 +262,8 @@ bool launch(Context& context, const ChoiceArgs& args, const Batch& whole) {
       static_cast<unsigned>(std::min<int64_t>(cells / kSparseBlock + 1, args.work.blocks));
   const auto kv_heads = static_cast<unsigned>(args.a.kv_heads);
   launch_early(context, mean_kernel<kHeadDim, Number>,
-               dim3(blocks, kv_heads, static_cast<unsigned>(most_sparse_slots(whole.tokens))),
+               dim3(blocks, kv_heads,
+                    static_cast<unsigned>(most_sparse_slots(whole.tokens, whole.sequences))),
                kThreads, 0, args);
   launch_early(context, choice_kernel<kHeadDim>,
                dim3(static_cast<unsigned>(most_query_blocks(whole.tokens)), kv_heads), kThreads,
@@ -287,7 +288,7 @@ bool may_choose(const AttentionArgs& args) {
 void choose_blocks(Context& context, const SparseWorkspace& work, const Batch& whole,
                    const int32_t* of_sequence, AttentionArgs& args) {
   BRAID_CHECK(work.lists != nullptr && most_query_blocks(whole.tokens) <= work.query_blocks &&
-              most_sparse_slots(whole.tokens) <= work.slots);
+              most_sparse_slots(whole.tokens, whole.sequences) <= work.slots);
   args.sparse = {.lists = work.lists,
                  .lengths = work.lengths,
                  .blocks = work.blocks,

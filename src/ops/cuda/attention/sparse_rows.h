@@ -35,9 +35,11 @@ BRAID_BOTH inline int32_t sparse_slot(int32_t first_row) { return first_row / kS
 BRAID_BOTH inline int32_t first_query_block(int32_t first_row) {
   return first_row / kSparseBlock + 2 * sparse_slot(first_row);
 }
-constexpr int32_t most_sparse_slots(int32_t tokens) { return tokens / kSparseRows; }
+constexpr int32_t most_sparse_slots(int32_t tokens, int32_t sequences) {
+  return sequences == 1 ? 1 : tokens / kSparseRows;
+}
 constexpr int32_t most_query_blocks(int32_t tokens) {
-  return tokens / kSparseBlock + 2 * most_sparse_slots(tokens) + 2;
+  return tokens / kSparseBlock + 2 * (tokens / kSparseRows) + 2;
 }
 
 // Key blocks from here on are read (sparse_window_start). `seals`: whether the layer seals blocks.
