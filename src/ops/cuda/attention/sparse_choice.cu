@@ -69,9 +69,9 @@ __global__ __launch_bounds__(kThreads) void mean_kernel(const __grid_constant__ 
     const uint32_t* words = &x.x;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack(words[i], Number());
-      sum[2 * i] += pair.x;
-      sum[2 * i + 1] += pair.y;
+      const float2 two = unpack(words[i], Number());
+      sum[2 * i] += two.x;
+      sum[2 * i + 1] += two.y;
     }
   }
 #pragma unroll
