@@ -1,11 +1,10 @@
 // sparse_prefill_engine_test.cpp -- block-sparse prompts (ops/sparse_prefill.h) through an engine.
 #include <fmt/format.h>
-#include <stdlib.h>
 
 #include <cmath>
-#include <filesystem>
 #include <limits>
 
+#include "base/temp_folder_test.h"
 #include "engine/tests/machine_test.h"
 
 namespace braid {
@@ -125,12 +124,11 @@ TEST(SparsePrefill, WhatItCannotDoIsRefusedBeforeLoading) {
 
 // Rows of another threshold are other rows.
 TEST(SparsePrefill, FilesOfOtherThresholdsAreNotFound) {
-  std::string folder = (std::filesystem::temp_directory_path() / "braid-sparse-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const TempFolder folder;
   for (int round = 0; round < 2; ++round) {
     for (const float threshold : {0.f, 0.05f, 0.1f}) {
       EngineOptions options = sparse_on("cpu", threshold);
-      options.cache_dir = folder;
+      options.cache_dir = folder.path;
       Machine m(bytes_of(tiny_qwen3()), options, KvFormat::f16);
       const Answer answer = m.ask(greedy(prompt(900), 2));
       if (round == 0) {
@@ -140,7 +138,6 @@ TEST(SparsePrefill, FilesOfOtherThresholdsAreNotFound) {
       }
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

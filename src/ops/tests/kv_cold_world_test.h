@@ -129,6 +129,24 @@ class ColdBatch {
   int32_t cold_blocks_ = 0;
 };
 
+// Pools of units for `blocks` sealed blocks of a layer of `shape`. They hold large numbers until
+// blocks are sealed.
+inline KvCold cold_pools(World& world, const KvShape& shape, const KvCodec* k, const KvCodec* v,
+                         KvTail tail, int32_t blocks) {
+  const auto pool = [&](int64_t unit_bytes) {
+    const int64_t size_bytes = blocks * shape.kv_heads * unit_bytes;
+    auto* at = reinterpret_cast<std::byte*>(world.array(size_bytes / 4 + 1));
+    std::memset(at, 0x7b, static_cast<size_t>(size_bytes));
+    return at;
+  };
+  KvCold cold{k, v, tail, blocks};
+  cold.k_unit_bytes = k->unit_bytes(shape.head_dim, KvSide::k);
+  cold.v_unit_bytes = v->unit_bytes(shape.head_dim, KvSide::v);
+  cold.k = pool(cold.k_unit_bytes);
+  cold.v = pool(cold.v_unit_bytes);
+  return cold;
+}
+
 class ColdWorld {
  public:
   ColdWorld(const DeviceCase& device, const ColdShape& shape, const ColdBatch& rows)
@@ -136,12 +154,7 @@ class ColdWorld {
     world_.prepare({}, shape.needs());
     kv_ = world_.kv_layer({shape.kv_heads, shape.head_dim, KvFormat::f16, KvFormat::f16},
                           rows.hot_blocks());
-    KvCold cold{shape.k, shape.v, shape.tail, rows.cold_blocks()};
-    cold.k_unit_bytes = shape.k->unit_bytes(shape.head_dim, KvSide::k);
-    cold.v_unit_bytes = shape.v->unit_bytes(shape.head_dim, KvSide::v);
-    cold.k = pool(cold.blocks * shape.kv_heads * cold.k_unit_bytes);
-    cold.v = pool(cold.blocks * shape.kv_heads * cold.v_unit_bytes);
-    kv_.cold = cold;
+    kv_.cold = cold_pools(world_, kv_.shape, shape.k, shape.v, shape.tail, rows.cold_blocks());
     for (int32_t b = 0; b < kv_.blocks; ++b) poison(b);
   }
 
@@ -220,13 +233,6 @@ class ColdWorld {
   }
 
  private:
-  // Unsealed memory holds large numbers.
-  std::byte* pool(int64_t size_bytes) {
-    auto* at = reinterpret_cast<std::byte*>(world_.array(size_bytes / 4));
-    std::memset(at, 0x7b, static_cast<size_t>(size_bytes));
-    return at;
-  }
-
   World world_;
   ColdShape shape_;
   KvLayer kv_;

@@ -94,12 +94,8 @@ class SparseWorld {
     kv_ = world_.kv_layer({shape.kv_heads, shape.head_dim, shape.format, shape.format},
                           rows.hot_blocks());
     if (shape.codec != nullptr) {
-      KvCold cold{shape.codec, shape.codec, shape.tail, rows.cold_blocks()};
-      cold.k_unit_bytes = shape.codec->unit_bytes(shape.head_dim, KvSide::k);
-      cold.v_unit_bytes = shape.codec->unit_bytes(shape.head_dim, KvSide::v);
-      cold.k = memory(cold.blocks * shape.kv_heads * cold.k_unit_bytes);
-      cold.v = memory(cold.blocks * shape.kv_heads * cold.v_unit_bytes);
-      kv_.cold = cold;
+      kv_.cold =
+          cold_pools(world_, kv_.shape, shape.codec, shape.codec, shape.tail, rows.cold_blocks());
     }
     for (int32_t b = 0; b < kv_.blocks; ++b) poison(b);
     fill(rows.batch(), seed);
@@ -149,9 +145,6 @@ class SparseWorld {
   }
 
  private:
-  std::byte* memory(int64_t size_bytes) {
-    return reinterpret_cast<std::byte*>(world_.array(size_bytes / 4 + 1));
-  }
   void poison(int32_t hot_block) {
     for (std::byte* at : {kv_.k_row(hot_block, 0, 0), kv_.v_row(hot_block, 0, 0)})
       std::memset(at, 0x7b, static_cast<size_t>(kv_.shape.k_block_bytes()));
